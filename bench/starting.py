@@ -29,12 +29,13 @@ _PROGRAMS: Final = {
     "bare": _END,
     "numpy": f"import numpy\n{_END}",
     "version": f"import sys\nsys.argv = ['pybk', '--version']\nfrom pybk.admin.command import VERSION\n{_END}",
+    "completion": f"from pybk.admin.command import completion_of\ncompletion_of('bash')\n{_END}",
     "ledger": f"{_OPEN}manager.create_ledger(**options).append(b'x')\n{_END}",
     "log": f"{_OPEN}from pybk import WriteAheadLog\nWriteAheadLog.open(manager, 'a', **options).append(b'x')\n{_END}",
 }
 """The programs, by name; each prints when it was done."""
 
-_BESIDE: Final = {"version": "bare", "ledger": "numpy", "log": "numpy"}
+_BESIDE: Final = {"version": "bare", "completion": "bare", "ledger": "numpy", "log": "numpy"}
 """What each is compared with."""
 
 
@@ -63,7 +64,7 @@ def main() -> None:
     for name, seconds in medians.items():
         beside = _BESIDE.get(name)
         ratio = "" if beside is None else f"  {seconds / medians[beside]:.2f} of {beside}"
-        print(f"{name:<8} {seconds * 1e3:7.1f} ms{ratio}")
+        print(f"{name:<10} {seconds * 1e3:7.1f} ms{ratio}")
 
 
 if __name__ == "__main__":

@@ -48,11 +48,8 @@ ELSEWHERE = {
 """Texts whose commands are run by tests of what they are about."""
 
 NO_REMEDY = {
-    "admin/cli/__init__.py:parser_of": "help",
-    "admin/cli/arguments.py:CLUSTER_OR_EXPORT": "help",
-    "admin/cli/config.py:add": "help",
-    "admin/cli/console.py:add": "help",
-    "admin/cli/credentials.py:takes_password": "help",
+    "admin/cli/__init__.py:HELP_OF_PROFILE": "help",
+    "admin/options/table.py:TABLE": "help",
     "admin/cli/dev.py:_profile": "what has not made a cluster",
     "admin/dev/cluster.py:DevCluster.found": "what has not made a cluster",
     "admin/dev/cluster.py:DevCluster.made": "what has not made the files",

@@ -169,6 +169,15 @@ def test_commit_messages_that_break_the_rule_are_found(project: Path, message: s
     assert problem in output
 
 
+def test_completion_is_that_of_the_table(tmp_path: Path) -> None:
+    script = [sys.executable, str(ROOT / "tools" / "completion"), str(tmp_path)]
+    run = subprocess.run(script, capture_output=True, text=True, timeout=PROCESS_S)
+    assert (run.returncode, run.stdout, run.stderr) == (0, "", "")
+    for path in sorted(tmp_path.iterdir()):
+        kept = ROOT / "src" / "pybk" / "admin" / "completion" / path.name
+        assert path.read_text("utf-8") == kept.read_text("utf-8"), "run tools/completion, and commit what it writes"
+
+
 def test_the_manual_pages_have_all_nouns_and_are_pages(tmp_path: Path) -> None:
     script = [sys.executable, str(ROOT / "tools" / "manpages"), str(tmp_path / "man1")]
     run = subprocess.run(script, capture_output=True, text=True, timeout=PROCESS_S)

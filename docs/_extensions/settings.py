@@ -184,9 +184,9 @@ class BookieOptions(Rst):
         yield from table("variable", "takes", "default", "effect")
         for option in OPTIONS:
             if option.variable:
-                default = option.shown_default or option.shown(option.default)
-                default = "required" if option.required else default
-                yield from row(f"``{option.variable}``", option.type.name, default.replace("`", "``"), option.help)
+                default = "required" if option.required else option.shown_default
+                text = default.replace("`", "``")
+                yield from row(f"``{option.variable}``", option.kind.name, text, option.row.help)
 
 
 def table(*heads: str) -> Iterator[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from pathlib import Path
 
@@ -11,7 +11,7 @@ import pytest
 
 from pybk.admin.bookie_options import OPTIONS, STORE_LEFT_OUT, resolved, settings_of
 from pybk.admin.cli import main
-from pybk.admin.options import markdown_table, read_file
+from pybk.admin.options.settings import Option, read_file
 from pybk.config import StoreConfig
 from pybk.errors import UsageError
 from pybk.flags import StorageHint
@@ -69,6 +69,21 @@ def private_file(path: Path, content: bytes = SECRET) -> Path:
     path.write_bytes(content)
     path.chmod(0o600)
     return path
+
+
+def markdown_table(options: Sequence[Option]) -> str:
+    lines = ["| flag | variable | key in the file | takes | default | meaning |", "|---|---|---|---|---|---|"]
+    for option in options:
+        cells = (
+            f"`{option.flag}`" if option.flag else "",
+            f"`{option.variable}`" if option.variable else "",
+            f"`[{option.section}]` `{option.key}`" if option.in_file else "",
+            "" if option.once else option.kind.name,
+            "needed" if option.required else option.shown_default,
+            option.row.help,
+        )
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
 
 
 def test_the_documents_have_the_table_of_all_options() -> None:

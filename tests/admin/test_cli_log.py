@@ -15,8 +15,6 @@ import pytest
 
 from pybk import LedgerManager, Log, NewRecord, StoreConfig
 from pybk.admin.cli import main
-from pybk.admin.cli.log_settings import DIGESTS
-from pybk.ledger.digest import DigestType
 from pybk.manager.ledger_manager import backend_of
 from tests.waiting import PROCESS_S
 
@@ -119,10 +117,6 @@ def test_a_record_is_printed_with_all_it_carries(shell: Shell, store: Path) -> N
     with pytest.raises(SystemExit):
         shell.run("cat", "log", "--first", "time=2026-01-31T12:00")
     assert "names no time zone; write it as 2026-01-31T12:00Z" in shell.error()
-
-
-def test_each_digest_can_be_set() -> None:
-    assert [each.name for each in DigestType] == list(DIGESTS)
 
 
 def test_settings_are_shown_and_changed(shell: Shell) -> None:

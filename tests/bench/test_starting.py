@@ -16,5 +16,12 @@ def test_each_program_is_measured() -> None:
     command = [sys.executable, "-m", "bench.starting", "--rounds", "1"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=PROCESS_S, check=False, cwd=ROOT)
     assert (done.returncode, done.stderr) == (0, "")
-    assert [line.split()[0] for line in done.stdout.splitlines()] == ["bare", "numpy", "version", "ledger", "log"]
-    assert done.stdout.count(" of ") == 3
+    assert [line.split()[0] for line in done.stdout.splitlines()] == [
+        "bare",
+        "numpy",
+        "version",
+        "completion",
+        "ledger",
+        "log",
+    ]
+    assert done.stdout.count(" of ") == 4

@@ -37,6 +37,7 @@ from pybk.errors import (
     UsageError,
 )
 from pybk.streams import ledger_list
+from pybk.streams.bounds import Bounds
 from pybk.streams.ledger_list import (
     CONFLICT,
     LOST,
@@ -68,7 +69,6 @@ from pybk.streams.ledger_list import (
 )
 from pybk.streams.list_record import (
     PAGED_FORMAT,
-    Bounds,
     Checkpoint,
     ListKind,
     ListRecord,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from tests.simulator.mutating import Mutant, Piece
 
 RECOVERY = "recovery:RecoveryMachine."
-SEAL = "pybk.ledger.keys:LedgerSeal."
+SEAL = "pybk.ledger.seal:LedgerSeal."
 BLIND = Piece(
-    "pybk.ledger.keys:names",
+    "pybk.ledger.seal:names",
     "(ledger_id, entry_id, length) == (closed.ledger_id, closed.last_entry_id, closed.length)",
     "True",
 )

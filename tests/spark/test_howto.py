@@ -89,7 +89,7 @@ def test_the_calls_and_the_command_have_arguments_that_exist() -> None:
                 called.add(node.func.id)
     assert called == {"configure", "start_bookies", "verify"}
     [command] = [block.text for block in blocks_of(PAGE) if block.kind == "sh"]
-    assert whole_parser().parse_args(command.split()[1:]).name == "verify"
+    assert whole_parser().parse_args(command.split()[1:]).parser.prog == "pybk spark verify"
 
 
 def test_all_options_are_on_the_page() -> None:

@@ -1,35 +1,21 @@
-"""The options of a bookie as a service, and what they amount to; ``docs/admin/production.md`` has their table."""
+"""What the options of a bookie as a service amount to; ``docs/admin/production.md`` has their table."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from typing import Any, Final
 
-from pybk.admin.http_options import HTTP_OPTIONS, HttpSettings
-from pybk.admin.options import (
-    DEFAULT,
-    PATH,
-    SECRET,
-    SWITCH,
-    TEXT,
-    ConfigFile,
-    Option,
-    Setting,
-    number,
-    one_of,
-    resolve,
-    size,
-    texts,
-)
-from pybk.config import BYTE_LIMITS, StoreConfig
+from pybk.admin.http_options import HttpSettings
+from pybk.admin.options.rows import THE_TABLE
+from pybk.admin.options.settings import DEFAULT, ConfigFile, Option, Setting, resolve
+from pybk.config import StoreConfig
 from pybk.credentials import CLUSTER_SECRET, Secret
 from pybk.errors import UsageError
 from pybk.flags import StorageHint
-from pybk.metadata.store import without_secrets
 from pybk.metadata.url import SCHEMES, parse_url
 
 CREDENTIALS: Final = "CREDENTIALS_DIRECTORY"
@@ -40,20 +26,6 @@ CREDENTIAL: Final = "cluster-secret"
 
 VARIABLES: Final = (f"{CLUSTER_SECRET}_NEXT",)
 """Variables that ``pybk.credentials`` knows, and that are no options."""
-
-_STORE_DEFAULTS: Final = {each.name: each.default for each in fields(StoreConfig)}
-
-_STORE_HELP: Final = {
-    "max_entry_bytes": "longest payload of an entry",
-    "free_bytes_low": "the bookie turns read-only when a device has less free space",
-    "free_bytes_ok": "it takes entries again when every device has this much",
-    "max_outstanding_bytes": "limit of what is appended and not yet durable",
-    "log_file_bytes": "size up to which log files grow",
-    "unchecked_tail_bytes": "limit of log bytes that the next start reads again",
-    "cold_block_bytes": "bytes of entries per record of a cold segment",
-    "ssd_block_bytes": "bytes of entries per record of the SSD tier",
-    "index_cache_bytes": "index pages kept in memory",
-}
 
 STORE_LEFT_OUT: Final = {
     "tier_policy": "closed ledgers move by calls of clients",
@@ -66,208 +38,10 @@ STORE_LEFT_OUT: Final = {
 """Settings of a store that are no options of a bookie, and why."""
 
 
-def _stored(key: str, **description: Any) -> Option:
-    """Return the option of a setting of the store."""
-    if key in BYTE_LIMITS:
-        description = {"type": size(*BYTE_LIMITS[key]), "help": _STORE_HELP[key], "metavar": "BYTES", **description}
-    return Option(section="store", key=key, default=_STORE_DEFAULTS[key], **description)
-
-
-_BOOKIE: Final = (
-    Option(section="bookie", key="directory", type=PATH, flag="PATH", required=True, help="the bookie's own directory"),
-    Option(
-        section="bookie",
-        key="listen",
-        type=texts("addresses"),
-        flag="--listen",
-        metavar="ADDRESS",
-        required=True,
-        default=(),
-        help="tcp://host:port (port * for any) or ipc://path; give it again for more addresses; the first one is "
-        "registered for clients",
-    ),
-    Option(
-        section="bookie",
-        key="advertise",
-        type=texts("addresses"),
-        flag="--advertise",
-        metavar="ADDRESS",
-        default=(),
-        help="address to register for clients instead, such as tcp://bookie1.example.org:3181; needed with "
-        "tcp://0.0.0.0:...",
-    ),
-    Option(
-        section="bookie",
-        key="advertise_check",
-        type=SWITCH,
-        flag="--advertise-check",
-        default=True,
-        help="before it registers, the bookie connects to itself at the registered address, and ends if it cannot",
-    ),
-    Option(
-        section="bookie",
-        key="id",
-        type=TEXT,
-        flag="--id",
-        metavar="NAME",
-        shown_default="that from the first start in the directory, or a new one like bookie-1f2e3d4c",
-        help="its name",
-    ),
-    Option(
-        section="bookie",
-        key="rack",
-        type=TEXT,
-        flag="--rack",
-        default="",
-        help="where it stands, for placement: zone, zone/rack or zone/rack/host",
-    ),
-    Option(
-        section="bookie",
-        key="rack_file",
-        type=PATH,
-        flag="--rack-file",
-        metavar="FILE",
-        default="",
-        help="a file that says where it stands, if `rack` does not",
-    ),
-    Option(
-        section="bookie",
-        key="start_wait_s",
-        type=number("seconds", 0, 86_400),
-        flag="--start-wait-s",
-        metavar="SECONDS",
-        default=0.0,
-        help="how long the start is tried again while the metadata store cannot be reached",
-    ),
-    Option(
-        section="bookie",
-        key="drain_s",
-        type=number("seconds", 0, 3600),
-        flag="--drain-s",
-        metavar="SECONDS",
-        default=30.0,
-        help="how long, at most, the bookie lets writers leave when it is stopped; 0 closes at once",
-    ),
-    Option(
-        section="bookie",
-        key="drain_idle_s",
-        type=number("seconds", 0, 3600),
-        flag="--drain-idle-s",
-        metavar="SECONDS",
-        default=2.0,
-        help="without an add for so long, writers have left",
-    ),
-    Option(
-        section="bookie",
-        key="moved",
-        type=SWITCH,
-        flag="--moved",
-        default=False,
-        flag_only=True,
-        help="the directory was moved since the last start, and no copy of it is left",
-    ),
-    Option(
-        section="bookie",
-        key="replace",
-        type=SWITCH,
-        flag="--replace",
-        default=False,
-        flag_only=True,
-        help="take the name of a bookie whose directory is lost for good",
-    ),
-)
-
-_CLUSTER: Final = (
-    Option(
-        section="cluster",
-        key="metadata",
-        type=TEXT,
-        flag="--metadata",
-        metavar="URL",
-        required=True,
-        redacted=without_secrets,
-        help="where the cluster's metadata is: zk://host:port,host:port/path, or lmdb:///path for one host",
-    ),
-    Option(
-        section="cluster",
-        key="secret_file",
-        type=PATH,
-        metavar="FILE",
-        default="",
-        shown_default=f"`{CREDENTIAL}` in `${CREDENTIALS}`, if it is there",
-        help="holds the cluster's secret; one line end after it is ignored; FILE.next may hold the next one",
-    ),
-    Option(
-        section="cluster",
-        key="secret",
-        type=SECRET,
-        help="the cluster's secret itself, unless a file is named",
-    ),
-)
-
-_STORE: Final = (
-    *map(_stored, _STORE_HELP),
-    _stored("fill_ratio", type=number("ratio above 0", 0, 0.95), metavar="RATIO", help="emptier files are compacted"),
-    _stored(
-        "default_tier", type=one_of(*StorageHint), metavar="TIER", help="the tier of ledgers without storage hints"
-    ),
-    _stored("cold_compression", type=one_of("zstd"), shown_default="none", help="how cold segments are compressed"),
-    _stored(
-        "group", type=TEXT, shown_default="the owner alone", help="group whose members may use the directories as well"
-    ),
-)
-
-_TIER: Final = tuple(
-    Option(
-        section="tier",
-        key=tier.value,
-        type=texts("directories"),
-        metavar="DIRECTORY",
-        default=(),
-        shown_default=f"`{tier.value}` in the bookie's directory, or where it was",
-        help=f"{what}; give it again for more devices",
-    )
-    for tier, what in (
-        (StorageHint.NVME, "directory of the log, on its own device"),
-        (StorageHint.SSD, "directory of the SSD tier and the index, on its own device"),
-        (StorageHint.HDD, "directory of cold segments, on its own device"),
-    )
-)
-
-_LOG: Final = (
-    Option(
-        section="log",
-        key="format",
-        type=one_of("text", "json"),
-        default="text",
-        help="how lines are written to standard error",
-    ),
-    Option(
-        section="log",
-        key="level",
-        type=one_of("debug", "info", "warning", "error"),
-        default="info",
-        help="the least level that is written",
-    ),
-)
-
-_TRACE: Final = (
-    Option(
-        section="trace",
-        key="on_span",
-        type=TEXT,
-        flag="--on-span",
-        metavar="MODULE:NAME",
-        default="",
-        shown_default="none",
-        help="hook of Python that is called for operations, for traces; the module is imported at the start",
-    ),
-)
-
-OPTIONS: Final[Sequence[Option]] = (*_BOOKIE, *_CLUSTER, *HTTP_OPTIONS, *_STORE, *_TIER, *_LOG, *_TRACE)
+OPTIONS: Final[Sequence[Option]] = tuple(map(Option, THE_TABLE.rows("options")))
 """All options of ``pybk bookie``."""
 
-RELOADED: Final = frozenset({"log.level"})
+RELOADED: Final = frozenset(option.name for option in OPTIONS if "reload" in option.row.words)
 """The options that a reload follows; the others are those of the next start."""
 
 

@@ -1,7 +1,8 @@
-"""The command ``pybk`` as it is installed: says its version at once, and imports everything else for other commands."""
+"""The command ``pybk`` as it is installed: its version and its completion at once, and all other commands late."""
 
 from __future__ import annotations
 
+import os
 import sys
 
 from pybk.deferral import LateModule
@@ -23,4 +24,13 @@ def main() -> int:
     if sys.argv[1:] == ["--version"]:
         print(VERSION)
         return 0
+    if sys.argv[1:] in (["completion", "bash"], ["completion", "zsh"]):
+        print(completion_of(sys.argv[2]), end="")
+        return 0
     return cli.main()
+
+
+def completion_of(shell: str) -> str:
+    """Return what completes the commands of pybk in a shell, which ``tools/completion`` has made."""
+    with open(os.path.join(os.path.dirname(__file__), "completion", shell), encoding="utf-8") as file:
+        return file.read()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
-from pybk.admin.options import PATH, Option, checked_text
+from pybk.admin.options.kinds import host_and_port
 from pybk.errors import UsageError
 
 if TYPE_CHECKING:  # each command reads this module, and few serve
@@ -15,65 +15,6 @@ if TYPE_CHECKING:  # each command reads this module, and few serve
     from pybk.admin.http.tokens import Token
     from pybk.bookie.server import BookieServer
     from pybk.manager.ledger_manager import LedgerManager
-
-
-def host_and_port(text: str) -> tuple[str, int]:
-    """Return the two parts of an address such as ``127.0.0.1:9464`` or ``[::1]:9464``.
-
-    Raises:
-        ValueError: It is not such an address.
-    """
-    host, colon, port = text.rpartition(":")
-    if not colon or not port.isascii() or not port.isdecimal() or not int(port) < 1 << 16:
-        raise ValueError
-    if host.startswith("[") and host.endswith("]"):
-        host = host[1:-1]
-    elif ":" in host:
-        raise ValueError
-    if not host:
-        raise ValueError
-    return host, int(port)
-
-
-HTTP_OPTIONS: Final[Sequence[Option]] = (
-    Option(
-        section="http",
-        key="listen",
-        type=checked_text("HOST:PORT", "HOST:PORT, such as 127.0.0.1:9464", host_and_port),
-        flag="--http",
-        metavar="HOST:PORT",
-        default="",
-        shown_default="no such port",
-        help="where it has probes, metrics and what it knows of itself; beyond loopback probes alone, unless there are "
-        "tokens and a certificate",
-    ),
-    Option(
-        section="http",
-        key="tokens",
-        type=PATH,
-        metavar="FILE",
-        default="",
-        help="the tokens with which others than this host may look, NAME SCOPE SHA256 a line",
-    ),
-    Option(
-        section="http",
-        key="certificate",
-        type=PATH,
-        metavar="FILE",
-        default="",
-        help="serve HTTPS with this certificate, in PEM",
-    ),
-    Option(
-        section="http",
-        key="key",
-        type=PATH,
-        metavar="FILE",
-        default="",
-        shown_default="in the file of the certificate",
-        help="the key of the certificate",
-    ),
-)
-"""The options of a program that serves HTTP."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

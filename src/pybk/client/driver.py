@@ -56,7 +56,8 @@ from pybk.replication.reader import EntryMachine, LacMachine, ReadMachine
 from pybk.replication.recovery import RecoveryMachine
 from pybk.replication.writer import WriterMachine
 from pybk.threads.group_commit import Completion, GroupCommit
-from pybk.threads.workers import Workers, start_thread
+from pybk.threads.thread_start import start_thread
+from pybk.threads.workers import Workers
 
 if TYPE_CHECKING:
     from pybk.client.remote_ledger import RemoteLedger

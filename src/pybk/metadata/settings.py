@@ -26,7 +26,8 @@ from pybk.errors import (
 from pybk.metadata.authenticated_values import AuthenticatedValues, ValueKind
 from pybk.metadata.metadata_keys import MetadataKeys
 from pybk.metadata.store import MetadataStore, Node, Watch
-from pybk.values import decode_json, encode_json, whole
+from pybk.values.json_text import decode_json, encode_json
+from pybk.values.whole_numbers import whole
 
 logger = logging.getLogger(__name__)
 

@@ -14,7 +14,8 @@ import time
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from pybk.threads.workers import Workers, start_thread
+from pybk.threads.thread_start import start_thread
+from pybk.threads.workers import Workers
 
 logger = logging.getLogger(__name__)
 

@@ -20,6 +20,14 @@ function=$(complete -p pybk | sed 's/.*-F \\([^ ]*\\) .*/\\1/')
 echo "${COMPREPLY[@]}"
 """
 
+ZSH_COMPLETE = """
+_describe() { print -rl -- ${(P)2} }
+_files() { print paths }
+script=$1; shift
+words=(pybk "$@"); CURRENT=$#words
+source $script
+"""
+
 
 def completion(shell: str, directory: Path, capsys: pytest.CaptureFixture[str]) -> Path:
     assert main(["completion", shell]) == 0
@@ -52,13 +60,34 @@ def test_bash_completes_nouns_verbs_and_options_without_python(
     assert completed("bookie", "drain", "--wa") == ["--wait"]
     assert completed("cluster", "settings", "s") == ["show", "set"]
     assert {noun.name for noun in NOUNS} <= set(completed(""))
+    assert completed("--profile", "dev", "dev", "cor") == ["corrupt"], "the name of a profile is no command"
+    assert completed("ledger", "list", "--tier", "") == ["nvme", "ssd", "hdd"]
+    assert completed("spark", "tier", "s") == ["ssd"]
+    assert completed("bookie", "--adv") == ["--advertise", "--advertise-check"], "of the verb that is meant"
+    assert completed("ledger", "list", "") == [], "the shell completes paths then"
 
 
-def test_zsh_gets_all_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_zsh_completes_and_describes_all_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = completion("zsh", tmp_path, capsys).read_text(encoding="utf-8")
     assert text.startswith("#compdef pybk")
     for word in ("ok-to-remove", "--accept-loss", "rebuild-index"):
         assert word in text
     zsh = shutil.which("zsh")
-    if zsh is not None:
-        assert subprocess.run([zsh, "-n", tmp_path / "zsh"], timeout=PROCESS_S).returncode == 0
+    if zsh is None:
+        pytest.skip("there is no zsh")
+
+    def completed(*words: str) -> list[str]:
+        run = subprocess.run(
+            [zsh, "-c", ZSH_COMPLETE, "zsh", str(tmp_path / "zsh"), *words],
+            env={"PATH": "/usr/bin:/bin"},
+            capture_output=True,
+            text=True,
+            timeout=PROCESS_S,
+        )
+        assert (run.returncode, run.stderr) == (0, "")
+        return run.stdout.splitlines()
+
+    assert "cluster:show how a cluster is" in "\n".join(completed(""))
+    assert "--wait:until it can be drained" in "\n".join(completed("bookie", "drain", "--"))
+    assert completed("ledger", "list", "--tier", "") == ["nvme", "ssd", "hdd"]
+    assert completed("ledger", "list", "") == ["paths"]

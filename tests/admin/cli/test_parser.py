@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pybk.admin.cli import ALIASES, NOUNS, completed, main, parser_of, whole_parser
-from pybk.admin.cli.arguments import seconds_of
+from pybk.admin.options.kinds import seconds_of
 
 COMMANDS = dict(whole_parser().commands())
 

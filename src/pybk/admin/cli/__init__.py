@@ -1,9 +1,8 @@
 """The command pybk: run bookies, inspect and check stores and clusters, repair and administer them."""
 
-# Each noun, such as ``store`` or ``ledger``, is a module of this package with its verbs, and a line of ``NOUNS``. Its
-# function ``add`` adds the verbs to a parser. The modules, and what they import at their beginning, are light, so that
-# `--help` and completion are quick: what opens stores and clusters is imported where a command runs.
-# tests/admin/cli/test_imports.py holds this.
+# The commands, their arguments and their help stand in the table, ``admin/options/table.py``. Each noun, such as
+# ``store`` or ``ledger``, is a module of this package, which is imported when one of its commands runs; its ``VERBS``
+# has the function of each verb. tests/admin/cli/test_imports.py holds that `--help` imports none.
 
 from __future__ import annotations
 
@@ -12,61 +11,17 @@ import os
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from difflib import get_close_matches
-from importlib import import_module
-from typing import Final, NamedTuple
+from typing import Final
 
-from pybk.admin.cli.arguments import CommandParser, check_path, is_url
-from pybk.admin.cli.output import (
-    CUT_OFF,
-    DAMAGED,
-    EXIT_STATUSES,
-    FAILED,
-    INTERRUPTED,
-    REFUSED,
-    UNREACHABLE,
-)
+from pybk.admin.cli.arguments import CommandParser, check_path, fill, is_url
+from pybk.admin.cli.output import CUT_OFF, DAMAGED, EXIT_STATUSES, FAILED, INTERRUPTED, REFUSED, UNREACHABLE
 from pybk.admin.cli.time_limit import OutOfTimeError, time_limit
 from pybk.admin.command import VERSION
+from pybk.admin.options.rows import THE_TABLE, Command
 from pybk.admin.profiles import VARIABLE
 from pybk.errors import CorruptError, DigestMismatchError, PybkError, SafetyCheckError
 
-
-class Noun(NamedTuple):
-    """A noun of the command line; its module, of the same name, is imported when it is used.
-
-    Attributes:
-        name: The noun.
-        text: What its verbs do, for ``--help``.
-        verb: The verb that is meant where the next word is none; empty if a verb is needed, or the noun has none.
-    """
-
-    name: str
-    text: str
-    verb: str = ""
-
-
-NOUNS: Final = (
-    Noun("cluster", "show how a cluster is, make, probe, balance and upgrade it, and change its settings"),
-    Noun("bookie", "serve as a bookie; or list, show, probe, drain and remove bookies", "serve"),
-    Noun("ledger", "list, show, read, seal and delete ledgers of a store or a cluster"),
-    Noun("repair", "list, run, pause and resume the repairs of a cluster"),
-    Noun("scrub", "have stored entries be checked, and see how their checks proceed", "run"),
-    Noun("metadata", "export, check, restore or rebuild a cluster's metadata"),
-    Noun("secret", "replace the secret of a cluster: add, switch, reseal, retire"),
-    Noun("store", "look at the files of a store, verify and mend it"),
-    Noun("backup", "make, verify, show and prune backups of stores, bookies and clusters' ledgers", "make"),
-    Noun("restore", "restore a backup: a store to a new directory, ledgers to a cluster"),
-    Noun("permissions", "show which files others may use, or narrow that"),
-    Noun("wal", "list, read and change write-ahead logs"),
-    Noun("log", "list, read and change named logs"),
-    Noun("config", "check and show the options of a bookie"),
-    Noun("spark", "run a job over ledgers on the executors of Apache Spark; needs pip install 'pybk[spark]'"),
-    Noun("dev", "run a cluster of real processes on this host, and try faults"),
-    Noun("console", "show and administer a cluster over HTTP, with a page, until SIGTERM or SIGINT"),
-    Noun("token", "make a token with which a person or a program may use the interface over HTTP"),
-    Noun("support", "collect what helpers want to see of a cluster or a store, without secrets"),
-    Noun("completion", "print what completes the commands of pybk in bash or zsh"),
-)
+NOUNS: Final = THE_TABLE.verbs()
 """All nouns, in the order in which ``pybk --help`` lists them."""
 
 ALIASES: Final[Mapping[str, tuple[str, ...]]] = {
@@ -80,6 +35,10 @@ ALIASES: Final[Mapping[str, tuple[str, ...]]] = {
 }
 """Older names of commands."""
 
+HELP_OF_PROFILE: Final = "the cluster of commands that are given no PATH, such as dev after `pybk dev up`"
+"""What ``--profile`` names, for ``--help``."""
+
+_ROOT: Final = Command((), "", (), "", "COMMAND")
 _NEAR: Final = 0.7
 """How alike a word and a verb are, by difflib, if the word is taken for a misspelt one."""
 
@@ -180,14 +139,14 @@ def completed(words: Sequence[str]) -> list[str]:
         found[:1] = ALIASES[found[0]]
     noun = next((each for each in NOUNS if found[:1] == [each.name]), None)
     if noun is not None and noun.verb and found[1:2] not in (["-h"], ["--help"]):
-        verbs = _module_parser(noun).verbs
+        verbs = [each.name for each in THE_TABLE.verbs(noun.name)]
         if found[1:2] == [] or found[1] not in verbs:
             _check_no_verb(noun, verbs, found[1:2])
             found.insert(1, noun.verb)
     return found
 
 
-def _check_no_verb(noun: Noun, verbs: Collection[str], words: Sequence[str]) -> None:
+def _check_no_verb(noun: Command, verbs: Collection[str], words: Sequence[str]) -> None:
     """End the process if the word after a noun is a misspelt verb, which would name a new directory."""
     for word in words:
         near = get_close_matches(word, verbs, 1, _NEAR)
@@ -214,36 +173,16 @@ def parser_of(names: Collection[str], profile: str = "") -> CommandParser:
     parser.add_argument(
         "--profile",
         metavar="NAME",
-        help=f"the cluster of commands that are given no PATH, such as dev after `pybk dev up`; variable: {VARIABLE}",
+        help=f"{HELP_OF_PROFILE}; variable: {VARIABLE}",
     )
     parser.add_argument("--version", action="version", version=VERSION)
-    commands = parser.add_subparsers(metavar="COMMAND")
-    for noun in NOUNS:
-        command = commands.add_parser(noun.name, help=noun.text, description=_described(noun))
-        if noun.name in names:
-            _fill(noun, command)
+    fill(parser, _ROOT, names)
     return parser
 
 
 def whole_parser() -> CommandParser:
     """Return the parser of ``pybk`` with all nouns and verbs."""
     return parser_of([noun.name for noun in NOUNS])
-
-
-def _module_parser(noun: Noun) -> CommandParser:
-    parser = CommandParser(prog=f"pybk {noun.name}")
-    _fill(noun, parser)
-    return parser
-
-
-def _fill(noun: Noun, parser: CommandParser) -> None:
-    import_module(f"{__name__}.{noun.name}").add(parser)
-
-
-def _described(noun: Noun) -> str:
-    if not noun.verb:
-        return noun.text
-    return f"{noun.text}. Where the next word is no verb, {noun.verb} is meant"
 
 
 def _epilog() -> str:

@@ -1,30 +1,29 @@
-"""The parser of commands, and the arguments that many of them share: PATH, ``--json``, and what PATH may be."""
+"""The parser of commands, made from the table of options, and what PATH may be."""
 
 from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
+from importlib import import_module
 from typing import Any, Final, NoReturn
 
+from pybk.admin.options.flags import add_rows
+from pybk.admin.options.rows import THE_TABLE, Command
 from pybk.admin.profiles import Profile
 from pybk.credentials import CLUSTER_SECRET
 from pybk.errors import MetadataForgedError, UsageError
 
-STORE: Final = "the directory of the store"
-CLUSTER: Final = "the metadata URL of a cluster: zk://host:port/path, lmdb:///path"
-STORE_OR_CLUSTER: Final = (
-    "the directory of a store, or the metadata URL of a cluster: zk://host:port/path, lmdb:///path"
-)
-CLUSTER_OR_EXPORT: Final = (
-    "where the cluster's metadata is: zk://host:port,host:port/path, or lmdb:///path; or a file of `pybk metadata "
-    "export`"
-)
+CLUSTER: Final = THE_TABLE.rows("cluster")[0].help
+"""What PATH is where it is the URL of a cluster."""
 
-_CLUSTERS: Final = (CLUSTER, STORE_OR_CLUSTER, CLUSTER_OR_EXPORT)
-"""What PATH is where a profile may stand for it."""
+Verbs = Mapping[str, Callable[[argparse.Namespace], int]]
+"""The functions of a noun's commands by the words after the noun; each returns the exit status."""
+
+_OF_PROFILES: Final = ("cluster", "either", "export")
+"""The kinds of PATH for which a profile may stand."""
 
 _WRONG_USAGE: Final = 2
 
@@ -71,16 +70,16 @@ class CommandParser(argparse.ArgumentParser):
 
     def _names_path(self, words: Sequence[str]) -> bool:
         """Return whether a command is given its PATH, or takes none that a profile could stand for."""
-        path_help = self.get_default("path_help")
-        if path_help not in _CLUSTERS or any(each in ("-h", "--help") for each in words):
+        kind = self.get_default("path_kind")
+        if kind not in _OF_PROFILES or any(each in ("-h", "--help") for each in words):
             return True
         if any(each.startswith(("zk://", "lmdb://")) for each in words):
             return True
         given = self._positional(words)
-        if path_help == CLUSTER_OR_EXPORT:
+        if kind == "export":
             return bool(given)
         needed = sum(each.nargs in (None, "+") for each in self._get_positional_actions())
-        if path_help == CLUSTER or not given or len(given) < needed:  # the TARGET of a backup is a directory, too
+        if kind == "cluster" or not given or len(given) < needed:  # the TARGET of a backup is a directory, too
             return False
         return given[0].startswith(("/", ".")) or os.path.isdir(given[0])
 
@@ -111,84 +110,56 @@ class CommandParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """End the process with what is wrong, and where the usage is shown, in one line."""
-        over_clusters = self.get_default("path_help") in _CLUSTERS
+        over_clusters = self.get_default("path_kind") in _OF_PROFILES
         if over_clusters and not self.profile and "arguments are required" in message:
             message += "; the first one is PATH, unless `pybk --profile NAME` or PYBK_PROFILE names the cluster"
         self.exit(_WRONG_USAGE, f"{self.prog}: {' '.join(message.split())}; see the usage: {self.prog} --help\n")
 
 
-def add_command(
-    commands: Any, name: str, run: Callable[[argparse.Namespace], int], text: str, path: str = STORE
-) -> CommandParser:
-    """Add a command that takes PATH and the options that all commands take, and return its parser.
+# ---- the parser of the table ---------------------------------------------------------------------------------------
+
+
+def fill(parser: CommandParser, command: Command, nouns: Collection[str] | None = None) -> None:
+    """Add to a parser the verbs of a command, or its arguments; raises KeyError for a kind that does not exist.
 
     Args:
-        commands: Where: what ``CommandParser.add_subparsers`` returned.
-        name: The command's name.
-        run: Runs it and returns the exit status.
-        text: What it does, for ``--help``.
-        path: What PATH is, for ``--help``.
-    """
-    command: CommandParser = commands.add_parser(name, help=text, description=text)
-    takes_path(command, run, path)
-    return command
-
-
-def takes_path(command: CommandParser, run: Callable[[argparse.Namespace], int], path: str = STORE) -> None:
-    """Have a command take PATH and the options that all commands take; arguments as for ``add_command``."""
-    command.add_argument("path", metavar="PATH", help=path)
-    takes_output(command)
-    command.set_defaults(run=run, path_help=path)
-
-
-def takes_output(command: argparse.ArgumentParser) -> None:
-    """Add the options that all commands take: of what they print, and how long they may take."""
-    group = command.add_argument_group("options of all commands")
-    group.add_argument("--json", action="store_true", help="print JSON")
-    group.add_argument("--quiet", action="store_true", help="print no progress and no notes")
-    group.add_argument(
-        "--progress",
-        choices=("auto", "json", "none"),
-        default="auto",
-        help="of what takes longer than a second, on the standard error: a bar on a terminal, or lines of JSON",
-    )
-    group.add_argument(
-        "--timeout",
-        type=seconds_of,
-        metavar="TIME",
-        help="end with status 4 after that time, such as 30s; what was begun may have taken effect",
-    )
-
-
-def takes_confirmation(command: argparse.ArgumentParser, dry_run: str) -> None:
-    """Add ``--yes`` and ``--dry-run`` to a command that destroys something.
-
-    Args:
+        parser: The parser.
         command: The command.
-        dry_run: What ``--dry-run`` shows, for ``--help``.
+        nouns: Of which nouns the verbs are added; None for all.
     """
-    command.add_argument(
-        "--yes", action="store_true", help="do it without a question, which is asked on terminals alone"
-    )
-    command.add_argument("--dry-run", action="store_true", help=f"{dry_run}, and change nothing")
+    verbs = THE_TABLE.verbs(*command.words)
+    if verbs:
+        added = parser.add_subparsers(metavar=command.verbs_name)
+        for each in verbs:
+            made = added.add_parser(each.name, help=each.text, description=each.description)
+            if nouns is None or each.name in nouns:
+                fill(made, each)
+        return
+    add_rows(parser, command.rows)
+    path = next((row for row in command.rows if row.metavar == "PATH" and not row.flags and not row.section), None)
+    kinds = {} if path is None else {"path_help": path.help, "path_kind": path.kind}
+    parser.set_defaults(run=_run_of(command.words), profile=parser.profile, parser=parser, **kinds)
 
 
-def takes_watch(command: argparse.ArgumentParser) -> None:
-    """Add ``--watch`` to a command that looks at something."""
-    command.add_argument(
-        "--watch",
-        nargs="?",
-        type=seconds_of,
-        const=2.0,
-        metavar="TIME",
-        help="look again and again, each 2 s or the given time, until Ctrl-C",
-    )
+@cache
+def _run_of(words: tuple[str, ...]) -> Callable[[argparse.Namespace], int]:
+    """Return what runs a command: the function that ``VERBS`` of its noun's module names."""
+
+    def run(parsed: argparse.Namespace) -> int:
+        verbs = import_module(f"pybk.admin.cli.{words[0]}").VERBS
+        status: int = verbs[" ".join(words[1:])](parsed)
+        return status
+
+    return run
+
+
+# ---- PATH ----------------------------------------------------------------------------------------------------------
 
 
 def check_path(parsed: argparse.Namespace) -> None:
     """Raise UsageError if PATH is a file, of whatever command."""
-    path = getattr(parsed, "path", None)
-    if path is None or getattr(parsed, "path_may_be_file", False):
+    path: str | None = getattr(parsed, "path", None)
+    if path is None or getattr(parsed, "path_kind", "export") == "export":  # of those, PATH may be a file
         return
     if not is_url(path) and os.path.exists(path) and not os.path.isdir(path):
         raise UsageError(f"{path} is a file; PATH takes {parsed.path_help}")
@@ -214,27 +185,3 @@ def secret_needed() -> Iterator[None]:
         yield
     except MetadataForgedError as error:
         raise MetadataForgedError(f"{error}: --cluster-secret-file FILE or {CLUSTER_SECRET}") from error
-
-
-def seconds_of(text: str) -> float:
-    """Return the seconds that a text such as ``90``, ``30s``, ``10m``, ``2h`` or ``1d`` names."""
-    unit = _UNITS.get(text[-1:])
-    try:
-        found = float(text) if unit is None else float(text[:-1]) * unit
-    except ValueError:
-        found = -1.0
-    if not 0 <= found < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r:.50} is no time; it takes 90, 30s, 10m, 2h or 1d")
-    return found
-
-
-def whole_number(text: str) -> int:
-    """Return the number that a text names, from 0 to 2**63 - 1."""
-    number = int(text) if text.isdecimal() and text.isascii() and len(text) <= _DIGITS_MAX else -1
-    if not 0 <= number < 1 << 63:
-        raise argparse.ArgumentTypeError(f"{text!r:.50} is not a number; it takes a whole number from 0 to 2**63 - 1")
-    return number
-
-
-_DIGITS_MAX: Final = 19
-_UNITS: Final = {"s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0}

@@ -9,24 +9,9 @@ from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from pybk.admin.cli.arguments import (
-    STORE_OR_CLUSTER,
-    CommandParser,
-    add_command,
-    is_url,
-    seconds_of,
-    takes_confirmation,
-    whole_number,
-)
+from pybk.admin.cli.arguments import Verbs, is_url
 from pybk.admin.cli.clusters import manager_of
-from pybk.admin.cli.credentials import (
-    passwords_of,
-    storage_options_of,
-    takes_password,
-    takes_passwords,
-    takes_secret,
-    takes_storage_options,
-)
+from pybk.admin.cli.credentials import passwords_of, storage_options_of
 from pybk.admin.cli.output import (
     DAMAGED,
     SOUND,
@@ -50,47 +35,6 @@ TARGET: Final = "the directory of the backup, or a URL of fsspec, such as s3://b
 _NEEDS_PASSWORD: Final = (
     f"need the secret or password: --passwords, --secret-file, --password-file, {SECRET} or {PASSWORD}"
 )
-
-
-def add(parser: CommandParser) -> None:
-    """Add the verbs of ``pybk backup``."""
-    verbs = parser.add_subparsers()
-    text = (
-        "copy what is new since the last run to a backup, while others write; of a cluster, the ledgers as far as "
-        "they are confirmed; exit 1 if an entry is damaged, or a ledger was left out"
-    )
-    make = add_command(verbs, "make", _make, text, STORE_OR_CLUSTER)
-    make.add_argument("target", metavar="TARGET", help=f"{TARGET}; empty, new, or that of the backup to continue")
-    make.add_argument("--dry-run", action="store_true", help="say what would be copied, and write nothing")
-    make.add_argument(
-        "--skip-damaged",
-        action="store_true",
-        help="copy a ledger of a store with a damaged entry up to the entry before, and continue; the backup says so",
-    )
-    takes_password(make)
-    takes_passwords(make)
-    takes_secret(make)
-    takes_storage_options(make)
-    text = "check every file and entry of a backup; exit 1 if there are problems, or the last run left out entries"
-    verify = _add_of_target(verbs, "verify", _verify, text)
-    takes_password(verify)
-    takes_passwords(verify)
-    _add_of_target(verbs, "show", _show, "list the runs of a backup")
-    text = "remove the oldest runs of a backup for good, and what no other run needs"
-    prune = _add_of_target(verbs, "prune", _prune, text)
-    prune.add_argument(
-        "--keep", type=whole_number, metavar="N", help="keep the last N runs; default: 1, with --keep-for"
-    )
-    prune.add_argument(
-        "--keep-for", type=seconds_of, metavar="TIME", help="keep the runs of the last TIME, such as 30d, too"
-    )
-    takes_confirmation(prune, "show what would be removed")
-
-
-def _add_of_target(verbs: Any, name: str, run: Any, text: str) -> CommandParser:
-    command = add_command(verbs, name, run, text, TARGET)
-    takes_storage_options(command)
-    return command
 
 
 def _make(parsed: argparse.Namespace) -> int:
@@ -237,3 +181,12 @@ def _pruned(found: PruneReport) -> str:
     runs = f"run {first}" if first == last else f"runs {first} to {last}"
     packs = f"{counted(found.packs, 'pack')} with {shown_bytes(found.nbytes)}"
     return f"{runs} of {found.target} and {packs} are removed"
+
+
+VERBS: Final[Verbs] = {
+    "make": _make,
+    "verify": _verify,
+    "show": _show,
+    "prune": _prune,
+}
+"""The verbs of ``pybk backup``."""

@@ -14,17 +14,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from pybk.admin.bookie_options import RELOADED, BookieSettings, settings_of
-from pybk.admin.cli.arguments import (
-    CommandParser,
-    check_path,
-    directory_of,
-    seconds_of,
-    secret_needed,
-    takes_confirmation,
-    takes_watch,
-    whole_number,
-)
-from pybk.admin.cli.clusters import add_verb, admin_of, mark_as_json
+from pybk.admin.cli.arguments import Verbs, check_path, directory_of, secret_needed
+from pybk.admin.cli.clusters import admin_of, mark_as_json
 from pybk.admin.cli.output import (
     DAMAGED,
     REFUSED,
@@ -40,9 +31,9 @@ from pybk.admin.cli.output import (
     shown_time,
     watch,
 )
-from pybk.admin.cli.probing import probe, takes_entries
-from pybk.admin.cli.service import add_service, settings_given
-from pybk.admin.options import missing
+from pybk.admin.cli.probing import probe
+from pybk.admin.cli.service import settings_given
+from pybk.admin.options.settings import missing
 from pybk.errors import SafetyCheckError
 
 if TYPE_CHECKING:
@@ -64,17 +55,9 @@ _POLL_SHARE: Final = 10
 """A look at a drain reads the metadata of all ledgers; the wait before the next one is this many times as long."""
 
 
-def add(parser: CommandParser) -> None:
-    """Add the verbs of ``pybk bookie``."""
-    verbs = parser.add_subparsers()
-    text = "serve as a bookie until SIGTERM or SIGINT; the word serve may be left out"
-    add_service(verbs, "serve", _serve, text)
-    _add_administration(verbs)
-
-
 def _serve(parsed: argparse.Namespace) -> int:
     settings = settings_given(parsed)
-    absent = [option.shown_flag for option in missing(settings)]
+    absent = [option.flag for option in missing(settings)]
     if absent:
         parsed.parser.error(
             f"the following arguments are required: {', '.join(absent)}; or the same in --config FILE or in the "
@@ -115,58 +98,6 @@ def _serve(parsed: argparse.Namespace) -> int:
 
 
 # ---- verbs ---------------------------------------------------------------------------------------------------------
-
-
-def _add_administration(commands: Any) -> None:
-    """Add the verbs that administer bookies."""
-    listing = _add(commands, "list", _list, "list the bookies that belong to a cluster", names="")
-    listing.add_argument("--removed", action="store_true", help="also those that were removed")
-    takes_watch(listing)
-    _add(commands, "show", _show, "show a bookie: its state, what it has, and how much is free")
-    text = "write, read and delete a small ledger on a bookie alone, and show how long that takes; exit 1 if it fails"
-    takes_entries(_add(commands, "probe", probe, text))
-    drain = _add(commands, "drain", _drain, "copy all that a bookie has to others; exit 3 if they could not take it")
-    drain.add_argument(
-        "--wait",
-        action="store_true",
-        help="until it can be drained, if what refuses that passes by itself, and then until it can be removed; Ctrl-C "
-        "leaves it going",
-    )
-    _add(commands, "cancel-drain", _cancel_drain, "end the drain of a bookie")
-    maintenance = _add(commands, "maintenance", _maintenance, "announce that a bookie may be absent for some time")
-    end = maintenance.add_mutually_exclusive_group(required=True)
-    end.add_argument("--for", dest="seconds", type=seconds_of, metavar="TIME", help="such as 30m or 2h")
-    end.add_argument("--end", action="store_true", help="it is back")
-    _add(commands, "ok-to-stop", _ok_to_stop, "check whether bookies may be stopped; exit 3 if not", names="+")
-    ok_to_remove = _add(
-        commands, "ok-to-remove", _ok_to_remove, "check that no ledger needs a bookie; exit 3 if one does"
-    )
-    _takes_wait(ok_to_remove)
-    remove = _add(commands, "remove", _remove, "remove a bookie for good, if no ledger needs it; exit 3 if one does")
-    remove.add_argument(
-        "--accept-loss",
-        nargs="+",
-        type=whole_number,
-        metavar="LEDGER",
-        help="give up the copies of these ledgers on it; all that name it are needed",
-    )
-    _takes_wait(remove)
-    takes_confirmation(remove, "check whether it can be removed")
-
-
-def _takes_wait(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--wait", action="store_true", help="while its drain began just now")
-
-
-def _add(
-    commands: Any, verb: str, run: Callable[[argparse.Namespace], int], text: str, *, names: str | None = None
-) -> argparse.ArgumentParser:
-    command = add_verb(commands, verb, run, text)
-    if names is None:
-        command.add_argument("name", metavar="NAME", help="the bookie's name")
-    elif names:
-        command.add_argument("names", metavar="NAME", nargs=names, help="a bookie's name")
-    return command
 
 
 def _list(parsed: argparse.Namespace) -> int:
@@ -401,3 +332,18 @@ def _remove(parsed: argparse.Namespace) -> int:
             removed = admin.remove(parsed.name, proof)
     _print_state(parsed, removed)
     return SOUND
+
+
+VERBS: Final[Verbs] = {
+    "serve": _serve,
+    "list": _list,
+    "show": _show,
+    "probe": probe,
+    "drain": _drain,
+    "cancel-drain": _cancel_drain,
+    "maintenance": _maintenance,
+    "ok-to-stop": _ok_to_stop,
+    "ok-to-remove": _ok_to_remove,
+    "remove": _remove,
+}
+"""The verbs of ``pybk bookie``."""

@@ -6,12 +6,11 @@ import argparse
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from pybk.admin.cli.arguments import CLUSTER, CommandParser, takes_watch
-from pybk.admin.cli.cluster_check import add_check
-from pybk.admin.cli.cluster_making import add_making
-from pybk.admin.cli.cluster_settings import add_settings
-from pybk.admin.cli.clusters import add_verb, admin_of, mark_as_json
-from pybk.admin.cli.feature_level import add_upgrade
+from pybk.admin.cli import cluster_making, cluster_settings
+from pybk.admin.cli.arguments import Verbs
+from pybk.admin.cli.cluster_check import check
+from pybk.admin.cli.clusters import admin_of, mark_as_json
+from pybk.admin.cli.feature_level import upgrade
 from pybk.admin.cli.output import (
     DAMAGED,
     REFUSED,
@@ -24,6 +23,7 @@ from pybk.admin.cli.output import (
     shown_time,
     watch,
 )
+from pybk.admin.cli.probing import probe
 from pybk.admin.shown_text import shown_text
 
 if TYPE_CHECKING:
@@ -35,30 +35,6 @@ _WATCH_SECONDS: Final = 2.0
 
 _LISTED_MAX: Final = 10
 """Ledgers that one line of the status names; JSON has all."""
-
-
-def add(parser: CommandParser) -> None:
-    """Add the verbs of ``pybk cluster``."""
-    verbs = parser.add_subparsers()
-    add_making(verbs)
-    status = add_verb(verbs, "status", _status, "show how a cluster is, why, and its repairs; exit 1 unless it is ok")
-    takes_watch(status)
-    status.add_argument("--exit-when-healthy", action="store_true", help="watch it until it is ok")
-    add_check(verbs)
-    add_settings(verbs)
-    add_verb(verbs, "orphans", _orphans, "list replicas without metadata, and ledgers without copies")
-    text = "plan which copies move to emptier bookies, and move them; exit 3 while that is refused"
-    rebalance = add_verb(verbs, "rebalance", _rebalance, text)
-    what = rebalance.add_mutually_exclusive_group()
-    for name, text in (
-        ("plan", "show what would move, and change nothing; the default"),
-        ("apply", "plan, and begin the moves"),
-        ("status", "show what is left; exit 1 if some of it does not proceed"),
-        ("abort", "begin no further move; what was moved stays where it is"),
-    ):
-        what.add_argument(f"--{name}", dest="what", action="store_const", const=name, help=text)
-    rebalance.set_defaults(what="plan")
-    add_upgrade(verbs, CLUSTER)
 
 
 # ---- status --------------------------------------------------------------------------------------------------------
@@ -238,3 +214,18 @@ def _print_rebalance(parsed: argparse.Namespace, progress: RebalanceProgress) ->
         if progress.absent_targets:
             print(f"bookies that take no copies now: {', '.join(progress.absent_targets)}")
     return DAMAGED if progress.stuck or progress.absent_targets else SOUND
+
+
+VERBS: Final[Verbs] = {
+    "init": cluster_making.init,
+    "probe": probe,
+    "destroy": cluster_making.destroy,
+    "status": _status,
+    "check": check,
+    "settings show": cluster_settings.show,
+    "settings set": cluster_settings.change,
+    "orphans": _orphans,
+    "rebalance": _rebalance,
+    "upgrade": upgrade,
+}
+"""The verbs of ``pybk cluster``."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
-from pybk.admin.cli.clusters import add_verb, admin_of
+from pybk.admin.cli.clusters import admin_of
 from pybk.admin.cli.output import coloured, print_json, shown_bytes
 from pybk.errors import UsageError
 
@@ -66,14 +66,8 @@ CHECKS: Final[dict[str, Callable[[ClusterStatus], _Found]]] = {
 """The checks by name."""
 
 
-def add_check(verbs: Any) -> None:
-    """Add ``check`` to the verbs of ``pybk cluster``."""
-    text = "make checks for monitoring: a line `OK|WARN|CRIT NAME: text | value` each; exit 0, 1 or 2 for the worst"
-    command = add_verb(verbs, "check", _check, text)
-    command.add_argument("names", metavar="NAME", nargs="*", help=f"of {', '.join(CHECKS)}; default: all")
-
-
-def _check(parsed: argparse.Namespace) -> int:
+def check(parsed: argparse.Namespace) -> int:
+    """Run the command."""
     if unknown := [name for name in parsed.names if name not in CHECKS]:
         raise UsageError(f"there is no check {unknown[0]!r:.50}; there are {', '.join(CHECKS)}")
     with admin_of(parsed) as admin:

@@ -3,28 +3,17 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
 
-from pybk.admin.cli.arguments import secret_needed, takes_confirmation
-from pybk.admin.cli.clusters import add_verb, manager_of, url_of
+from pybk.admin.cli.arguments import secret_needed
+from pybk.admin.cli.clusters import manager_of, url_of
 from pybk.admin.cli.credentials import secret_of
 from pybk.admin.cli.output import SOUND, confirm, counted, print_json
-from pybk.admin.cli.probing import probe, takes_entries
 from pybk.credentials import CLUSTER_SECRET
 from pybk.errors import MetadataError, UsageError
 
 
-def add_making(verbs: Any) -> None:
-    """Add these verbs to those of ``pybk cluster``."""
-    init = add_verb(verbs, "init", _init, "make a cluster in a metadata store; one that is there stays as it is")
-    init.add_argument("--insecure", action="store_true", help="make one without a secret, for one host alone")
-    text = "write, read and delete a small ledger, and show how long that takes; exit 1 if it fails"
-    takes_entries(add_verb(verbs, "probe", probe, text))
-    text = "delete the metadata of a cluster for good, with which all its ledgers are lost; exit 3 if a bookie runs"
-    takes_confirmation(add_verb(verbs, "destroy", _destroy, text), "show what would be deleted")
-
-
-def _init(parsed: argparse.Namespace) -> int:
+def init(parsed: argparse.Namespace) -> int:
+    """Run ``pybk cluster init``."""
     from pybk.manager.connect import open_cluster
 
     url, secret = url_of(parsed), secret_of(parsed)
@@ -51,7 +40,8 @@ def _init(parsed: argparse.Namespace) -> int:
     return SOUND
 
 
-def _destroy(parsed: argparse.Namespace) -> int:
+def destroy(parsed: argparse.Namespace) -> int:
+    """Run ``pybk cluster destroy``."""
     from pybk.operations.cluster_admin import ClusterAdmin
     from pybk.operations.metadata_repair import destroy_metadata
 

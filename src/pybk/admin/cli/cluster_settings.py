@@ -5,42 +5,25 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from pybk.admin.cli.arguments import CommandParser, seconds_of
-from pybk.admin.cli.clusters import add_verb, admin_of, person_of, takes_person
+from pybk.admin.cli.clusters import admin_of, person_of
 from pybk.admin.cli.output import SOUND, print_json, print_table, shown_time
-from pybk.admin.options import size_of
+from pybk.admin.options.kinds import seconds_of, size_of
 from pybk.errors import UsageError
 
 if TYPE_CHECKING:
     from pybk.metadata.settings import ClusterSettings
 
 
-def add_settings(verbs: Any) -> None:
-    """Add ``settings`` and its verbs to those of ``pybk cluster``."""
-    text = "show and change the settings that all members of a cluster follow"
-    parser: CommandParser = verbs.add_parser("settings", help=text, description=text)
-    nested = parser.add_subparsers()
-    add_verb(nested, "show", _show, "show all settings, and who changed them last")
-    command = add_verb(nested, "set", _set, "change settings; what is the same already is not written")
-    command.add_argument(
-        "values",
-        metavar="NAME=VALUE",
-        nargs="+",
-        help="such as repair.grace_s=10m, repair.bytes_per_second=64MiB, placement.strict=true, or "
-        "repair.accepted_losses=b1,b2; an empty value is an empty list or text",
-    )
-    takes_person(command)
-    command.add_argument("--dry-run", action="store_true", help="show what would change, and change nothing")
-
-
-def _show(parsed: argparse.Namespace) -> int:
+def show(parsed: argparse.Namespace) -> int:
+    """Run ``pybk cluster settings show``."""
     with admin_of(parsed) as admin:
         settings = admin.settings()
     _print(parsed, settings)
     return SOUND
 
 
-def _set(parsed: argparse.Namespace) -> int:
+def change(parsed: argparse.Namespace) -> int:
+    """Run ``pybk cluster settings set``."""
     with admin_of(parsed) as admin:
         found = admin.settings()
         values = dict(_value_of(found, text) for text in parsed.values)

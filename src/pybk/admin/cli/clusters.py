@@ -4,30 +4,18 @@ from __future__ import annotations
 
 import argparse
 import getpass
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from pybk.admin.cli.arguments import CLUSTER, CommandParser, add_command, is_url, secret_needed
-from pybk.admin.cli.credentials import secret_of, takes_secret
+from pybk.admin.cli.arguments import CLUSTER, is_url, secret_needed
+from pybk.admin.cli.credentials import secret_of
 from pybk.errors import UsageError
 
 if TYPE_CHECKING:
     from pybk.manager.ledger_manager import LedgerManager
     from pybk.metadata.underreplication import UnderReplicatedLedger
     from pybk.operations.cluster_admin import ClusterAdmin
-
-
-def add_verb(verbs: Any, name: str, run: Callable[[argparse.Namespace], int], text: str) -> CommandParser:
-    """Add a verb that takes the URL of a cluster, ``--json`` and the cluster's secret."""
-    command = add_command(verbs, name, run, text, CLUSTER)
-    takes_secret(command)
-    return command
-
-
-def takes_person(command: argparse.ArgumentParser) -> None:
-    """Have a command take who gives it."""
-    command.add_argument("--by", default=None, metavar="WHO", help="who does it, for others; default: the user")
 
 
 def person_of(parsed: argparse.Namespace) -> str:

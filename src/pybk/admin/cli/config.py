@@ -4,27 +4,14 @@ from __future__ import annotations
 
 import argparse
 import sys
-from typing import Any
+from typing import Any, Final
 
 from pybk.admin.bookie_options import OPTIONS, check, resolved
-from pybk.admin.cli.arguments import CommandParser
+from pybk.admin.cli.arguments import Verbs
 from pybk.admin.cli.output import FAILED, SOUND, counted, print_json, print_table
-from pybk.admin.cli.service import add_service, settings_given
-from pybk.admin.options import ConfigFile, Setting, read_file
+from pybk.admin.cli.service import settings_given
+from pybk.admin.options.settings import ConfigFile, Setting, read_file
 from pybk.errors import UsageError
-
-
-def add(parser: CommandParser) -> None:
-    """Add the verbs of ``pybk config``."""
-    commands = parser.add_subparsers()
-    text = "check a file of options of a bookie, and nothing else; exit 2 if it has a wrong name or value"
-    command = commands.add_parser("check", help=text, description=text)
-    command.add_argument("path", metavar="FILE", help="a TOML file, as `pybk bookie --config` takes it")
-    command.add_argument("--json", action="store_true", help="print JSON")
-    command.set_defaults(run=_check, path_may_be_file=True)
-    text = "show the options that `pybk bookie` would take with these arguments and this environment"
-    show = add_service(commands, "show", _show, text)
-    show.add_argument("--origin", action="store_true", help="also show where each value comes from")
 
 
 def _check(parsed: argparse.Namespace) -> int:
@@ -61,4 +48,8 @@ def _as_json(setting: Setting) -> dict[str, Any]:
     option, value, origin = setting
     plain = value is None or isinstance(value, bool | int | float)
     shown = list(value) if isinstance(value, tuple) else value if plain else option.shown(value)
-    return {"option": option.name, "value": shown, "origin": origin, "takes": option.type.name}
+    return {"option": option.name, "value": shown, "origin": origin, "takes": option.kind.name}
+
+
+VERBS: Final[Verbs] = {"check": _check, "show": _show}
+"""The verbs of ``pybk config``."""

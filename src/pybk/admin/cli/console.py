@@ -8,11 +8,11 @@ import shlex
 import sys
 from typing import Any, Final
 
-from pybk.admin.cli.arguments import CLUSTER, CommandParser, takes_path
+from pybk.admin.cli.arguments import Verbs
 from pybk.admin.cli.clusters import manager_of
-from pybk.admin.cli.credentials import takes_secret
 from pybk.admin.cli.output import SOUND, print_json_line
-from pybk.admin.http_options import HttpSettings, host_and_port
+from pybk.admin.http_options import HttpSettings
+from pybk.admin.options.kinds import host_and_port
 from pybk.admin.profiles import Profile
 from pybk.credentials import CLUSTER_SECRET
 from pybk.metadata.store import without_secrets
@@ -20,51 +20,8 @@ from pybk.metadata.store import without_secrets
 LISTEN: Final = "127.0.0.1:9460"
 
 
-def add(parser: CommandParser) -> None:
-    """Add the arguments of ``pybk console``."""
-    takes_path(parser, _serve, CLUSTER)
-    takes_secret(parser)
-    parser.set_defaults(profile=parser.profile)
-    parser.add_argument(
-        "--name",
-        default=parser.profile,
-        metavar="NAME",
-        help="what the page calls the cluster (default: the name of the profile, or the beginning of the cluster's id)",
-    )
-    group = parser.add_argument_group("HTTP")
-    group.add_argument(
-        "--http",
-        type=_address,
-        default=LISTEN,
-        metavar="HOST:PORT",
-        help=f"where it serves; beyond loopback it takes tokens and a certificate (default: {LISTEN})",
-    )
-    group.add_argument("--http-tokens", default="", metavar="FILE", help="the tokens that are valid; see `pybk token`")
-    group.add_argument(
-        "--http-certificate", default="", metavar="FILE", help="serve HTTPS with this certificate, in PEM"
-    )
-    group.add_argument("--http-key", default="", metavar="FILE", help="its key, if it is in another file")
-    group.add_argument(
-        "--http-host",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="a further name by which browsers may ask for it; give it again for more",
-    )
-    group = parser.add_argument_group("what bookies do")
-    group.add_argument(
-        "--bookies", metavar="FILE", help='TOML with the HTTP port of each: b1 = "http://127.0.0.1:9464"'
-    )
-    group.add_argument("--bookies-token", default="", metavar="FILE", help="holds the token that they take")
-    group.add_argument("--bookies-ca", default="", metavar="FILE", help="the authority of their certificates, in PEM")
-    group = parser.add_argument_group("log")
-    group.add_argument("--log-format", choices=("text", "json"), default="text", help="of lines on the standard error")
-    group.add_argument(
-        "--log-level", choices=("debug", "info", "warning", "error"), default="info", help="the least level"
-    )
-
-
-def _address(text: str) -> str:
+def address(text: str) -> str:
+    """Return an address to serve at; raises ArgumentTypeError for anything else."""
     try:
         host_and_port(text)
     except ValueError:
@@ -99,7 +56,11 @@ def _serve(parsed: argparse.Namespace) -> int:
             print(f"the console serves at {url}")
         sys.stdout.flush()
 
-    shown = {"name": parsed.name, "command": command_of(parsed)}
+    shown = {"name": parsed.profile if parsed.name is None else parsed.name, "command": command_of(parsed)}
     with manager_of(parsed) as manager:
         console.serve(manager, settings, ready=ready, hosts=parsed.http_host, ports=ports, **shown)
     return SOUND
+
+
+VERBS: Final[Verbs] = {"": _serve}
+"""``pybk console``, which has no verbs."""

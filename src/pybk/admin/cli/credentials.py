@@ -9,8 +9,6 @@ from typing import Any, Final, TypedDict
 
 from pybk.credentials import (
     CLUSTER_SECRET,
-    PASSWORD,
-    SECRET,
     Credentials,
     CredentialSources,
     Passwords,
@@ -22,56 +20,6 @@ from pybk.errors import UsageError
 
 STORAGE_OPTIONS_FILE: Final = "PYBK_STORAGE_OPTIONS_FILE"
 """Environment variable of the path of a file with the options of fsspec."""
-
-
-def takes_password(command: argparse.ArgumentParser) -> None:
-    """Add the options that name a file with a ledger's password, and one with its secret."""
-    command.add_argument(
-        "--password-file",
-        metavar="FILE",
-        help=f"holds the password; one line end after it is ignored; default: {PASSWORD}_FILE, {PASSWORD}",
-    )
-    command.add_argument(
-        "--secret-file",
-        metavar="FILE",
-        help="holds the secret of ledgers that were made with one, as `pybk secret new` writes it; default: "
-        f"{SECRET}_FILE, {SECRET}",
-    )
-
-
-def takes_passwords(command: argparse.ArgumentParser) -> None:
-    """Add ``--passwords``, a file with the passwords and secrets of many ledgers, and ``--strict``.
-
-    ``takes_password`` is to be called, too: its password and secret are the defaults of the file.
-    """
-    command.add_argument(
-        "--passwords",
-        metavar="FILE",
-        help="TOML with passwords and secrets by ledger id and type: default, secret, [ledgers], [types]",
-    )
-    command.add_argument(
-        "--strict", action="store_true", help="exit 1, too, if something could not be checked, or is not sealed"
-    )
-
-
-def takes_secret(command: argparse.ArgumentParser) -> None:
-    """Add the option that names a file with a cluster's secret."""
-    command.add_argument(
-        "--cluster-secret-file",
-        metavar="FILE",
-        help="holds the cluster's secret; one line end after it is ignored; FILE.next may hold the next one; default: "
-        f"{CLUSTER_SECRET}_FILE, {CLUSTER_SECRET}",
-    )
-
-
-def takes_storage_options(command: argparse.ArgumentParser) -> None:
-    """Add the option that names a file with what fsspec takes for the URL of a backup."""
-    command.add_argument(
-        "--storage-options",
-        metavar="FILE",
-        help="TOML with what fsspec takes for the URL, such as key and secret, which then are not in the URL; default: "
-        f"{STORAGE_OPTIONS_FILE}",
-    )
 
 
 def storage_options_of(parsed: argparse.Namespace) -> dict[str, Any] | None:

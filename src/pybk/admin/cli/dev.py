@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
-from pybk.admin.cli.arguments import CommandParser, takes_output, whole_number
+from pybk.admin.cli.arguments import Verbs
 from pybk.admin.cli.output import DAMAGED, SOUND, counted, print_json, print_json_line, print_table
 from pybk.admin.http.extra import missing
 from pybk.admin.profiles import Profile, path_of
@@ -23,56 +23,6 @@ PROFILE: Final = "dev"
 """The profile of a local cluster unless ``--profile`` names another one."""
 
 _FOLLOW_SECONDS: Final = 0.2
-_LINES: Final = 20
-
-
-def add(parser: CommandParser) -> None:
-    """Add the verbs of ``pybk dev``."""
-    parser.set_defaults(profile=parser.profile or PROFILE)
-    verbs = parser.add_subparsers()
-    up = _add(verbs, "up", _up, "make a cluster and start it, or start what does not run of it", names="")
-    up.add_argument("count", metavar="N", type=whole_number, nargs="?", help="how many bookies (default: 3)")
-    up.add_argument("--directory", metavar="PATH", help="where all of it lies (default: ~/.local/state/pybk/dev)")
-    up.add_argument("--any-port", action="store_true", help="take ports that are free, not 3181.. and 9460..")
-    up.add_argument("--zones", metavar="N", type=whole_number, default=0, help="spread the bookies over so many zones")
-    up.add_argument("--tiers", action="store_true", help="give each tier a directory of its own, as on its own device")
-    up.add_argument("--foreground", action="store_true", help="stay until Ctrl-C, and end the cluster then")
-    status = _add(verbs, "status", _status, "show the processes and their addresses; exit 1 unless all run", names="")
-    status.add_argument("--prometheus", action="store_true", help="print the scrape configuration for Prometheus")
-    logs = _add(verbs, "logs", _logs, "show the last lines of the logs", names="*")
-    logs.add_argument(
-        "-n", "--lines", metavar="N", type=whole_number, default=_LINES, help=f"of each (default: {_LINES})"
-    )
-    logs.add_argument("-f", "--follow", action="store_true", help="and what is added, until Ctrl-C")
-    _add(verbs, "down", _down, "end all processes; their data stay", names="")
-    _add(verbs, "purge", _purge, "end all processes, and remove what they keep, and the profile", names="")
-    _add(verbs, "stop", _stop, "end a bookie as SIGTERM does, with a drain")
-    start = _add(verbs, "start", _start, "start a bookie that does not run")
-    start.add_argument("--replace", action="store_true", help="it takes its name again although its directory is lost")
-    start.add_argument("--moved", action="store_true", help="its directory was moved, and no copy of it is left")
-    _add(verbs, "restart", _restart, "stop a bookie and start it")
-    _add(verbs, "kill", _fault("kill"), "kill a bookie with SIGKILL")
-    _add(verbs, "pause", _fault("pause"), "stop a bookie with SIGSTOP, so that it neither answers nor ends")
-    _add(verbs, "resume", _fault("resume"), "let a paused bookie continue")
-    slow = _add(verbs, "slow", _slow, "make each durable write of a bookie take longer")
-    slow.add_argument("--ms", type=float, default=200.0, help="how much longer, milliseconds (default: 200)")
-    slow.add_argument("--end", action="store_true", help="let its disks be as they are")
-    fill = _add(verbs, "fill", _fill, "let the devices of a bookie be full")
-    fill.add_argument("--tier", choices=("nvme", "ssd", "hdd"), help="those of one tier (default: all)")
-    fill.add_argument("--end", action="store_true", help="let them have space again")
-    _add(verbs, "wipe", _fault("wipe"), "kill a bookie and remove all that it keeps, as if its disks were lost")
-    corrupt = _add(verbs, "corrupt", _corrupt, "flip a bit in sealed records of a bookie")
-    corrupt.add_argument("--records", type=whole_number, default=1, metavar="N", help="in how many (default: 1)")
-
-
-def _add(verbs: Any, name: str, run: Callable[[argparse.Namespace], int], text: str, names: str = "+") -> CommandParser:
-    """Add a verb; ``names`` is how many names of processes it takes, as argparse has it."""
-    command: CommandParser = verbs.add_parser(name, help=text, description=text)
-    if names:
-        command.add_argument("names", metavar="NAME", nargs=names, help="a bookie, such as b2, or console")
-    takes_output(command)
-    command.set_defaults(run=run)
-    return command
 
 
 # ---- up and down -----------------------------------------------------------------------------------------------------
@@ -351,3 +301,23 @@ def _corrupt(parsed: argparse.Namespace) -> int:
         for each in parsed.names:
             print(f"{each}: a bit in {counted(cluster.corrupt(each, parsed.records), 'record')}")
     return SOUND
+
+
+VERBS: Final[Verbs] = {
+    "up": _up,
+    "status": _status,
+    "logs": _logs,
+    "down": _down,
+    "purge": _purge,
+    "stop": _stop,
+    "start": _start,
+    "restart": _restart,
+    "kill": _fault("kill"),
+    "pause": _fault("pause"),
+    "resume": _fault("resume"),
+    "slow": _slow,
+    "fill": _fill,
+    "wipe": _fault("wipe"),
+    "corrupt": _corrupt,
+}
+"""The verbs of ``pybk dev``."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 import os
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
-from pybk.admin.cli.arguments import add_command, is_url
-from pybk.admin.cli.credentials import secret_of, takes_secret
+from pybk.admin.cli.arguments import is_url
+from pybk.admin.cli.credentials import secret_of
 from pybk.admin.cli.output import SOUND, print_json
 from pybk.errors import CookieError
 from pybk.feature_level import NEWEST_STORE_LEVEL
@@ -18,20 +18,7 @@ if TYPE_CHECKING:
 _NOT_RAISED: Final = 1
 
 
-def add_upgrade(verbs: Any, path: str) -> None:
-    """Add the verb.
-
-    Args:
-        verbs: Where: what ``CommandParser.add_subparsers`` returned.
-        path: What PATH is, for ``--help``.
-    """
-    text = "show the feature level, or raise it to the newest"
-    upgrade = add_command(verbs, "upgrade", _upgrade, text, path)
-    upgrade.add_argument("--finalize", action="store_true", help="raise the level; it cannot be lowered again")
-    takes_secret(upgrade)
-
-
-def _upgrade(parsed: argparse.Namespace) -> int:
+def upgrade(parsed: argparse.Namespace) -> int:
     """Run the command; the exit status is 0 if the level is the newest or can be raised to it, and 1 otherwise."""
     if not is_url(parsed.path):
         return _upgrade_store(parsed)

@@ -11,16 +11,8 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
-from pybk.admin.cli.arguments import (
-    STORE_OR_CLUSTER,
-    CommandParser,
-    add_command,
-    is_url,
-    secret_needed,
-    takes_confirmation,
-    whole_number,
-)
-from pybk.admin.cli.credentials import Given, given_in, secret_of, takes_password, takes_secret
+from pybk.admin.cli.arguments import Verbs, is_url, secret_needed
+from pybk.admin.cli.credentials import Given, given_in, secret_of
 from pybk.admin.cli.output import (
     FAILED,
     PARTLY,
@@ -35,7 +27,6 @@ from pybk.admin.cli.output import (
 from pybk.admin.shown_text import shown_name
 from pybk.credentials import PASSWORD, SECRET
 from pybk.errors import UnauthorizedError, UsageError
-from pybk.flags import StorageHint
 
 if TYPE_CHECKING:
     from pybk.ledger.entry import Entry
@@ -48,88 +39,8 @@ if TYPE_CHECKING:
     from pybk.operations.cluster_checks import Copies
     from pybk.storage.readonly import ReadOnlyStore
 
-_STATES: Final = ("open", "in_recovery", "closed")
-_TAIL: Final = 10
 _PAGE: Final = 500
 """Ledgers whose metadata is read from a cluster at a time."""
-
-
-def add(parser: CommandParser) -> None:
-    """Add the verbs of ``pybk ledger``."""
-    verbs = parser.add_subparsers()
-    _add_list(verbs)
-    show = add_command(
-        verbs, "show", _show, "show the metadata of ledgers, and where their copies are", STORE_OR_CLUSTER
-    )
-    show.add_argument("ledgers", metavar="LEDGER", type=whole_number, nargs="+", help="a ledger's id")
-    takes_secret(show)
-    _add_cat(verbs)
-    _add_tail(verbs)
-    _add_reseal(verbs)
-    text = "delete ledgers for good; exit 5 if some of them could not be deleted"
-    deletion = add_command(verbs, "delete", _delete, text, STORE_OR_CLUSTER)
-    deletion.add_argument("ledgers", metavar="LEDGER", type=whole_number, nargs="+", help="a ledger's id")
-    takes_password(deletion)
-    takes_secret(deletion)
-    takes_confirmation(deletion, "show what would be deleted")
-
-
-def _add_list(verbs: Any) -> None:
-    listing = add_command(verbs, "list", _list, "list the ledgers", STORE_OR_CLUSTER)
-    listing.add_argument("--type", metavar="TYPE", help="only ledgers of this type")
-    listing.add_argument("--state", choices=_STATES, help="only ledgers in this state")
-    listing.add_argument("--tier", choices=[hint.value for hint in StorageHint], help="only ledgers in this tier")
-    listing.add_argument("--bookie", metavar="NAME", help="only ledgers of which this bookie should have entries")
-    listing.add_argument(
-        "--after", type=whole_number, default=-1, metavar="LEDGER", help="only ledgers with a higher id"
-    )
-    listing.add_argument(
-        "--limit", type=whole_number, metavar="NUMBER", help="at most so many; the JSON has `next` for --after"
-    )
-    takes_secret(listing)
-
-
-def _add_cat(verbs: Any) -> None:
-    text = "print the payloads of a ledger's entries as they are, one after the other"
-    cat = add_command(verbs, "cat", _cat, text, STORE_OR_CLUSTER)
-    cat.add_argument("ledger", metavar="LEDGER", type=whole_number, help="the ledger's id")
-    cat.add_argument("--first", type=whole_number, default=0, metavar="ENTRY", help="first entry; default: 0")
-    cat.add_argument("--last", type=whole_number, metavar="ENTRY", help="last entry; default: the last one confirmed")
-    cat.add_argument(
-        "--recover",
-        action="store_true",
-        help="find the end of an open ledger first, which fences its writer and closes it; asks, or takes --yes",
-    )
-    cat.add_argument("--yes", action="store_true", help="do it without a question, which is asked on terminals alone")
-    _takes_shape(cat)
-
-
-def _add_tail(verbs: Any) -> None:
-    text = "print the last entries of a ledger, and with --follow those that are confirmed later, until it is closed"
-    tail = add_command(verbs, "tail", _tail, text, STORE_OR_CLUSTER)
-    tail.add_argument("ledger", metavar="LEDGER", type=whole_number, help="the ledger's id")
-    tail.add_argument("-n", type=whole_number, default=_TAIL, metavar="ENTRIES", help=f"how many; default: {_TAIL}")
-    tail.add_argument("-f", "--follow", action="store_true", help="wait for more, until the ledger is closed")
-    tail.set_defaults(recover=False)
-    _takes_shape(tail)
-
-
-def _takes_shape(command: argparse.ArgumentParser) -> None:
-    """Have a command take how entries are printed, and with which password and secret they are read."""
-    command.add_argument("--lines", action="store_true", help="print a line end after each payload; for text")
-    command.add_argument(
-        "--headers", action="store_true", help="as --lines, and a line about the entry before its payload"
-    )
-    takes_password(command)
-    takes_secret(command)
-
-
-def _add_reseal(verbs: Any) -> None:
-    text = "check every entry of closed ledgers, and seal them"
-    reseal = add_command(verbs, "reseal", _reseal, text, STORE_OR_CLUSTER)
-    reseal.add_argument("ledgers", metavar="LEDGER", type=whole_number, nargs="+", help="a ledger's id")
-    takes_password(reseal)
-    takes_secret(reseal)
 
 
 # ---- list --------------------------------------------------------------------------------------------------------
@@ -163,9 +74,13 @@ def _created(row: dict[str, Any]) -> str:
     return f"{datetime.fromtimestamp(row['created_ns'] // 1_000_000_000, UTC):%Y-%m-%d %H:%M:%S}"
 
 
+def _after(parsed: argparse.Namespace) -> int:
+    return -1 if parsed.after is None else int(parsed.after)
+
+
 def _is_wanted(parsed: argparse.Namespace, metadata: LedgerMetadata) -> bool:
     return (
-        metadata.ledger_id > parsed.after
+        metadata.ledger_id > _after(parsed)
         and parsed.type in (None, str(metadata.ledger_type))
         and parsed.state in (None, metadata.state.value)
         and parsed.tier in (None, metadata.tier.value)
@@ -207,7 +122,7 @@ def _ledger_row(store: ReadOnlyStore, metadata: LedgerMetadata) -> dict[str, Any
 
 
 def _row(metadata: LedgerMetadata, entries: int | None, nbytes: int | None) -> dict[str, Any]:
-    from pybk.ledger.keys import end_is_sealed
+    from pybk.ledger.seal import end_is_sealed
 
     return {
         "ledger": metadata.ledger_id,
@@ -236,7 +151,7 @@ def _cluster_rows(parsed: argparse.Namespace) -> Iterator[dict[str, Any]]:
         live = {found.bookie for found in metadata.list_bookies()}
         members = {found.bookie.bookie_id: found.bookie for found in metadata.list_cookies()}
         _check_bookie(parsed, [found.bookie.bookie_id for found in metadata.list_cookies(removed=True)])
-        after = parsed.after
+        after = _after(parsed)
         while ids := metadata.list_ledgers(after=after, count=_PAGE):
             found = [each for each in metadata.read_sound_ledgers(ids) if _is_wanted(parsed, each.metadata)]
             yield from _rows_of(metadata, found, live, members)
@@ -376,7 +291,8 @@ def _cat(parsed: argparse.Namespace) -> int:
             f"the end of ledger {parsed.ledger} is found, so that its writer, if there is one, cannot append any more"
         )
         confirm(parsed, str(parsed.ledger), what)
-    with _manager(parsed, read_only=not parsed.recover) as manager, _open_ledger(manager, parsed) as reader:
+    recover = parsed.recover
+    with _manager(parsed, read_only=not recover) as manager, _open_ledger(manager, parsed, recover=recover) as reader:
         confirmed = reader.read_last_add_confirmed()
         last = confirmed if parsed.last is None else parsed.last
         for entry in reader.read(parsed.first, last):
@@ -469,11 +385,11 @@ def _manager(parsed: argparse.Namespace, *, read_only: bool = True) -> LedgerMan
         return LedgerManager.connect(parsed.path, cluster_secret=secret_of(parsed))
 
 
-def _open_ledger(manager: LedgerManager, parsed: argparse.Namespace) -> LedgerReader:
+def _open_ledger(manager: LedgerManager, parsed: argparse.Namespace, *, recover: bool = False) -> LedgerReader:
     """Open a ledger; without ``--recover`` its writer is not fenced."""
     given = given_in(parsed)
     with _password_needed(parsed.ledger, given):
-        return manager.open_ledger(parsed.ledger, **given, recover=parsed.recover)
+        return manager.open_ledger(parsed.ledger, **given, recover=recover)
 
 
 @contextmanager
@@ -490,3 +406,14 @@ def _password_needed(ledger_id: int, given: Given) -> Iterator[None]:
             )
             raise UnauthorizedError(text) from error
         raise UnauthorizedError(f"{error}; {how}") from error
+
+
+VERBS: Final[Verbs] = {
+    "list": _list,
+    "show": _show,
+    "cat": _cat,
+    "tail": _tail,
+    "reseal": _reseal,
+    "delete": _delete,
+}
+"""The verbs of ``pybk ledger``."""

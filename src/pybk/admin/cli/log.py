@@ -10,11 +10,11 @@ from contextlib import contextmanager
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-from pybk.admin.cli.arguments import CommandParser, whole_number
+from pybk.admin.cli.arguments import Verbs
 from pybk.admin.cli.credentials import Given, given_in
-from pybk.admin.cli.logs import AddVerb, Append, LogVerbs, Record, manager_of, print_result, print_rows
+from pybk.admin.cli.logs import Append, LogVerbs, Record, manager_of, print_result, print_rows
 from pybk.errors import UsageError
-from pybk.streams.format import Position
+from pybk.streams.position import Position
 
 if TYPE_CHECKING:
     from pybk.manager.ledger_manager import LedgerManager
@@ -26,40 +26,19 @@ if TYPE_CHECKING:
 _PLACES: Final = "a sequence number, a position, txid=NUMBER, or time=TIME as 2026-01-31T12:00:00+00:00"
 
 
-def add(parser: CommandParser) -> None:
-    """Add the verbs of ``pybk log``."""
-    _LogVerbs().add(parser)
-
-
 class _LogVerbs(LogVerbs["Log"]):
     record = "record"
     number = "seq"
     contents = "subscriptions"
-    places = _PLACES
     columns: ClassVar[tuple[str, ...]] = ("sealed", "ledgers", "subscriptions")
 
-    def add(self, parser: CommandParser) -> AddVerb:
-        add = super().add(parser)
-        rename = add("rename", self._rename, "give a log another name")
-        rename.add_argument("target", metavar="NEW", help="its new name")
-        text = "list the subscriptions of a log with what they have not acknowledged"
-        add("subscriptions", self._subscriptions, text)
-        return add
-
-    def takes_append(self, command: argparse.ArgumentParser) -> None:
-        command.add_argument("--key", metavar="KEY", help="key of the records")
-        command.add_argument(
-            "--txid", type=whole_number, metavar="NUMBER", help="transaction id of the first; the next have the next"
-        )
-        super().takes_append(command)
+    def verbs(self) -> Verbs:
+        return {**super().verbs(), "rename": self._rename, "subscriptions": self._subscriptions}
 
     def sort(self) -> type[Log]:
         from pybk.streams.log import Log
 
         return Log
-
-    def place(self, text: str) -> Start:
-        return _place(text)
 
     def span(self, log: Log) -> tuple[int, int]:
         return log.first_seq, log.last_seq
@@ -107,7 +86,7 @@ class _LogVerbs(LogVerbs["Log"]):
         return print_rows(parsed, rows, headers, "subscriptions")
 
 
-def _place(text: str) -> Start:
+def place(text: str) -> Start:
     """Return the place that a text names."""
     name, equals, value = text.partition("=")
     try:
@@ -129,3 +108,7 @@ def _names(manager: LedgerManager, given: Given, *, insecure: bool = True) -> Na
     from pybk.streams.namespace import Namespace
 
     return Namespace.open(manager, **given, insecure=insecure)
+
+
+VERBS: Final[Verbs] = _LogVerbs().verbs()
+"""The verbs of ``pybk log``."""

@@ -4,34 +4,15 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
-from pybk.admin.cli.arguments import whole_number
 from pybk.flags import StorageHint
 
 if TYPE_CHECKING:
-    from pybk.streams.ledger_spec import LogSettings
-
-DIGESTS: Final = ("CRC32C", "NONE", "HMAC_SHA256", "XXH3")
-"""The names of digests, without the import of what computes them."""
+    from pybk.streams.log_settings import LogSettings
 
 
-def takes_settings(settings: argparse.ArgumentParser) -> None:
-    """Have a command take settings of a log."""
-    settings.add_argument(
-        "--quorums", type=_quorums, metavar="E/W/A", help="ensemble size, write and ack quorum: 3/2/2"
-    )
-    settings.add_argument("--digest", choices=DIGESTS, help="what guards the records")
-    settings.add_argument(
-        "--storage-hint", choices=[each.value for each in StorageHint], help="where its ledgers should live"
-    )
-    settings.add_argument("--segment-bytes", type=whole_number, metavar="BYTES", help="bytes of a ledger")
-    settings.add_argument("--segment-age", type=float, metavar="SECONDS", help="age of a ledger")
-    settings.add_argument("--segment-records", type=whole_number, metavar="RECORDS", help="records of a ledger")
-    settings.add_argument("--defaults", action="store_true", help="give up all settings that are not given")
-
-
-def _quorums(text: str) -> tuple[int, ...]:
+def quorums(text: str) -> tuple[int, ...]:
     """Return the quorums that a text names."""
     try:
         ensemble, write, ack = map(int, text.split("/"))
@@ -49,7 +30,7 @@ def changes_settings(parsed: argparse.Namespace) -> bool:
 
 def changed_settings(parsed: argparse.Namespace, kept: LogSettings) -> LogSettings:
     """Return the settings that a log keeps from now on."""
-    from pybk.streams.ledger_spec import LogSettings
+    from pybk.streams.log_settings import LogSettings
 
     return replace(LogSettings() if parsed.defaults else kept, **_given(parsed))
 

@@ -10,21 +10,13 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Protocol, TypeVar
 
-from pybk.admin.cli.arguments import (
-    STORE_OR_CLUSTER,
-    CommandParser,
-    add_command,
-    is_url,
-    secret_needed,
-    takes_confirmation,
-    whole_number,
-)
-from pybk.admin.cli.credentials import Given, given_in, secret_of, takes_password, takes_secret
-from pybk.admin.cli.log_settings import changed_settings, changes_settings, fields_of, takes_settings
+from pybk.admin.cli.arguments import Verbs, is_url, secret_needed
+from pybk.admin.cli.credentials import Given, given_in, secret_of
+from pybk.admin.cli.log_settings import changed_settings, changes_settings, fields_of
 from pybk.admin.cli.output import SOUND, base64, confirm, counted, print_json, print_json_line, print_note, print_table
 from pybk.admin.shown_text import shown_name
 from pybk.errors import LogExistsError, PybkError, UnauthorizedError
-from pybk.streams.format import Position
+from pybk.streams.position import Position
 
 if TYPE_CHECKING:
     from pybk.manager.ledger_manager import LedgerManager
@@ -32,11 +24,9 @@ if TYPE_CHECKING:
     from pybk.streams.rebuild import RebuiltList
     from pybk.streams.record_future import RecordFuture
 
-_TAIL: Final = 10
 _APPEND_AT_ONCE: Final = 512
 
 L = TypeVar("L", bound="NamedList")
-AddVerb = Callable[..., CommandParser]
 Append = Callable[[bytes], "RecordFuture[Any]"]
 
 
@@ -58,14 +48,12 @@ class LogVerbs(ABC, Generic[L]):
         record: What a sentence calls a record, before its number.
         number: What JSON calls the number of a record.
         contents: What a log has besides records.
-        places: How an argument names a record, for ``--help``.
         columns: What the table of logs shows besides the records.
     """
 
     record: ClassVar[str]
     number: ClassVar[str]
     contents: ClassVar[str]
-    places: ClassVar[str]
     columns: ClassVar[tuple[str, ...]]
 
     # ---- what a sort of logs says --------------------------------------------------------------------------------
@@ -73,10 +61,6 @@ class LogVerbs(ABC, Generic[L]):
     @abstractmethod
     def sort(self) -> type[L]:
         """Return the class of the logs, which is imported late."""
-
-    @abstractmethod
-    def place(self, text: str) -> Any:
-        """Return the record that an argument names."""
 
     @abstractmethod
     def span(self, log: L) -> tuple[int, int]:
@@ -114,50 +98,21 @@ class LogVerbs(ABC, Generic[L]):
 
     # ---- verbs ---------------------------------------------------------------------------------------------------
 
-    def add(self, parser: CommandParser) -> AddVerb:
-        """Add the verbs; returns what adds another."""
-        add, number = verbs_of(parser), self.number.upper()
-        listing = add("list", self._list, f"list the logs with their records, ledgers and {self.contents}", named=False)
-        takes_prefix(listing, "list only names that begin with it")
-        takes_insecure(add("create", self._create, "create a log without records"))
-        cat = add("cat", self._cat, "print the data of a log's records, a line each")
-        cat.add_argument(
-            "--first",
-            type=self.place,
-            metavar="PLACE",
-            help=f"first record: {self.places}; default: the first that was not truncated",
-        )
-        cat.add_argument("--last", type=whole_number, metavar=number, help="number of the last record")
-        tail = add("tail", self._tail, "print the last records of a log, a line each")
-        tail.add_argument("-n", type=whole_number, default=_TAIL, metavar="RECORDS", help=f"how many; default: {_TAIL}")
-        tail.add_argument("-f", "--follow", action="store_true", help="wait for more, until the log is sealed")
-        self.takes_append(
-            add("append", self._append, "append each line of standard input as a record; makes the log if needed")
-        )
-        truncate = add("truncate", self._truncate, "drop the records of a log before one of them")
-        truncate.add_argument(
-            "before", metavar="PLACE", type=self.place, help=f"the first record to keep: {self.places}"
-        )
-        takes_confirmation(truncate, "show what the log has now")
-        add("seal", self._seal, "end a log for good")
-        sweep = add("sweep", self._sweep, "delete ledgers that processes which died left behind", named=False)
-        takes_prefix(sweep, "only of logs whose names begin with it")
-        rebuild = add("rebuild", self._rebuild, "make a log whose record is lost or damaged again from its ledgers")
-        rebuild.add_argument(
-            "--first", type=whole_number, metavar=number, help="first record to keep, giving up those before"
-        )
-        delete = add("delete", self._delete, f"delete a log with its records and {self.contents}")
-        delete.add_argument(
-            "--steal", action="store_true", help="also from a live writer, and live owners of subscriptions"
-        )
-        takes_confirmation(delete, "check that the log is there")
-        text = "show how the ledgers of a log are made, or change it for all who open it"
-        takes_settings(add("settings", self._settings, text))
-        return add
-
-    def takes_append(self, command: argparse.ArgumentParser) -> None:
-        """Add the options of ``append``."""
-        takes_insecure(command)
+    def verbs(self) -> Verbs:
+        """Return the function of each verb."""
+        return {
+            "list": self._list,
+            "create": self._create,
+            "cat": self._cat,
+            "tail": self._tail,
+            "append": self._append,
+            "truncate": self._truncate,
+            "seal": self._seal,
+            "sweep": self._sweep,
+            "rebuild": self._rebuild,
+            "delete": self._delete,
+            "settings": self._settings,
+        }
 
     def open(self, parsed: argparse.Namespace, manager: LedgerManager, name: str, mode: str) -> L:
         """Open a log that exists; one without password and secret is opened as such."""
@@ -266,34 +221,6 @@ class LogVerbs(ABC, Generic[L]):
             fields = fields_of(log.settings)
         text = "\n".join(f"{name:<16} {shown(value) or 'default'}" for name, value in fields.items())
         return print_result(parsed, fields, text)
-
-
-def verbs_of(parser: CommandParser) -> AddVerb:
-    """Return what adds the verbs of a sort of logs: its arguments are those of ``add_command`` without ``commands``.
-
-    The verbs take PATH, the name of a log unless ``named`` is False, a password and a cluster's secret.
-    """
-    verbs = parser.add_subparsers()
-
-    def add(name: str, run: Callable[[argparse.Namespace], int], text: str, *, named: bool = True) -> CommandParser:
-        command = add_command(verbs, name, run, text, STORE_OR_CLUSTER)
-        if named:
-            command.add_argument("name", metavar="NAME", help="the log's name")
-        takes_password(command)
-        takes_secret(command)
-        return command
-
-    return add
-
-
-def takes_prefix(command: argparse.ArgumentParser, text: str) -> None:
-    """Have a command take PREFIX."""
-    command.add_argument("prefix", metavar="PREFIX", nargs="?", default="", help=text)
-
-
-def takes_insecure(command: argparse.ArgumentParser) -> None:
-    """Have a command make logs without a password."""
-    command.add_argument("--insecure", action="store_true", help="make a log without a password if there is none")
 
 
 def manager_of(parsed: argparse.Namespace, *, read_only: bool) -> LedgerManager:

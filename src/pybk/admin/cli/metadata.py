@@ -6,16 +6,8 @@ import argparse
 import os
 from typing import TYPE_CHECKING, Any, Final
 
-from pybk.admin.cli.arguments import (
-    CLUSTER,
-    CLUSTER_OR_EXPORT,
-    CommandParser,
-    add_command,
-    is_url,
-    secret_needed,
-    takes_confirmation,
-)
-from pybk.admin.cli.credentials import secret_of, takes_secret
+from pybk.admin.cli.arguments import Verbs, is_url, secret_needed
+from pybk.admin.cli.credentials import secret_of
 from pybk.admin.cli.output import DAMAGED, SOUND, confirm, counted, print_json, print_table, progress_bar
 from pybk.errors import UsageError
 
@@ -26,48 +18,6 @@ _URL: Final = "where the cluster's metadata is: zk://host:port,host:port/path, o
 _LAST_COLUMN: Final = 100
 _NAMED_MAX: Final = 20
 """Ledgers that one line names; JSON has all."""
-
-
-def add(parser: CommandParser) -> None:
-    """Add the verbs of ``pybk metadata``."""
-    nested = parser.add_subparsers()
-    text = "write the metadata to a new file, with their MACs and without any secret"
-    export = add_command(nested, "export", _export, text, CLUSTER)
-    export.add_argument("file", metavar="FILE", help="the file, which must not exist")
-    takes_secret(export)
-    text = "decode and verify everything in a metadata store, or in an export; exit 1 if there are problems"
-    check = add_command(nested, "check", _check, text, CLUSTER_OR_EXPORT)
-    check.set_defaults(path_may_be_file=True)
-    check.add_argument(
-        "--repair",
-        action="store_true",
-        help="first make damaged values of deleted ids again: their ids that no ledger has count as deleted then",
-    )
-    takes_secret(check)
-    text = "restore an export to an empty metadata store, or accept one that was put back; all bookies must be closed"
-    restore = add_command(nested, "restore", _restore, text, _URL)
-    restore.add_argument(
-        "file", metavar="FILE", nargs="?", help="the export; without it the store is accepted as it is"
-    )
-    restore.add_argument(
-        "--directory", action="append", default=[], metavar="DIRECTORY", help="a bookie's directory; may be repeated"
-    )
-    restore.add_argument(
-        "--new-epoch", action="store_true", help="the default: ids jump, and bookies do not trust what they know"
-    )
-    restore.add_argument(
-        "--same-epoch", action="store_true", help="the export is known to be the newest state: a cluster is moved"
-    )
-    restore.add_argument("--overwrite", action="store_true", help="remove what the store has before FILE is restored")
-    text = "make the metadata again from bookies' directories; all bookies must be closed"
-    rebuild = add_command(nested, "rebuild", _rebuild, text, _URL)
-    rebuild.add_argument("directory", metavar="DIRECTORY", nargs="+", help="a bookie's directory")
-    for command in (restore, rebuild):
-        command.add_argument(
-            "--all-directories", action="store_true", help="all other directories of bookies are lost for good"
-        )
-        takes_confirmation(command, "show what would be done")
-        takes_secret(command)
 
 
 def _export(parsed: argparse.Namespace) -> int:
@@ -192,3 +142,12 @@ def _print_restore(found: MetadataRestoreReport) -> None:
 def _named(ids: tuple[int, ...]) -> str:
     more = f" and {len(ids) - _NAMED_MAX} more" if len(ids) > _NAMED_MAX else ""
     return ", ".join(map(str, ids[:_NAMED_MAX])) + more
+
+
+VERBS: Final[Verbs] = {
+    "export": _export,
+    "check": _check,
+    "restore": _restore,
+    "rebuild": _rebuild,
+}
+"""The verbs of ``pybk metadata``."""

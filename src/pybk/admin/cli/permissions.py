@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Final
 
-from pybk.admin.cli.arguments import CommandParser, is_url, takes_path
+from pybk.admin.cli.arguments import Verbs, is_url
 from pybk.admin.cli.output import print_json
 from pybk.errors import CookieError, MetadataError, UsageError
 from pybk.metadata.url import open_metadata, parse_url
@@ -20,18 +20,6 @@ if TYPE_CHECKING:
     from pybk.storage.io.permissions import Access, PermissionDifference
 
 _DIFFERS: Final = 1
-
-
-def add(permissions: CommandParser) -> None:
-    """Add the arguments of ``pybk permissions``."""
-    path = "the directory of a store or bookie, or the URL of a metadata store: lmdb:///path, zk://host:port/path?..."
-    takes_path(permissions, _permissions, path)
-    permissions.add_argument(
-        "--narrow",
-        action="store_true",
-        help="give the files to their owner alone, or with --group to its members; the znodes to the URL's identity",
-    )
-    permissions.add_argument("--group", metavar="GROUP", help="name or number of the group that shares the files")
 
 
 def _permissions(parsed: argparse.Namespace) -> int:
@@ -144,3 +132,7 @@ def _print(found: list[PermissionDifference], path: str, group: str | None, *, n
     else:
         option = "" if group is None else f" --group {group}"
         print(f"{path}: {len(found)} differ; change them with `pybk permissions {path} --narrow{option}`")
+
+
+VERBS: Final[Verbs] = {"": _permissions}
+"""``pybk permissions``, which has no verbs."""

@@ -7,7 +7,7 @@ import secrets
 import time
 from typing import TYPE_CHECKING, Any, Final
 
-from pybk.admin.cli.arguments import secret_needed, whole_number
+from pybk.admin.cli.arguments import secret_needed
 from pybk.admin.cli.clusters import url_of
 from pybk.admin.cli.credentials import secret_of
 from pybk.admin.cli.output import DAMAGED, SOUND, print_json, print_table
@@ -20,16 +20,6 @@ if TYPE_CHECKING:
 
 _TYPE: Final = "pybk-probe"
 """The type of ledgers of probes, so that metrics and lists show them apart."""
-
-
-def takes_entries(command: argparse.ArgumentParser) -> None:
-    """Have a probe take how many entries it writes, and their size."""
-    command.add_argument(
-        "--entries", type=whole_number, default=10, metavar="NUMBER", help="how many entries; default: 10"
-    )
-    command.add_argument(
-        "--bytes", type=whole_number, default=1024, metavar="NUMBER", help="bytes of each; default: 1024"
-    )
 
 
 def probe(parsed: argparse.Namespace) -> int:

@@ -7,8 +7,8 @@ import sys
 from collections import Counter
 from typing import TYPE_CHECKING, Final
 
-from pybk.admin.cli.arguments import CommandParser, seconds_of, takes_watch, whole_number
-from pybk.admin.cli.clusters import add_verb, admin_of, manager_of, mark_as_json, person_of, takes_person
+from pybk.admin.cli.arguments import Verbs
+from pybk.admin.cli.clusters import admin_of, manager_of, mark_as_json, person_of
 from pybk.admin.cli.output import (
     PARTLY,
     SOUND,
@@ -32,54 +32,6 @@ if TYPE_CHECKING:
 
 _ERROR_COLUMN: Final = 60
 _QUEUED: Final = "queued"
-
-
-def add(parser: CommandParser) -> None:
-    """Add the verbs of ``pybk repair``."""
-    verbs = parser.add_subparsers()
-    listing = add_verb(verbs, "list", _list, "list the ledgers that are to be repaired, the most urgent first")
-    listing.add_argument("--reason", metavar="REASON", help="of this reason alone, such as lost or draining")
-    listing.add_argument("--stuck", action="store_true", help="only those that no worker can mend now")
-    takes_watch(listing)
-    text = "show how many ledgers wait by reason and state, what is left to copy, and why repairs wait"
-    takes_watch(add_verb(verbs, "status", _status, text))
-    run = add_verb(
-        verbs,
-        "run",
-        _run,
-        "copy now what a ledger lacks, or all that a bookie has to others; exit 5 if something is left",
-    )
-    what = run.add_mutually_exclusive_group(required=True)
-    what.add_argument(
-        "--bookie", metavar="NAME", help="move all ledgers off this bookie, as if it were lost, also if it runs"
-    )
-    what.add_argument("--ledger", metavar="ID", type=whole_number, help="this ledger")
-    what.add_argument("--all", action="store_true", help="all ledgers that are listed as queued or stuck")
-    run.add_argument("--dry-run", action="store_true", help="show which ledgers and how much, and copy nothing")
-    pause = add_verb(verbs, "pause", _pause, "pause repairs for some time; they resume by themselves")
-    pause.add_argument(
-        "--for",
-        dest="seconds",
-        type=seconds_of,
-        default=3_600.0,
-        metavar="TIME",
-        help="such as 30m or 2h; default: 1h; at most 1d",
-    )
-    resume = add_verb(verbs, "resume", _resume, "end a pause of repairs, and accept losses that they wait for")
-    resume.add_argument(
-        "--accept-loss-of",
-        nargs="+",
-        default=[],
-        metavar="NAME",
-        help="bookies whose loss does not make repairs wait any more",
-    )
-    text = "list the bookies whose loss is accepted, so that repairs are not on hold because of them; or withdraw that"
-    losses = add_verb(verbs, "losses", _losses, text)
-    losses.add_argument(
-        "--withdraw", nargs="+", default=[], metavar="NAME", help="the losses of these are not accepted"
-    )
-    for command in (pause, resume, losses):
-        takes_person(command)
 
 
 def _list(parsed: argparse.Namespace) -> int:
@@ -251,3 +203,14 @@ def _resume(parsed: argparse.Namespace) -> int:
 def _print_settings(parsed: argparse.Namespace, settings: ClusterSettings) -> None:
     if parsed.json:
         print_json(settings.repair.as_dict())
+
+
+VERBS: Final[Verbs] = {
+    "list": _list,
+    "status": _status,
+    "run": _run,
+    "pause": _pause,
+    "resume": _resume,
+    "losses": _losses,
+}
+"""The verbs of ``pybk repair``."""

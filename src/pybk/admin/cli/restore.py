@@ -4,52 +4,15 @@ from __future__ import annotations
 
 import argparse
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
-from pybk.admin.cli.arguments import CommandParser, is_url, secret_needed, takes_path, whole_number
-from pybk.admin.cli.backup import TARGET, print_left_out, unauthenticated_note
-from pybk.admin.cli.credentials import (
-    passwords_of,
-    secret_of,
-    storage_options_of,
-    takes_password,
-    takes_passwords,
-    takes_secret,
-    takes_storage_options,
-)
+from pybk.admin.cli.arguments import Verbs, is_url, secret_needed
+from pybk.admin.cli.backup import print_left_out, unauthenticated_note
+from pybk.admin.cli.credentials import passwords_of, secret_of, storage_options_of
 from pybk.admin.cli.output import DAMAGED, SOUND, counted, print_json, progress_bar, shown_bytes
 
 if TYPE_CHECKING:
     from pybk.backup.restoring import RestoreReport
-
-
-def add(parser: CommandParser) -> None:
-    """Add the arguments of ``pybk restore``."""
-    takes_path(parser, _restore, TARGET)
-    parser.add_argument(
-        "destination",
-        metavar="DESTINATION",
-        help="a store's new directory, empty or not there yet; for a cluster's ledgers, the metadata URL of a cluster",
-    )
-    parser.add_argument(
-        "--new-ids", action="store_true", help="give a cluster's ledgers new ids, because those that they had are taken"
-    )
-    parser.add_argument(
-        "--ledger",
-        dest="ledgers",
-        type=whole_number,
-        nargs="+",
-        metavar="ID",
-        help="of a cluster's ledgers, only these",
-    )
-    parser.add_argument(
-        "--run", dest="number", type=whole_number, metavar="N", help="the run to restore; default: the last"
-    )
-    parser.add_argument("--dry-run", action="store_true", help="say what would be restored, and write nothing")
-    takes_password(parser)
-    takes_passwords(parser)
-    takes_secret(parser)
-    takes_storage_options(parser)
 
 
 def _restore(parsed: argparse.Namespace) -> int:
@@ -98,3 +61,7 @@ def _print(parsed: argparse.Namespace, made: RestoreReport) -> None:
         if old != new:
             print(f"ledger {old} is ledger {new}")
     print_left_out(made.left_out)
+
+
+VERBS: Final[Verbs] = {"": _restore}
+"""``pybk restore``, which has no verbs."""

@@ -6,10 +6,9 @@ import argparse
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from pybk.admin.cli.arguments import STORE_OR_CLUSTER, CommandParser, add_command, is_url, takes_watch, whole_number
+from pybk.admin.cli.arguments import Verbs, is_url
 from pybk.admin.cli.bookie_parts import BookieParts, Replacements
 from pybk.admin.cli.clusters import admin_of
-from pybk.admin.cli.credentials import takes_secret
 from pybk.admin.cli.output import (
     DAMAGED,
     SOUND,
@@ -28,30 +27,6 @@ from pybk.healing.scrub import ScrubKind
 if TYPE_CHECKING:
     from pybk.healing.scrub_status import ScrubStatus
     from pybk.storage.repair.record_check import DamagedEntries
-
-
-def add(parser: CommandParser) -> None:
-    """Add the verbs of ``pybk scrub``."""
-    verbs = parser.add_subparsers()
-    text = (
-        "of a directory: check the checksum of each stored entry now, also while another process writes it; of a "
-        "cluster: ask all bookies to do so, and return at once. Exit 1 for damage"
-    )
-    command = add_command(verbs, "run", _scrub, text, STORE_OR_CLUSTER)
-    takes_secret(command)
-    command.add_argument(
-        "--kind",
-        choices=[kind.value for kind in ScrubKind],
-        default=ScrubKind.DEEP.value,
-        help="of a cluster: every checksum (the default), the index against the files, or a few entries of each",
-    )
-    command.add_argument(
-        "--ledger", metavar="ID", type=whole_number, help="of a cluster: read this ledger from all of its bookies now"
-    )
-    text = "show since when everything was checked, and what is damaged; exit 1 for damage"
-    status = add_command(verbs, "status", _status, text, STORE_OR_CLUSTER)
-    takes_secret(status)
-    takes_watch(status)
 
 
 def _scrub(parsed: argparse.Namespace) -> int:
@@ -191,3 +166,7 @@ def _as_json(status: ScrubStatus) -> dict[str, Any]:
         },
         "damaged": [each._asdict() for each in status.damaged],
     }
+
+
+VERBS: Final[Verbs] = {"run": _scrub, "status": _status}
+"""The verbs of ``pybk scrub``."""

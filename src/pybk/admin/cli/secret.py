@@ -4,47 +4,15 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from pybk.admin.cli.arguments import CommandParser, takes_output
-from pybk.admin.cli.clusters import add_verb, admin_of
+from pybk.admin.cli.arguments import Verbs
+from pybk.admin.cli.clusters import admin_of
 from pybk.admin.cli.output import SOUND, print_json, print_table
 
 if TYPE_CHECKING:
     from pybk.metadata.resealing import SecretStatus
     from pybk.operations.cluster_admin import ClusterAdmin
-
-
-def add(parser: CommandParser) -> None:
-    """Add the verbs of ``pybk secret``."""
-    verbs = parser.add_subparsers()
-    what = "write a random secret, of ledgers or a cluster, to a new file for you alone"
-    new = verbs.add_parser("new", help=what, description=what)
-    new.add_argument("file", metavar="FILE", help="the file; it must not exist")
-    takes_output(new)
-    new.set_defaults(run=_new)
-    add_verb(verbs, "status", _shown(lambda admin: None), "show which secrets are valid, and what uses the old one")
-    add_verb(
-        verbs, "add", _shown(lambda admin: admin.add_secret()), "accept the secret in FILE.next as well as that in FILE"
-    )
-    add_verb(
-        verbs,
-        "switch",
-        _shown(lambda admin: admin.switch_secret()),
-        "use the new secret; exit 3 if a running bookie does not have it",
-    )
-    add_verb(
-        verbs,
-        "reseal",
-        _shown(lambda admin: admin.reseal_metadata()),
-        "write the MACs of all metadata with the new secret",
-    )
-    add_verb(
-        verbs,
-        "retire",
-        _shown(lambda admin: admin.retire_secret()),
-        "refuse the old secret; exit 3 if something still uses it",
-    )
 
 
 def _new(parsed: argparse.Namespace) -> int:
@@ -110,3 +78,14 @@ def _next(status: SecretStatus) -> str:
     if status.hindrances:
         return "`pybk secret status` again in some seconds, and once nothing is left before it, `pybk secret retire`"
     return "`pybk secret retire`"
+
+
+VERBS: Final[Verbs] = {
+    "new": _new,
+    "status": _shown(lambda admin: None),
+    "add": _shown(lambda admin: admin.add_secret()),
+    "switch": _shown(lambda admin: admin.switch_secret()),
+    "reseal": _shown(lambda admin: admin.reseal_metadata()),
+    "retire": _shown(lambda admin: admin.retire_secret()),
+}
+"""The verbs of ``pybk secret``."""

@@ -4,34 +4,10 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable, Mapping
-from typing import Any, Final
+from collections.abc import Mapping
 
 from pybk.admin.bookie_options import OPTIONS, resolved
-from pybk.admin.cli.arguments import CommandParser
-from pybk.admin.options import Setting, add_flags, read_file
-
-DIRECTORY: Final = "the bookie's directory; ./list for one that is called like a verb"
-
-
-def add_service(commands: Any, name: str, run: Callable[[argparse.Namespace], int], text: str) -> CommandParser:
-    """Add a command that takes all options of a bookie.
-
-    Args:
-        commands: Where: what ``CommandParser.add_subparsers`` returned.
-        name: The command's name.
-        run: Runs it and returns the exit status.
-        text: What it does, for ``--help``.
-    """
-    command: CommandParser = commands.add_parser(name, help=text, description=text)
-    command.add_argument("path", metavar="PATH", nargs="?", default="", help=DIRECTORY)
-    command.add_argument("--json", action="store_true", help="print JSON")
-    command.add_argument(
-        "--config", metavar="FILE", help="TOML file of options; flags and variables come before what it says"
-    )
-    add_flags(command, OPTIONS)
-    command.set_defaults(run=run, path_help=DIRECTORY, parser=command)
-    return command
+from pybk.admin.options.settings import Setting, read_file
 
 
 def settings_given(parsed: argparse.Namespace, environment: Mapping[str, str] = os.environ) -> dict[str, Setting]:

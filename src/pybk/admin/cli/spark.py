@@ -8,20 +8,13 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
-from pybk.admin.cli.arguments import CLUSTER, STORE_OR_CLUSTER, CommandParser, add_command
-from pybk.admin.cli.credentials import (
-    given_in,
-    passwords_of,
-    secret_of,
-    takes_password,
-    takes_passwords,
-    takes_secret,
-)
+from pybk.admin.cli.arguments import Verbs
+from pybk.admin.cli.credentials import given_in, passwords_of, secret_of
 from pybk.admin.cli.output import DAMAGED, SOUND, counted, print_json, print_table
 from pybk.credentials import Secret
 from pybk.errors import UsageError
@@ -33,100 +26,14 @@ if TYPE_CHECKING:
     from pybk.spark.jobs.verify import CheckedReplica, VerifiedLedgers
 
 _SPANS_SHOWN: Final = 5
-_ORPHAN_AGE_S: Final = 86_400.0
 _AGES: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _SIZES: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
-
-
-def add(parser: CommandParser) -> None:
-    """Add the jobs of ``pybk spark``."""
-    jobs = parser.add_subparsers(metavar="JOB")
-
-    def adding(name: str, job: Any, text: str, path: str) -> CommandParser:
-        command = add_command(jobs, name, _run, text, path)
-        command.add_argument(
-            "--master",
-            metavar="URL",
-            help="Spark's master; default: that of spark-submit, or all cores of this machine",
-        )
-        takes_password(command)
-        takes_secret(command)
-        command.set_defaults(job=job, name=name)
-        return command
-
-    def selecting(command: argparse.ArgumentParser) -> argparse.ArgumentParser:
-        command.add_argument("--ledgers", metavar="IDS", type=_ids, help="only these, such as 3,5,7-9")
-        command.add_argument("--type", metavar="TYPE", help="only ledgers of this type")
-        return command
-
-    verify = selecting(
-        adding("verify", _verify, "check every entry on every bookie that should have it", STORE_OR_CLUSTER)
-    )
-    takes_passwords(verify)
-    verify.add_argument("--repair", action="store_true", help="replace what is missing or damaged from sound replicas")
-    _add_tier(selecting(adding("tier", _tier, "move closed ledgers to a tier by policy", CLUSTER)))
-    export = selecting(adding("export", _export, "write ledgers to Parquet files", STORE_OR_CLUSTER))
-    export.add_argument("directory", metavar="DIRECTORY", help="the directory to write, as a path of Spark")
-    export.add_argument("--overwrite", action="store_true", help="replace an export that is there")
-    export.add_argument("--open-too", action="store_true", help="also open ledgers, up to their last add confirmed")
-    importing = adding("import", _import, "create ledgers from an export, each once", CLUSTER)
-    importing.add_argument("directory", metavar="DIRECTORY", help="the directory of the export, as a path of Spark")
-    _takes_quorums(importing)
-    selecting(
-        adding(
-            "inventory",
-            _inventory,
-            "list ledgers and replicas by kind and bookie, and what is under-replicated",
-            STORE_OR_CLUSTER,
-        )
-    )
-    copy = selecting(
-        adding("copy", _copy, "copy ledgers to another cluster, except those that were copied before", STORE_OR_CLUSTER)
-    )
-    copy.add_argument("target", metavar="TARGET", help="the metadata URL of the other cluster")
-    copy.add_argument("--target-secret-file", metavar="FILE", help="holds the other cluster's secret")
-    copy.add_argument("--open-too", action="store_true", help="also open ledgers, up to their last add confirmed")
-    _takes_quorums(copy)
-    _add_collect(jobs)
-
-
-def _add_collect(jobs: Any) -> None:
-    """Add ``collect``, which runs in this process and does not need Spark."""
-    text = "delete the ledgers that writes from Spark, imports and copies left without a commit"
-    collect = add_command(jobs, "collect", _collect, text, CLUSTER)
-    collect.add_argument(
-        "--older-than",
-        metavar="AGE",
-        type=_age,
-        default=_ORPHAN_AGE_S,
-        help="only ledgers older than this: 90s, 12h, 30d; default: 1d. Writes that take longer are refused afterwards",
-    )
-    takes_password(collect)
-    takes_secret(collect)
-
-
-def _add_tier(tier: argparse.ArgumentParser) -> None:
-    tiers = [hint.value for hint in StorageHint]
-    tier.add_argument("target", metavar="TIER", choices=tiers, help=f"one of {', '.join(tiers)}")
-    tier.add_argument("--hint", choices=tiers, help="only ledgers created with this hint")
-    tier.add_argument("--older-than", metavar="AGE", type=_age, help="only ledgers older than this: 90s, 12h, 30d")
-    tier.add_argument("--larger-than", metavar="SIZE", type=_size, help="only ledgers of more payload bytes: 500m, 2g")
-    tier.add_argument("--dry-run", action="store_true", help="list the ledgers, and move none")
-
-
-def _takes_quorums(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
-        "--quorums",
-        metavar="E,W,A",
-        type=_quorums,
-        help="ensemble size, write quorum and ack quorum of the new ledgers; default: those of the old ones",
-    )
 
 
 # ---- arguments ---------------------------------------------------------------------------------------------------
 
 
-def _ids(text: str) -> list[int]:
+def ids(text: str) -> list[int]:
     """Parse ledger ids such as ``3,5,7-9``."""
     found: list[int] = []
     for part in text.split(","):
@@ -139,21 +46,24 @@ def _ids(text: str) -> list[int]:
     return found
 
 
-def _age(text: str) -> float:
+def age(text: str) -> float:
+    """Parse an age such as ``12h``, in seconds."""
     found = re.fullmatch(r"(\d{1,9})([smhd])", text)
     if found is None:
         raise argparse.ArgumentTypeError(f"{text!r:.100} is not an age; write 90s, 15m, 12h or 30d")
     return float(int(found[1]) * _AGES[found[2]])
 
 
-def _size(text: str) -> int:
+def size(text: str) -> int:
+    """Parse a number of bytes such as ``500m``."""
     found = re.fullmatch(r"(\d{1,15})([kmgt]?)", text.lower())
     if found is None:
         raise argparse.ArgumentTypeError(f"{text!r:.100} is not a size; write bytes, or 500m, 2g")
     return int(found[1]) * _SIZES[found[2]]
 
 
-def _quorums(text: str) -> tuple[int, int, int]:
+def quorums(text: str) -> tuple[int, int, int]:
+    """Parse ensemble size, write quorum and ack quorum, such as ``3,3,2``."""
     found = re.fullmatch(r"(\d{1,3}),(\d{1,3}),(\d{1,3})", text)
     if found is None:
         raise argparse.ArgumentTypeError(f"{text!r:.100} are not quorums; write 3,3,2")
@@ -173,20 +83,23 @@ def _selection(parsed: argparse.Namespace) -> dict[str, Any]:
 # ---- running -----------------------------------------------------------------------------------------------------
 
 
-def _run(parsed: argparse.Namespace) -> int:
-    """Run a job; return the exit status."""
-    with _spark_needed():
-        from pybk.spark.jobs.session import failure, session
-    with session(f"pybk {parsed.name}", parsed.master) as spark:
-        try:
-            status: int = parsed.job(spark, parsed)
-        except Exception as error:
-            reason = failure(error)
-            if reason is None:
-                raise
-            print(f"pybk: {reason}", file=sys.stderr)
-            return DAMAGED
-    return status
+def _job(name: str, job: Callable[[SparkSession, argparse.Namespace], int]) -> Callable[[argparse.Namespace], int]:
+    """Return a command that runs a job, and returns its exit status."""
+
+    def run(parsed: argparse.Namespace) -> int:
+        with _spark_needed():
+            from pybk.spark.jobs.session import failure, session
+        with session(f"pybk {name}", parsed.master) as spark:
+            try:
+                return job(spark, parsed)
+            except Exception as error:
+                reason = failure(error)
+                if reason is None:
+                    raise
+                print(f"pybk: {reason}", file=sys.stderr)
+                return DAMAGED
+
+    return run
 
 
 @contextmanager
@@ -417,3 +330,15 @@ def _inventory(spark: SparkSession, parsed: argparse.Namespace) -> int:
             print_table(([row[name] for name in names] for row in short), names)
         print(f"{len(short) or 'no'} replica{'' if len(short) == 1 else 's'} of fragments under-replicated")
     return DAMAGED if short else SOUND
+
+
+VERBS: Final[Verbs] = {
+    "verify": _job("verify", _verify),
+    "tier": _job("tier", _tier),
+    "export": _job("export", _export),
+    "import": _job("import", _import),
+    "inventory": _job("inventory", _inventory),
+    "copy": _job("copy", _copy),
+    "collect": _collect,
+}
+"""The jobs of ``pybk spark``."""

@@ -7,10 +7,10 @@ import os
 from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
-from pybk.admin.cli.arguments import STORE_OR_CLUSTER, CommandParser, add_command, directory_of
+from pybk.admin.cli.arguments import Verbs, directory_of
 from pybk.admin.cli.bookie_parts import BookieParts, Part, is_bookie
-from pybk.admin.cli.credentials import passwords_of, takes_password, takes_passwords
-from pybk.admin.cli.feature_level import add_upgrade
+from pybk.admin.cli.credentials import passwords_of
+from pybk.admin.cli.feature_level import upgrade
 from pybk.admin.cli.output import (
     DAMAGED,
     SOUND,
@@ -29,34 +29,6 @@ if TYPE_CHECKING:
     from pybk.storage.repair.verify import VerifyProblem, VerifyReport
 
 _LAST_COLUMN: Final = 100
-
-
-def add(parser: CommandParser) -> None:
-    """Add the verbs of ``pybk store``."""
-    verbs = parser.add_subparsers()
-    add_command(verbs, "dump", _dump, "print the contents of the files, record by record")
-    add_command(verbs, "files", _files, "list the directories and files of the store")
-    text = "show how far the log is durable, and what the last checkpoint has; also while another process writes it"
-    add_command(verbs, "status", _status, text)
-    _add_verify(verbs)
-    _add_rebuild_index(verbs)
-    add_upgrade(verbs, STORE_OR_CLUSTER)
-
-
-def _add_verify(verbs: Any) -> None:
-    text = "check everything up to the durable watermark; the store may be open for writing meanwhile"
-    command = add_command(verbs, "verify", _verify, text)
-    takes_password(command)
-    takes_passwords(command)
-
-
-def _add_rebuild_index(verbs: Any) -> None:
-    rebuild = add_command(verbs, "rebuild-index", _rebuild_index, "rebuild the index from the catalog and the files")
-    rebuild.add_argument(
-        "--accept-loss",
-        action="store_true",
-        help="rebuild although entries are missing; reading these fails from then on",
-    )
 
 
 def _dump(parsed: argparse.Namespace) -> int:
@@ -233,3 +205,14 @@ def _outcome(found: RebuildReport) -> str:
     if found.old_index is not None:
         text += f"; the old one is kept as {found.old_index} and may be removed"
     return text
+
+
+VERBS: Final[Verbs] = {
+    "dump": _dump,
+    "files": _files,
+    "status": _status,
+    "verify": _verify,
+    "rebuild-index": _rebuild_index,
+    "upgrade": upgrade,
+}
+"""The verbs of ``pybk store``."""

@@ -19,13 +19,12 @@ from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
 from typing import TYPE_CHECKING, Any, Final
 
-from pybk.admin.cli.arguments import STORE_OR_CLUSTER, CommandParser, add_command, is_url
-from pybk.admin.cli.credentials import takes_secret
+from pybk.admin.cli.arguments import Verbs, is_url
 from pybk.admin.cli.output import PARTLY, SOUND, counted, print_json, print_note
 from pybk.credentials import without_credentials
 from pybk.errors import PybkError
 from pybk.metadata.store import without_secrets
-from pybk.storage.io.filesystem import open_regular
+from pybk.storage.io.regular_files import open_regular
 from pybk.version import __version__
 
 if TYPE_CHECKING:
@@ -50,18 +49,6 @@ CLUSTER_COMMANDS: Final = (
 )
 STORE_COMMANDS: Final = ("store status", "store files", "store upgrade", "scrub status", "permissions")
 """The commands whose output is in a bundle; none of them changes anything."""
-
-
-def add(parser: CommandParser) -> None:
-    """Add the verbs of ``pybk support``."""
-    text = "write what commands show that only look to a file, without secrets and entries; exit 5 if one failed"
-    bundle = add_command(parser.add_subparsers(), "bundle", _bundle, text, STORE_OR_CLUSTER)
-    bundle.add_argument("file", metavar="FILE", help="the file, a .tar.gz, which must not exist")
-    bundle.add_argument("--log", metavar="FILE", nargs="+", default=[], help="also the ends of these logs of processes")
-    bundle.add_argument(
-        "--metrics", metavar="URL", nargs="+", default=[], help="also what these give, such as http://host:9461/metrics"
-    )
-    takes_secret(bundle)
 
 
 def _bundle(parsed: argparse.Namespace) -> int:
@@ -174,3 +161,7 @@ def _put(bundle: tarfile.TarFile, name: str, content: dict[str, Any]) -> None:
     entry = tarfile.TarInfo(f"pybk-support/{name}.json")
     entry.size, entry.mtime, entry.mode = len(data), int(time.time()), 0o600
     bundle.addfile(entry, io.BytesIO(data))
+
+
+VERBS: Final[Verbs] = {"bundle": _bundle}
+"""The verbs of ``pybk support``."""

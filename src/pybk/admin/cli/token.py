@@ -3,25 +3,10 @@
 from __future__ import annotations
 
 import argparse
+from typing import Final
 
-from pybk.admin.cli.arguments import CommandParser, takes_output
+from pybk.admin.cli.arguments import Verbs
 from pybk.admin.cli.output import SOUND, print_json
-
-
-def add(parser: CommandParser) -> None:
-    """Add the arguments of ``pybk token``."""
-    parser.add_argument("name", metavar="NAME", help="whose it is, for the log")
-    parser.add_argument(
-        "--scope",
-        choices=("read", "operate", "admin"),
-        default="read",
-        help="read: to look; operate: also what can be taken back, such as pauses and drains; admin: everything",
-    )
-    parser.add_argument(
-        "--file", required=True, metavar="FILE", help="the file of tokens that it is added to; SIGHUP has it read again"
-    )
-    takes_output(parser)
-    parser.set_defaults(run=_make)
 
 
 def _make(parsed: argparse.Namespace) -> int:
@@ -34,3 +19,7 @@ def _make(parsed: argparse.Namespace) -> int:
     else:
         print(text)  # once: the file has its SHA-256 alone
     return SOUND
+
+
+VERBS: Final[Verbs] = {"": _make}
+"""``pybk token``, which has no verbs."""

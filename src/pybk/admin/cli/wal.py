@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-from pybk.admin.cli.arguments import CommandParser, whole_number
+from pybk.admin.cli.arguments import Verbs
 from pybk.admin.cli.credentials import Given
 from pybk.admin.cli.logs import Append, LogVerbs, Record
 
@@ -17,25 +17,16 @@ if TYPE_CHECKING:
     from pybk.streams.wal import WriteAheadLog
 
 
-def add(parser: CommandParser) -> None:
-    """Add the verbs of ``pybk wal``."""
-    _WalVerbs().add(parser)
-
-
 class _WalVerbs(LogVerbs["WriteAheadLog"]):
     record = "LSN"
     number = "lsn"
     contents = "checkpoints"
-    places = "a log sequence number"
     columns: ClassVar[tuple[str, ...]] = ("generation", "epoch", "ledgers", "checkpoints")
 
     def sort(self) -> type[WriteAheadLog]:
         from pybk.streams.wal import WriteAheadLog
 
         return WriteAheadLog
-
-    def place(self, text: str) -> int:
-        return whole_number(text)
 
     def span(self, log: WriteAheadLog) -> tuple[int, int]:
         return log.first_lsn, log.last_lsn
@@ -60,3 +51,7 @@ class _WalVerbs(LogVerbs["WriteAheadLog"]):
 
     def rebuild(self, manager: LedgerManager, name: str, first: int | None, given: Given) -> RebuiltList:
         return self.sort().rebuild(manager, name, first_lsn=first, **given, insecure=True)
+
+
+VERBS: Final[Verbs] = _WalVerbs().verbs()
+"""The verbs of ``pybk wal``."""

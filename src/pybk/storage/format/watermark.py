@@ -11,7 +11,8 @@ from typing import Final
 
 from pybk.errors import CorruptError
 from pybk.storage.io.failures import is_passing
-from pybk.storage.io.filesystem import FileSystem, populate, replace_file
+from pybk.storage.io.filesystem import FileSystem, replace_file
+from pybk.storage.io.mapped_memory import populate
 
 WATERMARK_BYTES: Final = 64
 

@@ -2,41 +2,34 @@
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pybk.admin.options import (
-    DEFAULT,
-    PATH,
-    SECRET,
-    SWITCH,
-    TEXT,
-    Option,
-    add_flags,
-    missing,
-    number,
-    one_of,
-    read_file,
-    resolve,
-    size,
-    texts,
-)
+from pybk.admin.cli.arguments import CommandParser, fill
+from pybk.admin.options.rows import Command, Table
+from pybk.admin.options.settings import DEFAULT, Option, missing, read_file, resolve
 from pybk.errors import UsageError
 
-OPTIONS = (
-    Option(section="bookie", key="id", type=TEXT, flag="--id", help="its name", required=True),
-    Option(section="bookie", key="listen", type=texts("addresses"), flag="--listen", default=(), help="where"),
-    Option(section="bookie", key="check", type=SWITCH, default=True, help="whether"),
-    Option(section="bookie", key="once", type=SWITCH, default=False, flag_only=True, help="once"),
-    Option(section="store", key="free_bytes", type=size(1024, 1 << 40), default=4096, help="space"),
-    Option(section="store", key="wait_s", type=number("seconds", 0, 60), default=1.5, help="time"),
-    Option(section="log", key="level", type=one_of("info", "debug"), default="info", help="level"),
-    Option(section="log", key="file", type=PATH, default="", help="file"),
-    Option(section="cluster", key="secret", type=SECRET, help="secret"),
-)
+ROWS = Table("""
+@options
+  [bookie]
+  id --id NAME:text ! | its name
+  listen --listen ADDRESS...:addresses | where
+  check :switch =true | whether
+  once once | once
+  [store]
+  log_file_bytes BYTES:size | space
+  [pace]
+  wait_s SECONDS:seconds_of_hour =1.5 | time
+  [log]
+  level :info,debug =info | level
+  file FILE:path = | file
+  [cluster]
+  secret :secret | secret
+""").rows("options")
+OPTIONS = tuple(map(Option, ROWS))
 
 
 def written(tmp_path: Path, text: str) -> str:
@@ -46,36 +39,41 @@ def written(tmp_path: Path, text: str) -> str:
 
 
 def flags(*arguments: str) -> dict[str, Any]:
-    parser = argparse.ArgumentParser()
-    add_flags(parser, OPTIONS)
+    parser = CommandParser()
+    fill(parser, Command(("pybk", "serve"), "", ROWS, "", ""))
     return vars(parser.parse_args(arguments))
 
 
 def test_the_first_that_is_given_counts(tmp_path: Path) -> None:
     path = written(
         tmp_path,
-        '[bookie]\nid = "file"\nlisten = ["a,b", "c"]\ncheck = false\n[store]\nfree_bytes = "64KiB"\nwait_s = 2\n',
+        '[bookie]\nid = "file"\nlisten = ["a,b", "c"]\ncheck = false\n[store]\n'
+        'log_file_bytes = "64MiB"\n[pace]\nwait_s = 2\n',
     )
     file = read_file(path, OPTIONS)
-    environment = {"PYBK_BOOKIE_ID": "variable", "PYBK_BOOKIE_LISTEN": "d, e", "PYBK_STORE_FREE_BYTES": "2MiB"}
+    environment = {"PYBK_BOOKIE_ID": "variable", "PYBK_BOOKIE_LISTEN": "d, e", "PYBK_STORE_LOG_FILE_BYTES": "2MiB"}
     given = flags("--id", "flag", "--listen", "f,g", "--listen", "h", "--bookie-once", "--no-bookie-check")
-    names = ("bookie.id", "bookie.listen", "store.free_bytes", "store.wait_s", "bookie.check", "log.level")
+    names = ("bookie.id", "bookie.listen", "store.log_file_bytes", "pace.wait_s", "bookie.check", "log.level")
     for settings, expected in (
         (
             resolve(OPTIONS, given, environment, file),
-            [("flag", "--id"), (("f,g", "h"), "--listen"), (2 << 20, "PYBK_STORE_FREE_BYTES"), (2.0, path)],
+            [("flag", "--id"), (("f,g", "h"), "--listen"), (2 << 20, "PYBK_STORE_LOG_FILE_BYTES"), (2.0, path)],
         ),
         (
             resolve(OPTIONS, {}, environment, file),
-            [("variable", "PYBK_BOOKIE_ID"), (("d", "e"), "PYBK_BOOKIE_LISTEN"), (2 << 20, "PYBK_STORE_FREE_BYTES")],
+            [
+                ("variable", "PYBK_BOOKIE_ID"),
+                (("d", "e"), "PYBK_BOOKIE_LISTEN"),
+                (2 << 20, "PYBK_STORE_LOG_FILE_BYTES"),
+            ],
         ),
         (
             resolve(OPTIONS, {}, {"PYBK_BOOKIE_ID": ""}, file),
-            [("file", path), (("a,b", "c"), path), (65536, path), (2.0, path), (False, path), ("info", DEFAULT)],
+            [("file", path), (("a,b", "c"), path), (64 << 20, path), (2.0, path), (False, path), ("info", DEFAULT)],
         ),
         (
             resolve(OPTIONS, {}, {}, None),
-            [(None, DEFAULT), ((), DEFAULT), (4096, DEFAULT), (1.5, DEFAULT), (True, DEFAULT), ("info", DEFAULT)],
+            [(None, DEFAULT), ((), DEFAULT), (64 << 20, DEFAULT), (1.5, DEFAULT), (True, DEFAULT), ("info", DEFAULT)],
         ),
     ):
         found = [(settings[name].value, settings[name].origin) for name in names]
@@ -88,16 +86,16 @@ def test_the_first_that_is_given_counts(tmp_path: Path) -> None:
     [
         ('[bookie]\nidd = "x"', ["[bookie] idd = 'x'", "did you mean id?", "It takes id, listen, check"]),
         ('[bookie]\nmaximum_of_all = "x"', ["there is no key maximum_of_all in [bookie]. It takes id, listen, check"]),
-        ('[boookie]\nid = "x"', ["[boookie] id", "[bookie], [store], [log]"]),
+        ('[boookie]\nid = "x"', ["[boookie] id", "[bookie], [store], [pace], [log]"]),
         ('id = "x"', ["id = 'x'", "keys stand in a table, such as [bookie]"]),
         ("[bookie]\nid = 5", ["[bookie] id = '5'", "a text that is not empty"]),
         ('[bookie]\nlisten = "a"', ["[bookie] listen = 'a'", 'a list of texts, such as ["one", "two"]']),
         ('[bookie]\ncheck = "yes"', ["[bookie] check = 'yes'", "true or false"]),
         ("[bookie]\nonce = true", ["[bookie] once", "it is of one start", "--bookie-once"]),
-        ("[store]\nfree_bytes = 5", ["free_bytes = '5'", "from 1024 to 1099511627776", "64MiB"]),
-        ("[store]\nfree_bytes = true", ["free_bytes = 'True'", "a number of bytes"]),
-        ('[store]\nfree_bytes = "5 apples"', ["free_bytes = '5 apples'"]),
-        ("[store]\nwait_s = 61", ["wait_s = '61'", "a number of seconds from 0 to 60"]),
+        ("[store]\nlog_file_bytes = 5", ["log_file_bytes = '5'", "from 1048576 to 1073741824", "64MiB"]),
+        ("[store]\nlog_file_bytes = true", ["log_file_bytes = 'True'", "a number of bytes"]),
+        ('[store]\nlog_file_bytes = "5 apples"', ["log_file_bytes = '5 apples'"]),
+        ("[pace]\nwait_s = 3601", ["wait_s = '3601'", "a number of seconds from 0 to 3600"]),
         ('[log]\nlevel = "loud"', ["level = 'loud'", "info or debug"]),
         ('[cluster]\nsecret = "hush"', ["[cluster] secret:", "PYBK_CLUSTER_SECRET"]),
         ('[cluster]\nsecret_x = "hush"', ["[cluster] secret_x:", "there is no table [cluster]"]),
@@ -133,8 +131,10 @@ def test_variables_that_no_option_has_are_named() -> None:
 
 def test_wrong_flags_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
-        flags("--store-free-bytes", "lots")
-    assert "argument --store-free-bytes: 'lots' is not accepted, it takes a number of bytes" in capsys.readouterr().err
+        flags("--store-log-file-bytes", "lots")
+    assert (
+        "argument --store-log-file-bytes: 'lots' is not accepted, it takes a number of bytes" in capsys.readouterr().err
+    )
     with pytest.raises(SystemExit, match="2"):
         flags("--cluster-secret", "hush")
 

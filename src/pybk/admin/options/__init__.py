@@ -1,0 +1,1 @@
+"""The options of commands and services: one table, and what is made from it."""

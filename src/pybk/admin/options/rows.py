@@ -1,0 +1,178 @@
+"""Reads the table of all commands and options; ``table.py`` describes how it is written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Final
+
+from pybk.admin.options.table import TABLE
+
+_COUNTS: Final = ("...", "?", "*", "+")
+
+
+class Row:
+    """An argument of a command, or an option of a service.
+
+    Attributes:
+        flags: Its flags; none for an argument without one.
+        metavar: What it takes, as ``--help`` names that.
+        count: How often it is given: ``?``, ``*``, ``+`` or ``...``; empty for once.
+        kind: The name of its kind, or its choices; empty for a text, or a switch.
+        default: Its default as text; None for none.
+        dest: Its name in the code; empty if that is made of the flag or the metavar.
+        const: What a flag without a value stands for; empty for true.
+        excludes: ``^`` or ``^!``, if it excludes the others that have it; empty if it does not.
+        words: What else the table says of it: ``!``, ``once``, ``reload``.
+        title: The title of its group in ``--help``; empty for none.
+        section: The table in TOML of an option of a service; empty for others.
+        key: The key of the option there.
+        help: What it is or does.
+        shown_default: The default in words; empty for none.
+    """
+
+    def __init__(self, text: str, title: str = "", section: str = "") -> None:
+        left, _, self.help = text.partition(" | ")
+        words = left.split()
+        self.title, self.section, self.key, self.shown_default = title, section, "", ""
+        if section:
+            self.key, self.help, self.shown_default = words.pop(0), *_parted(self.help)
+        self.flags, self.metavar, self.count, self.kind = [word for word in words if word[0] == "-"], "", "", ""
+        self.default: str | None = None
+        self.dest, self.const, self.excludes = "", "", ""
+        self.words: set[str] = set()
+        for word in words:
+            self._read(word)
+
+    def _read(self, word: str) -> None:
+        if word[0] == "=":
+            self.default = word[1:]
+        elif word[0] == ">":
+            self.dest, _, self.const = word[1:].partition(":")
+        elif word[0] == "^":
+            self.excludes = word
+        elif word in ("!", "once", "reload"):
+            self.words.add(word)
+        elif word[0] != "-":
+            colon = word.rfind(":")
+            kind = word[colon + 1 :] if colon >= 0 else ""
+            if kind and ("," in kind or not kind.isupper()):
+                word, self.kind = word[:colon], kind
+            self.count = next((count for count in _COUNTS if word.endswith(count)), "")
+            self.metavar = word.removesuffix(self.count)
+
+    @property
+    def choices(self) -> list[str]:
+        """What it may be; none if that is no choice."""
+        return self.kind.split(",") if "," in self.kind else []
+
+    @property
+    def is_switch(self) -> bool:
+        """Whether it takes no value."""
+        return bool(self.flags) and not self.metavar and not self.kind
+
+
+class Command:
+    """A command, or a noun with verbs.
+
+    Attributes:
+        words: The words by which it is called.
+        text: What it does.
+        rows: Its arguments; none for a noun with verbs.
+        verb: The verb of a noun that is meant where the next word is none; empty if one is needed.
+        verbs_name: What ``--help`` calls the verbs.
+    """
+
+    def __init__(self, words: tuple[str, ...], text: str, rows: Sequence[Row], verb: str, verbs_name: str) -> None:
+        self.words, self.text, self.rows, self.verb, self.verbs_name = words, text, rows, verb, verbs_name
+
+    @property
+    def name(self) -> str:
+        """Its last word."""
+        return self.words[-1]
+
+    @property
+    def description(self) -> str:
+        """What it does, and which verb is meant where none is given."""
+        return f"{self.text}. Where the next word is no verb, {self.verb} is meant" if self.verb else self.text
+
+
+class Table:
+    """The table: what it declares.
+
+    Args:
+        text: Its text.
+    """
+
+    def __init__(self, text: str) -> None:
+        blocks = list(_blocks(text))
+        self._sets: Final = {head.partition(" ")[0]: (head, body) for head, body in blocks if head[0] == "@"}
+        self._made: Final = dict[tuple[str, str], list[Row]]()
+        self.commands: Final[Mapping[tuple[str, ...], Command]] = dict(self._commands(blocks))
+
+    def rows(self, name: str) -> list[Row]:
+        """Return the rows of a set, with those of the sets that it includes."""
+        return self._rows(f"@{name}", "")
+
+    def verbs(self, *words: str) -> list[Command]:
+        """Return the verbs of a command, in order; the nouns if no word is given."""
+        count = len(words)
+        return [each for each in self.commands.values() if each.words[:-1] == words and len(each.words) == count + 1]
+
+    def _commands(self, blocks: Iterable[tuple[str, list[str]]]) -> Iterator[tuple[tuple[str, ...], Command]]:
+        for head, body in blocks:
+            left, _, text = head.partition(" | ")
+            words = [word for word in left.split() if word[0] not in "@("]
+            if not words:
+                continue
+            verb = left.partition("(")[2].rstrip(")")
+            verbs_name = words.pop() if words[-1].isupper() else "VERB"
+            for noun in words[0].split(","):
+                name = (noun, *words[1:])
+                yield name, Command(name, text, list(self._of(left, body, "")), verb, verbs_name)
+
+    def _rows(self, name: str, text: str) -> list[Row]:
+        made = self._made.get((name, text))
+        if made is None:
+            head, body = self._sets[name]
+            made = self._made[name, text] = list(self._of(head.partition(" ")[2], body, text))
+        return made
+
+    def _of(self, left: str, body: Iterable[str], text: str) -> Iterator[Row]:
+        """Yield the rows of the sets that the words on the left name, and of a body; ``text`` stands for ``{}``."""
+        for word in left.split():
+            if word[0] == "@":
+                yield from self._rows(word, text)
+        title = section = ""
+        for line in body:
+            if line[0] == "@":
+                names, _, more = line.partition(" | ")
+                yield from self._of(names, (), more)
+            elif line[0] == "[":
+                title, section = line, line[1:-1]
+            elif line.startswith("== "):
+                title = line[3:]
+            else:
+                yield Row(line.replace("{}", text), title, section)
+
+
+def _parted(text: str) -> tuple[str, str]:
+    left, _, right = text.partition(" | ")
+    return left, right
+
+
+def _blocks(text: str) -> Iterator[tuple[str, list[str]]]:
+    """Yield each line at the margin, and the lines below it; lines that are continued are joined."""
+    head, body = "", list[str]()
+    for line in text.replace("\n      ", " ").splitlines():
+        if line.startswith("  "):
+            body.append(line.strip())
+        elif line:
+            if head:
+                yield head, body
+            head, body = line, []
+    if head:
+        yield head, body
+
+
+THE_TABLE = Table(TABLE)
+"""The table of all commands and options."""

@@ -1,0 +1,271 @@
+"""The options of a service: one reader of flags, variables and a file, which names what is wrong in them.
+
+An option's value is the first of these that is given: its flag, its variable ``PYBK_SECTION_KEY``, its key in the file,
+its default. A name or a value that no option takes is an error, because it would change nothing.
+"""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields
+from typing import Any, Final, NamedTuple
+
+from pybk.admin.options.kinds import Kind, kind_of
+from pybk.admin.options.rows import Row
+from pybk.config import StoreConfig
+from pybk.errors import UsageError
+from pybk.metadata.store import without_secrets
+from pybk.storage.io.regular_files import read_regular
+
+PREFIX: Final = "PYBK"
+DEFAULT: Final = "default"
+
+_FILE_BYTES_MAX: Final = 1 << 20
+_SHOWN_MAX: Final = 100
+"""Characters of a wrong value that its error shows."""
+
+_STORE_DEFAULTS: Final[Mapping[str, Any]] = {each.name: each.default for each in fields(StoreConfig)}
+
+
+class Option:
+    """One option of a service, of a row of the table.
+
+    Attributes:
+        row: The row.
+        section: Its table in TOML, and a part of its variable's name.
+        key: Its key there.
+        kind: What it takes.
+        default: Its value where none is given.
+        required: Whether there is no service without it.
+        once: Whether it is of one start, so that it stands neither in a file nor in the environment.
+        secret: Whether it is a secret, so that the environment alone may have it, and it is never shown.
+    """
+
+    def __init__(self, row: Row) -> None:
+        self.row: Final = row
+        self.section: Final = row.section
+        self.key: Final = row.key
+        self.kind: Final[Kind] = kind_of(row.kind, row.key)
+        self.required: Final = "!" in row.words
+        self.once: Final = "once" in row.words
+        self.secret: Final = row.kind == "secret"
+        self.default: Final[Any] = self._default()
+
+    def _default(self) -> Any:
+        if self.section == "store":
+            return _STORE_DEFAULTS[self.key]
+        if self.row.count or self.once:
+            return () if self.row.count else False
+        return self.kind.of_text(self.row.default) if self.row.default else self.row.default
+
+    @property
+    def name(self) -> str:
+        """Its name: section and key."""
+        return f"{self.section}.{self.key}"
+
+    @property
+    def variable(self) -> str:
+        """Its environment variable; "" if none may have it."""
+        return "" if self.once else f"{PREFIX}_{self.section}_{self.key}".upper()
+
+    @property
+    def flag(self) -> str:
+        """Its flag as people type it, or ``PATH``, which has none; "" for a secret."""
+        if self.secret or self.row.metavar == "PATH":
+            return "" if self.secret else "PATH"
+        return self.row.flags[0] if self.row.flags else f"--{self.section}-{self.key}".replace("_", "-")
+
+    @property
+    def in_file(self) -> bool:
+        """Whether a file may have it."""
+        return not self.once and not self.secret
+
+    @property
+    def shown_default(self) -> str:
+        """Its default as people read it; "" for none."""
+        return self.row.shown_default or self.shown(self.default)
+
+    def shown(self, value: Any) -> str:
+        """Return a value as ``config show`` and the documents have it."""
+        if value is None or value == ():
+            return ""
+        if self.secret:
+            return "(hidden)"
+        if isinstance(value, bool):
+            return str(value).lower()
+        if isinstance(value, float):
+            return f"{value:g}"
+        text = ", ".join(value) if isinstance(value, tuple) else str(value)
+        return without_secrets(text) if self.row.kind == "url" else text
+
+    def wrong(self, value: object) -> str:
+        """Return what is said of a value that it does not take."""
+        takes = f"it takes {self.kind.takes}"
+        return takes if self.secret else f"{str(value)[:_SHOWN_MAX]!r} is not accepted, {takes}"
+
+
+# ---- where values come from ----------------------------------------------------------------------------------------
+
+
+class Setting(NamedTuple):
+    """The value of an option, and where it comes from.
+
+    Attributes:
+        option: The option.
+        value: Its value.
+        origin: A flag, a variable, a file, or ``DEFAULT``.
+    """
+
+    option: Option
+    value: Any
+    origin: str
+
+
+class ConfigFile(NamedTuple):
+    """What a TOML file says of options.
+
+    Attributes:
+        path: The file.
+        values: Values by the names of options.
+        problems: What is wrong in it, a sentence each; the values in question are left out.
+    """
+
+    path: str
+    values: Mapping[str, Any]
+    problems: Sequence[str]
+
+
+def read_file(path: str, options: Sequence[Option]) -> ConfigFile:
+    """Read a TOML file of options.
+
+    Raises:
+        UsageError: It cannot be read, or is not TOML.
+    """
+    try:
+        tables = tomllib.loads(read_regular(path, _FILE_BYTES_MAX).decode())
+    except OSError as error:
+        raise UsageError(f"{path} is to hold options in TOML, and cannot be read: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{path} is to hold options in TOML: {error}") from None
+    values: dict[str, Any] = {}
+    problems = []
+    known = {option.name: option for option in options}
+    for name, found in _flat(tables):
+        option = known.get(name)
+        if option is None or not option.in_file:
+            problems.append(f"{path}: {_shown(name, found, option)}: {_no_such_key(name, option, options)}")
+            continue
+        try:
+            values[name] = option.kind.of_toml(found)
+        except ValueError:
+            problems.append(f"{path}: {_shown(name, found, option)}: it takes {option.kind.takes}")
+    return ConfigFile(path, values, problems)
+
+
+def _flat(tables: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for section, found in tables.items():
+        if isinstance(found, dict):
+            yield from ((f"{section}.{key}", value) for key, value in found.items())
+        else:
+            yield section, found
+
+
+def _shown(name: str, value: object, option: Option | None) -> str:
+    section, _, key = name.rpartition(".")
+    where = f"[{section}] {key}" if section else key
+    # The value of an option that is a secret, or might be one that was misspelt, is not printed.
+    hidden = option.secret if option is not None else any(word in key for word in ("secret", "password"))
+    if hidden:
+        return where
+    try:
+        return f"{where} = {str(value)[:_SHOWN_MAX]!r}"
+    except ValueError:  # Python writes no number of more than 4300 digits
+        return f"{where} = (a number that is too long)"
+
+
+def _no_such_key(name: str, option: Option | None, options: Sequence[Option]) -> str:
+    if option is not None and option.secret:
+        return f"no secret stands in this file; name a file that holds it, or set {option.variable}"
+    if option is not None:
+        return f"it is of one start, so it stands in no file; give {option.flag}"
+    names = [each.name for each in options if each.in_file]
+    section, _, key = name.rpartition(".")
+    close = difflib.get_close_matches(name, names, 1)
+    if not section:
+        return "keys stand in a table, such as [bookie]"
+    here = [each.rpartition(".")[2] for each in names if each.startswith(f"{section}.")]
+    if not here:
+        tables = dict.fromkeys(f"[{each.partition('.')[0]}]" for each in names)
+        return f"there is no table [{section}]; there are {', '.join(tables)}"
+    nearest = f"; did you mean {close[0].rpartition('.')[2]}?" if close else "."
+    return f"there is no key {key} in [{section}]{nearest} It takes {', '.join(here)}"
+
+
+def resolve(
+    options: Sequence[Option],
+    flags: Mapping[str, Any],
+    environment: Mapping[str, str],
+    file: ConfigFile | None,
+    *,
+    variables: Iterable[str] = (),
+) -> dict[str, Setting]:
+    """Return the value of each option, by its name, and where it comes from.
+
+    Args:
+        options: The options.
+        flags: The values of flags, by the names of options.
+        environment: The environment of the process.
+        file: The file.
+        variables: Names of variables that mean something else, though they begin as those of options do.
+
+    Raises:
+        UsageError: The file or a variable has a wrong name or value; the text has all of them.
+    """
+    problems = list(file.problems) if file is not None else []
+    found = _of_environment(options, environment, problems, frozenset(variables))
+    if problems:
+        raise UsageError("; ".join(problems))
+    settings = {}
+    for option in options:
+        name = option.name
+        if name in flags:
+            value = tuple(flags[name]) if option.row.count else flags[name]
+            settings[name] = Setting(option, value, option.flag)
+        elif name in found:
+            settings[name] = Setting(option, found[name], option.variable)
+        elif file is not None and name in file.values:
+            settings[name] = Setting(option, file.values[name], file.path)
+        else:
+            settings[name] = Setting(option, option.default, DEFAULT)
+    return settings
+
+
+def _of_environment(
+    options: Sequence[Option], environment: Mapping[str, str], problems: list[str], others: frozenset[str]
+) -> dict[str, Any]:
+    """Return the values that the environment has; notes in ``problems`` what is wrong there."""
+    known = {option.variable: option for option in options if option.variable}
+    beginnings = tuple({f"{PREFIX}_{option.section}_".upper() for option in options})
+    values = {}
+    for variable in sorted(environment):
+        text, option = environment[variable], known.get(variable)
+        if option is None:
+            if variable.startswith(beginnings) and variable not in others:
+                close = difflib.get_close_matches(variable, known, 1)
+                nearest = f"; did you mean {close[0]}?" if close else ""
+                problems.append(f"the environment has {variable}, which no option has{nearest} Unset it")
+            continue
+        if not text:
+            continue  # as unset, so that a unit or a manifest can have the variable without a value
+        try:
+            values[option.name] = option.kind.of_text(text)
+        except ValueError:
+            problems.append(f"{variable}: {option.wrong(text)}")
+    return values
+
+
+def missing(settings: Mapping[str, Setting]) -> list[Option]:
+    """Return the options that have no value and are needed."""
+    return [each.option for each in settings.values() if each.option.required and not each.value]

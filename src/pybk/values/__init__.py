@@ -1,0 +1,1 @@
+"""Values that callers give, or that cannot change."""
