@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pybk.flags import StorageHint
-from pybk.storage.tiers import file_tier
+from pybk.storage import format as layouts
 from tests.storage.real_store import open_quick
 
 pytest.importorskip("zstandard")
@@ -25,14 +25,14 @@ def test_a_read_of_compressed_zeros_unpacks_about_what_it_asks_for(
                 writer.append_many([bytes(16 << 10)] * 32)
         manager.checkpoint()
         unpacked: list[int] = []
-        decompress: Callable[..., bytes] = vars(file_tier)["decompress"]
+        decompress: Callable[..., bytes] = layouts.decompress
 
         def count(*arguments: object) -> bytes:
             body = decompress(*arguments)
             unpacked.append(len(body))
             return body
 
-        monkeypatch.setattr(file_tier, "decompress", count)
+        monkeypatch.setattr(layouts, "decompress", count)
         with manager.open_ledger(writer.ledger_id) as reader:
             batch = reader.read_batch(0, max_bytes=MIB)
             assert MIB // 2 < batch.payload_bytes <= MIB

@@ -486,7 +486,7 @@ MUTANTS = [
     Mutant(
         "a group is salvaged as one",
         salvage_a_group,
-        [Piece("store:salvage_log", "units_of(commit.records)", "[[record] for record in commit.records]")],
+        [Piece("log:salvage_log", "units_of(commit.records)", "[[record] for record in commit.records]")],
     ),
     Mutant(
         "what is acknowledged is synced",
