@@ -24,7 +24,7 @@ class Fault(Enum):
 
     ``REPLY_LOST``: it takes effect, and the answer is lost. ``REQUEST_LOST``: it takes no effect, and the caller cannot
     know. ``REFUSED``: it takes no effect, and the caller knows. ``STALE``: a read that need not be the latest sees the
-    value before the last change, unless this store saw a newer one.
+    value before the last change, unless this store saw that change or a later one.
     """
 
     REPLY_LOST = 1
@@ -156,7 +156,7 @@ class SimMetadataStore:
         self.faults = faults
         self._session = 0
         self._closed = False
-        self._seen: dict[str, int] = {}
+        self._seen = 0
 
     def get(self, key: str, *, latest: bool = False) -> Node | None:
         """See ``MetadataStore.get``."""
@@ -165,12 +165,10 @@ class SimMetadataStore:
             raise MetadataUnreachableError(f"get {key}: no answer")
         found = self.server.nodes.get(key)
         node = None if found is None else found.node
-        if fault is Fault.STALE and not latest and found is not None:
-            before = found.before
-            if self._seen.get(key, 0) <= (0 if before is None else before.version):
-                node = before
+        if fault is Fault.STALE and not latest and found is not None and found.node.version > self._seen:
+            node = found.before
         if node is not None:
-            self._seen[key] = node.version
+            self._seen = max(self._seen, node.version)
         return node
 
     def get_many(self, keys: Sequence[str]) -> list[Node | None]:
@@ -289,7 +287,8 @@ class SimMetadataStore:
             except (MetadataExistsError, MetadataVersionError) as error:
                 raise MetadataUnreachableError(f"{operation} {key}: no answer", outcome_unknown=True) from error
             raise MetadataUnreachableError(f"{operation} {key}: no answer", outcome_unknown=True)
-        return change()
+        self._seen = max(self._seen, version := change())
+        return version
 
     def _expect(self, key: str, version: int) -> None:
         found = self.server.nodes.get(key)

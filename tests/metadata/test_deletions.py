@@ -295,18 +295,18 @@ def test_a_folded_tombstone_is_deleted_for_ever_also_for_two_auditors(monkeypatc
 def test_an_id_whose_tombstone_is_folded_while_it_is_taken_is_not_given_again(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    auditor, client = cluster_on(world.open()), cluster_on(world.open())
+    auditor, store = cluster_on(world.open()), world.open()
+    client = cluster_on(store)
     auditor.claim_cookie(bookie(1))
     page = deleted_on_a_page(auditor, 7)
-    look = client.is_folded
+    create = store.create
 
-    def folded_after_the_look(ledger_id: int, *, latest: bool = True) -> bool:
-        found = look(ledger_id, latest=latest)
+    def folded_before(key: str, value: bytes, *, leased: bool = False) -> int:
         auditor.record_deletion_position(bookie(1), page)
-        auditor.trim_deletions()
-        return found
+        assert auditor.trim_deletions() == 1
+        return create(key, value, leased=leased)
 
-    monkeypatch.setattr(client, "is_folded", folded_after_the_look)
+    monkeypatch.setattr(store, "create", folded_before)
     with pytest.raises(LedgerExistsError):
         client.create_ledger(ledger(7))
     with pytest.raises(LedgerDeletedError):

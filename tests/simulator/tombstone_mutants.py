@@ -76,7 +76,7 @@ TOMBSTONE_MUTANTS = (
     Mutant(
         "DT3b",
         "an id that was recorded is not given again",
-        (Piece(LEDGERS + "_refuse_folded", "self.is_folded(ledger_id, latest=latest)", "False"),),
+        (Piece(LEDGERS + "create_ledger", "self.is_folded(metadata.ledger_id, latest=False)", "False"),),
     ),
     Mutant(
         "DT3c",

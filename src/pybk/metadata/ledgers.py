@@ -234,7 +234,6 @@ class Ledgers(AuthenticatedValues):
             LedgerExistsError: There is a ledger of this id, or there was one: ids are used once.
         """
         key, value, token = self._encoded(metadata)
-        self._refuse_folded(metadata.ledger_id, latest=False)
         description = LedgerDescription.of(metadata)
 
         def mine(node: Node | None) -> bool:
@@ -251,17 +250,17 @@ class Ledgers(AuthenticatedValues):
             version = settle(self._store, key, lambda: self._store.create(key, value), mine)
         except MetadataExistsError as error:
             raise LedgerExistsError(_GIVEN_BEFORE.format(metadata.ledger_id)) from error
-        try:  # a tombstone may have been folded since the first look; its id was recorded before that (DT3)
-            self._refuse_folded(metadata.ledger_id)
-        except LedgerExistsError:
+        # The id was recorded before the tombstone was removed (DT3), and the key could be made only after that. So this
+        # read finds it without a sync.
+        try:
+            given_before = self.is_folded(metadata.ledger_id, latest=False)
+        except PybkError:
             self._store.delete(key, version)
             raise
+        if given_before:
+            self._store.delete(key, version)
+            raise LedgerExistsError(_GIVEN_BEFORE.format(metadata.ledger_id))
         return version
-
-    def _refuse_folded(self, ledger_id: int, *, latest: bool = True) -> None:
-        """Raise LedgerExistsError if the tombstone of a ledger was folded."""
-        if self.is_folded(ledger_id, latest=latest):
-            raise LedgerExistsError(_GIVEN_BEFORE.format(ledger_id))
 
     def read_ledger(self, ledger_id: int, *, latest: bool = True) -> StoredLedger:
         """Return a ledger's metadata.

@@ -72,7 +72,8 @@ class MetadataStore(Protocol):
         Args:
             key: The key.
             latest: See every change that took effect before the call, including changes of this store object whose
-                answer was lost. Otherwise the value may be stale, but never older than what this object has seen.
+                answer was lost. Otherwise the value may be stale, but changes take effect in one order, and what this
+                object has seen or changed of any key, and all before that, is seen.
         """
         ...
 
