@@ -93,6 +93,10 @@ def test_wrong_usage_is_one_line_that_says_where_the_usage_is(
     [
         ("bookie drain lmdb:///x b1 --dry-run", "pybk bookie drain: unrecognized arguments: --dry-run; see the usage:"),
         (
+            "bookie drain lmdb:///x b1 --wiat",
+            "pybk bookie drain: unrecognized arguments: --wiat; did you mean --wait?",
+        ),
+        (
             "bookie drain b1",
             "pybk bookie drain: the following arguments are required: NAME; the first one is PATH, unless `pybk --pr",
         ),

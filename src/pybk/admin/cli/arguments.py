@@ -6,6 +6,7 @@ import argparse
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from difflib import get_close_matches
 from functools import cache, partial
 from importlib import import_module
 from typing import Any, Final, NoReturn
@@ -26,6 +27,8 @@ _OF_PROFILES: Final = ("cluster", "either", "export")
 """The kinds of PATH for which a profile may stand."""
 
 _WRONG_USAGE: Final = 2
+_NEAR: Final = 0.7
+"""How alike two flags are, by difflib, if one is taken for the other, misspelt."""
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -65,7 +68,8 @@ class CommandParser(argparse.ArgumentParser):
             self.error("--profile NAME stands before the command: pybk --profile NAME ...")
         found, left = super().parse_known_args(args, namespace)
         if left:  # the parser above would name itself, whose usage does not help
-            self.error(f"unrecognized arguments: {' '.join(left)}")
+            near = get_close_matches(left[0].partition("=")[0], self._option_string_actions, 1, _NEAR)
+            self.error(f"unrecognized arguments: {' '.join(left)}{f'; did you mean {near[0]}?' if near else ''}")
         return found, left
 
     def _names_path(self, words: Sequence[str]) -> bool:

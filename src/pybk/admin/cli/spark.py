@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from pybk.spark.jobs.verify import CheckedReplica, VerifiedLedgers
 
 _SPANS_SHOWN: Final = 5
-_AGES: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _SIZES: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 
@@ -44,14 +43,6 @@ def ids(text: str) -> list[int]:
             raise argparse.ArgumentTypeError(f"{part} names more than a million ledgers; use --type")
         found += range(int(low), int(high or low) + 1)
     return found
-
-
-def age(text: str) -> float:
-    """Parse an age such as ``12h``, in seconds."""
-    found = re.fullmatch(r"(\d{1,9})([smhd])", text)
-    if found is None:
-        raise argparse.ArgumentTypeError(f"{text!r:.100} is not an age; write 90s, 15m, 12h or 30d")
-    return float(int(found[1]) * _AGES[found[2]])
 
 
 def size(text: str) -> int:

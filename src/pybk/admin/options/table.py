@@ -328,7 +328,7 @@ spark verify @either @job @selection @passwords | check every entry on every boo
 spark tier @cluster @job @selection @password | move closed ledgers to a tier by policy
   TIER:nvme,ssd,hdd >target | one of nvme, ssd, hdd
   --hint :nvme,ssd,hdd | only ledgers created with this hint
-  --older-than AGE:spark.age | only ledgers older than this: 90s, 12h, 30d
+  --older-than AGE:seconds | only ledgers older than this: 90s, 12h, 30d
   --larger-than SIZE:spark.size | only ledgers of more payload bytes: 500m, 2g
   --dry-run | list the ledgers, and move none
 spark export @either @job @selection @password @open-too | write ledgers to Parquet files
@@ -343,7 +343,7 @@ spark copy @either @job @selection @password @open-too @quorums | copy ledgers t
   TARGET | the metadata URL of the other cluster
   --target-secret-file FILE | holds the other cluster's secret
 spark collect @cluster @password | delete the ledgers that writes from Spark, imports and copies left without a commit
-  --older-than AGE:spark.age =1d | only ledgers older than this: 90s, 12h, 30d; default: 1d. Writes that take longer are
+  --older-than AGE:seconds =1d | only ledgers older than this: 90s, 12h, 30d; default: 1d. Writes that take longer are
       refused afterwards
 @job
   --master URL | Spark's master; default: that of spark-submit, or all cores of this machine
