@@ -62,6 +62,7 @@ def test_a_client_of_a_whole_cluster_is_ok() -> None:
         (sight(2), "failed", "too_few_bookies"),  # the default ensemble has three
         (sight(2, away=frozenset({"b2"})), "degraded", "few_bookies"),
         (sight(1, away=frozenset({"b1", "b2"})), "failed", "too_few_bookies"),
+        (sight(2, {**QUIET, "bookies": [{"bookie_id": "b2", "status": "draining"}]}), "failed", "too_few_bookies"),
         (sight(2, {**QUIET, "ensembles": [1, 3]}), "degraded", "few_bookies"),
         (sight(5, {**QUIET, "bookies": [{"bookie_id": "b4", "status": "read_only", "absent_ns": 0}]}), "degraded", ""),
         (sight(5, None), "degraded", "no_auditor"),
@@ -90,8 +91,16 @@ def test_bookies_that_the_auditor_waits_for_may_be_members_of_new_ledgers() -> N
     report = {**QUIET, "bookies": [{"bookie_id": "b2", "status": "lost", "absent_ns": 9}]}
     health = client_health(sight(2, report), 0, NOW)
     assert (health.state, codes(health)) == ("degraded", ["few_bookies", "bookies_lost"])
-    assert "under-replicated from their first entry on, because members are away (b2)" in health.reason
+    assert "under-replicated from their first entry on, because members are away or read-only (b2)" in health.reason
     assert health.reason == health.reasons[0].text
+
+
+@pytest.mark.parametrize("known", [frozenset({"b2"}), frozenset()], ids=["by its registration", "by the report"])
+def test_a_read_only_bookie_may_be_a_member_of_new_ledgers(known: frozenset[str]) -> None:
+    report = {**QUIET, "bookies": [{"bookie_id": "b2", "status": "read_only", "absent_ns": 0}]}
+    health = client_health(sight(2 if known else 3, report, away=known), 0, NOW)
+    assert (health.state, codes(health)) == ("degraded", ["few_bookies", "bookies_read_only"])
+    assert "because members are away or read-only (b2)" in health.reason
 
 
 def test_a_cluster_without_a_spare_bookie_is_ok_as_long_as_none_is_missing() -> None:

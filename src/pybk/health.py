@@ -297,7 +297,7 @@ class ClusterSight:
         bookies: How many bookies are registered.
         writable: The names of those that registered as taking entries.
         seen: The auditor's report.
-        away: The names of bookies that this client saw registered before, and that are not now.
+        away: The names of bookies that this client saw registered at some time, and that take no entries now.
         ensembles: The sizes of the ensembles of the ledgers that this client writes.
         paused_until_ns: When a pause of the repairs ends; 0 if there is none.
     """
@@ -314,8 +314,11 @@ class ClusterSight:
 _TAKE_ENTRIES: Final = frozenset({"live", "in_limbo", "flapping", "maintenance"})
 """Statuses of bookies that take entries of writers."""
 
-_AWAY: Final = frozenset({"absent", "lost"})
-"""Statuses of bookies that are known and not registered."""
+_AWAY: Final = frozenset({"absent", "lost", "read_only"})
+"""Statuses of bookies that take no entries now, and may be members of new ledgers all the same."""
+
+_LEAVING: Final = frozenset({"draining", "removed"})
+"""Statuses of bookies that may not."""
 
 
 def client_health(sight: ClusterSight, outstanding_bytes: int, now_ns: int) -> Health:
@@ -338,23 +341,23 @@ def client_health(sight: ClusterSight, outstanding_bytes: int, now_ns: int) -> H
 def _room_for_ensembles(sight: ClusterSight) -> Iterator[HealthReason]:
     """Yield a reason if the writable bookies do not suffice for the open ledgers, and a note if they just do.
 
-    Bookies that are away suffice for the rest of an ensemble, as long as an ack quorum is writable; this assumes the
-    default quorums.
+    Bookies that are away or read-only suffice for the rest of an ensemble, as long as an ack quorum is writable; this
+    assumes the default quorums.
     """
     report = sight.seen.report or {}
-    refusing = {str(each["bookie_id"]) for each in report.get("bookies", ()) if each["status"] not in _TAKE_ENTRIES}
+    statuses = {str(each["bookie_id"]): each["status"] for each in report.get("bookies", ())}
+    refusing = {name for name, status in statuses.items() if status not in _TAKE_ENTRIES}
     count = len(sight.writable - refusing)
     sizes = ensemble_sizes(report, sight.ensembles)
     smallest, largest = min(sizes), max(sizes)
-    away = sight.away | {str(each["bookie_id"]) for each in report.get("bookies", ()) if each["status"] in _AWAY}
-    away -= sight.writable
-    default = Quorum(smallest, min(DEFAULT_WRITE_QUORUM, smallest), min(DEFAULT_ACK_QUORUM, smallest))
-    if default.live_min <= count < smallest <= count + len(away):
+    away = sight.away | {name for name, status in statuses.items() if status in _AWAY}
+    away -= {name for name, status in statuses.items() if status in _LEAVING} | (sight.writable - refusing)
+    if fewest_for(smallest) <= count < smallest <= count + len(away):
         yield HealthReason(
             "few_bookies",
             f"{count} writable bookies are registered, and the smallest usual ensemble takes {smallest}: new ledgers "
-            f"are under-replicated from their first entry on, because members are away ({listed(sorted(away))}); "
-            "start these, or others",
+            "are under-replicated from their first entry on, because members are away or read-only "
+            f"({listed(sorted(away))}); start these, or others, or free space where they are read-only",
         )
     elif count < smallest:
         yield HealthReason(
@@ -379,6 +382,15 @@ def ensemble_sizes(report: Mapping[str, Any], own: Iterable[int] = ()) -> list[i
         own: The sizes of those that a client writes itself.
     """
     return [size for size in (*report.get("ensembles", ()), *own) if size] or [DEFAULT_ENSEMBLE_SIZE]
+
+
+def fewest_for(size: int) -> int:
+    """Return the fewest writable bookies with which a ledger can be written, by the default quorums.
+
+    Args:
+        size: The size of its ensemble.
+    """
+    return Quorum(size, min(DEFAULT_WRITE_QUORUM, size), min(DEFAULT_ACK_QUORUM, size)).live_min
 
 
 def no_spare_note(count: int) -> HealthReason:

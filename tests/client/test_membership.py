@@ -30,6 +30,7 @@ from pybk.replication.messages import (
     ChooseBookies,
     Event,
     MetadataWritten,
+    UnderReplicated,
     WriteMetadata,
 )
 from tests.cluster.inside import Inside, inside
@@ -368,10 +369,43 @@ def test_the_error_says_which_bookies_are_away_and_why_they_are_not_taken(tmp_pa
         with pytest.raises(NotEnoughBookiesError, match=r"1 that are away \(b1\)") as refused:
             cluster.membership.ensemble(metadata((3, 3, 3)))
         assert "each write set has its ack_quorum (3 of 3) without them" in str(refused.value)
-        assert "start more, free space where it is read-only, or ask for fewer" in str(refused.value)
+        assert "start more, or ask for fewer" in str(refused.value)
         leave(cluster, 2)
         with pytest.raises(NotEnoughBookiesError, match=r"there are 1 \(b0\), and 2 that are away \(b1, b2\)"):
             cluster.ensemble()
+
+
+def test_a_read_only_bookie_is_a_member_of_a_new_ledger_as_one_that_is_away(tmp_path: Path) -> None:
+    with racks(tmp_path, "", "", "") as cluster:
+        refuse(cluster, 1, "store_full")
+        choice = cluster.membership.ensemble(metadata())
+        assert choice.away == {bookie(1)}
+        assert choice.missed == (UnderReplicated(bookie(1), 0),)
+        assert not cluster.membership.keeps(bookie(1))
+        assert cluster.membership.not_writable == {"b1"}
+
+
+def test_the_error_says_which_bookies_are_read_only_and_why_and_what_to_do(tmp_path: Path) -> None:
+    with racks(tmp_path, "", "", "", "", "") as cluster:
+        for number, why in ((1, "store_full"), (2, "retired"), (3, "")):
+            refuse(cluster, number, why)
+        cluster.change_state(bookie(4), DRAINING)
+        refuse(cluster, 4, "draining")
+        with pytest.raises(NotEnoughBookiesError) as refused:
+            cluster.ensemble()
+    text = str(refused.value)
+    assert "an ensemble of 3 needs 3 writable bookies; there are 1 (b0, b1 read-only: too little free space, " in text
+    assert "b2 read-only: it ends, or was retired until its next start, b3 read-only: its log says why, " in text
+    assert "b4 read-only: it is drained)" in text
+    assert "away or read-only may be members only while each write set has its ack_quorum (2 of 3) without them" in text
+    assert "start more, free space on b1, b3, restart b2, end the drain (`pybk bookie cancel-drain`) of b4, or" in text
+    assert "`pybk cluster status`" in text
+
+
+def refuse(cluster: Racks, number: int, why: str) -> None:
+    """Have a bookie register as read-only, and the client know it."""
+    cluster.registered[number].update(replace(cluster.registered[number].written, read_only=True, why_read_only=why))
+    cluster.membership.refresh()
 
 
 def test_a_strict_policy_takes_a_bookie_that_is_away_where_its_cookie_says_that_it_stands(tmp_path: Path) -> None:

@@ -161,9 +161,9 @@ def test_the_error_of_too_few_bookies_names_the_read_only_ones(five: Inside, mon
     found = [replace(each, read_only=each.bookie.bookie_id == "bookie-3") for each in metadata.list_bookies()]
     monkeypatch.setattr(metadata, "list_bookies", lambda *_: found)
     cluster_backend_of(client).membership.refresh()
-    expected = r"needs 5 .*there are 4 \(bookie-0, bookie-1, bookie-2, bookie-3 read-only, bookie-4\)"
+    expected = r"needs 5 .*there are 4 \(bookie-0, bookie-1, bookie-2, bookie-3 read-only: its log says why, bookie-4\)"
     with pytest.raises(NotEnoughBookiesError, match=expected):
-        client.create_ledger(ensemble_size=5, insecure=True)
+        client.create_ledger(ensemble_size=5, write_quorum=5, ack_quorum=5, insecure=True)
 
 
 def test_a_ledger_of_a_bookies_own_manager_comes_first_to_that_bookie(five: Inside) -> None:

@@ -1,22 +1,30 @@
-"""One of three bookies is killed before ledgers, logs, subscriptions and blobs are made, as real processes."""
+"""One of three bookies is killed, full or about to end when ledgers, logs, subscriptions and blobs are made."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from pybk import LogEnd, LogReader, LogRecord, Subscription
+from pybk.errors import NotEnoughBookiesError
 from pybk.ledger.ledger_metadata import Bookie, Fragment
 from pybk.manager.ledger_manager import LedgerManager
 from pybk.streams.blob_store import BlobStore
 from pybk.streams.log import Log
+from tests.client.test_directories import service_of
 from tests.cluster.checker import check_writer, last_acked
 from tests.cluster.child import PASSWORD
+from tests.cluster.inside import Inside, inside
 from tests.cluster.processes import running
 from tests.internals import cluster_backend_of
 from tests.waiting import WAIT_S, wait_until
 
 COUNT = 20
 RECORDS = [b"%d" % number for number in range(COUNT)]
+FULL = 1 << 60
+"""More free bytes than any device has."""
 
 
 def _wait_for_bookies(client: LedgerManager, count: int) -> None:
@@ -94,6 +102,52 @@ def test_one_of_three_bookies_may_be_down_when_anything_is_made(tmp_path: Path) 
             with client.open_ledger(closed, password=PASSWORD) as reader:
                 found = [bytes(entry.payload) for entry in reader.read(0, COUNT - 1)]
             assert found == RECORDS, "the bookie that was away has everything"
+
+
+def _fill(cluster: Inside) -> Callable[[], None]:
+    """Have the third bookie be full; return what ends that."""
+    cluster.bookies[2].close()
+    full = cluster.open_bookie(2, free_bytes_low=FULL, free_bytes_ok=FULL)
+    return full.close
+
+
+def _retire(cluster: Inside) -> Callable[[], None]:
+    """Have the third bookie finish what it does before it ends, as after a SIGTERM; return what ends it."""
+    service_of(cluster.bookies[2]).retire()
+    return cluster.bookies[2].close
+
+
+@pytest.mark.parametrize("refuse", [_fill, _retire], ids=["full", "ends"])
+def test_one_of_three_bookies_may_be_read_only_when_anything_is_made(
+    tmp_path: Path, refuse: Callable[[Inside], Callable[[], None]]
+) -> None:
+    with inside(tmp_path, autorecovery=True) as cluster:
+        end = refuse(cluster)
+        client = cluster.connect()
+        membership = cluster_backend_of(client).membership
+        wait_until(lambda: membership.refresh() or membership.not_writable == {"bookie-2"})
+        still_open = client.create_ledger(password=PASSWORD)
+        still_open.append(RECORDS[0])
+        ledger_id = _make_all(client)
+        assert {bookie.bookie_id for bookie in _members(client, ledger_id)} == {"bookie-0", "bookie-1", "bookie-2"}
+        (mark,) = membership.metadata.marks_of(ledger_id)
+        assert (mark.bookie.bookie_id, mark.first_entry_id) == ("bookie-2", 0)
+        with pytest.raises(NotEnoughBookiesError, match="bookie-2 read-only"):
+            client.create_ledger(password=PASSWORD, ack_quorum=3)
+        assert client.health().state == "degraded"
+        end()
+        cluster.open_bookie(2)
+        for record in RECORDS[1:]:
+            still_open.append(record)
+        wait_until(lambda: len(_fragments(client, still_open.ledger_id)) == 2)
+        still_open.close()
+        wait_until(lambda: _has_no_marks(client), seconds=180)
+        cluster.bookies[0].close()
+        _read_all(client, ledger_id)
+        cluster.bookies[1].close()
+        for closed in (ledger_id, still_open.ledger_id):
+            with client.open_ledger(closed, password=PASSWORD) as reader:
+                assert [bytes(entry.payload) for entry in reader.read(0, COUNT - 1)] == RECORDS
 
 
 def test_a_writer_that_is_killed_loses_nothing_though_its_third_bookie_comes_back_empty(tmp_path: Path) -> None:

@@ -532,11 +532,31 @@ def test_each_write_set_keeps_an_ack_quorum_of_registered_bookies() -> None:
         assert (live.bit_count(), quorum.writable(live)) == (here, True), shape
 
 
-def test_a_registered_bookie_that_takes_no_entries_is_no_member_though_others_are_away() -> None:
+def test_a_bookie_that_takes_no_entries_is_no_member_while_others_do() -> None:
     full = Candidate(bookie(0), {NVME: 1}, read_only=True)
     draining = Candidate(bookie(1), {NVME: 1}, leaving=True)
-    choice = first([full, draining, *standing("", "", first=2)], standing("", first=4))
+    choice = first([full, draining, *standing("", "", "", first=2)], standing("", first=5))
     assert set(choice.bookies.values()) == {bookie(2), bookie(3), bookie(4)}
+    assert choice.away == frozenset()
+
+
+def test_a_read_only_bookie_is_a_member_that_gets_nothing_where_too_few_take_entries() -> None:
+    full = Candidate(bookie(2), {NVME: 1}, read_only=True)
+    choice = first([*standing("", ""), full], ())
+    assert set(choice.bookies.values()) == {bookie(0), bookie(1), bookie(2)}
+    assert choice.missed == (UnderReplicated(bookie(2), 0),)
+    assert len(first([*standing(""), full], standing("", first=1)).bookies) == 1, "one is no ack quorum"
+    assert len(first([*standing("", ""), full], (), (3, 3, 3)).bookies) == 2, "none may be away"
+
+
+def test_a_bookie_that_leaves_is_no_member_though_it_is_read_only_or_away() -> None:
+    for leaves in (
+        Candidate(bookie(2), {NVME: 1}, read_only=True, leaving=True),
+        Candidate(bookie(2), {}, away=True, leaving=True),
+    ):
+        assert len(first([*standing("", ""), leaves], ()).bookies) == 2
+        with_another = first([*standing("", ""), leaves], standing("", first=3))
+        assert with_another.away == {bookie(3)}
 
 
 def test_a_strict_policy_judges_a_bookie_that_is_away_by_its_cookie() -> None:

@@ -29,12 +29,26 @@ AWAY_MUTANTS = (
     _mutant(
         "A4",
         "bookies that are away are taken only if too few are registered (AW11)",
-        Piece("tests.simulator.ledgers:choose_first", "len(registered.bookies) == len(whole)", "False"),
+        Piece("tests.simulator.ledgers:choose_first", "len(writable.bookies) == len(whole)", "False"),
     ),
     _mutant(
         "A5",
         "as few bookies that are away are taken as possible (AW11)",
         Piece("placement:_vacancies", "range(most)", "reversed(range(most))"),
+    ),
+    _mutant(
+        "A9",
+        "a read-only bookie is a member where too few take entries, as one that is away (AW11)",
+        Piece("tests.simulator.ledgers:choose_first", "if each.read_only else each", "if False else each"),
+    ),
+    _mutant(
+        "A10",
+        "a read-only member counts for no ack quorum, and misses all entries (AW11)",
+        Piece(
+            "tests.simulator.ledgers:choose_first",
+            "replace(each, read_only=False, away=True)",
+            "replace(each, read_only=False)",
+        ),
     ),
     _mutant(
         "A6",

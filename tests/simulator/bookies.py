@@ -206,6 +206,10 @@ class SimBookie:
         """Be full from now on."""
         self.full = self.machine.read_only = True
 
+    def make_space(self) -> None:
+        """Be full no more; no watch of the registrations reports it."""
+        self.full = self.machine.read_only = False
+
     def drain(self) -> None:
         """Be drained: it turns read-only, and the clients are notified, each at its time."""
         self.leaves = True

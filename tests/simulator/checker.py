@@ -80,13 +80,15 @@ class Checker:
         self.lengths[entry_id] = length
 
     def created(self, ensemble: tuple[Bookie, ...]) -> None:
-        """AW11: a ledger is created with an ack quorum of each write set, however many bookies are away."""
-        here = [self.ledger.bookies[bookie.bookie_id].up for bookie in ensemble]
-        live = sum(1 << place for place, up in enumerate(here) if up)
+        """AW11: a ledger is created with an ack quorum of each write set, however many bookies are away or full."""
+        bookies = self.ledger.bookies
+        takers = {name for name, bookie in bookies.items() if bookie.up and not bookie.full}
+        here = [bookie.bookie_id in takers for bookie in ensemble]
+        live = sum(1 << place for place, there in enumerate(here) if there)
         self.check(self.ledger.plan.quorum.writable(live), f"AW11: of {ensemble} too many are away")
-        up = sum(bookie.up for bookie in self.ledger.bookies.values())
         self.check(
-            len(ensemble) - sum(here) == max(0, len(ensemble) - up), f"AW11: of {ensemble} more are away than must be"
+            len(ensemble) - sum(here) == max(0, len(ensemble) - len(takers)),
+            f"AW11: of {ensemble} more are away than must be",
         )
         away = frozenset(bookie for bookie, there in zip(ensemble, here, strict=True) if not there)
         self.check(away == self.ledger.away, f"AW11: {sorted(away)} are away, noted were {sorted(self.ledger.away)}")

@@ -55,12 +55,18 @@ class Harness:
         self.faults = Faults(self)
 
     def _leave_some(self) -> None:
-        """Have bookies be away when the ledgers are created; some come back only after the faults."""
+        """Have bookies be away, or full, when the ledgers are created; some take entries only after the faults."""
         random = Random(f"{self.seed}/away")
         for name in random.sample(list(self.bookies), self.plan.away):
-            self.bookies[name].up = False
+            bookie = self.bookies[name]
             within_ns = random.choice((5 * MS, self.plan.faults_ns // 2, 2 * self.plan.faults_ns))
-            self.clock.after(int(random.random() * within_ns), self.bookies[name].restart)
+            due_ns = int(random.random() * within_ns)
+            if random.random() < 0.3:
+                bookie.fill()
+                self.clock.after(due_ns, bookie.make_space)
+            else:
+                bookie.up = False
+                self.clock.after(due_ns, bookie.restart)
 
     def _drain_some(self) -> None:
         """Have bookies be drained, most of them once the writer may write nothing."""

@@ -51,7 +51,7 @@ class SimLedger:
         self.disks: dict[Bookie, Disk] = {}
         self.under_replicated: dict[tuple[Bookie, int], None] = {}
         self.away: frozenset[Bookie] = frozenset()
-        """The members of the first ensemble that were away when the ledger was created."""
+        """The members of the first ensemble that were away, or full, when the ledger was created."""
         self.spurious = plan.spurious
         self.quiet = False
         self.idles = False
@@ -114,11 +114,15 @@ class SimLedger:
             self.random.shuffle(ensemble)
             return tuple(ensemble[: quorum.ensemble_size])
         choice = choose_first(
-            [Candidate(each.bookie, {StorageHint.NVME: 1}, away=not each.up) for each in self.bookies.values()],
+            [
+                Candidate(each.bookie, {StorageHint.NVME: 1}, read_only=each.full, away=not each.up)
+                for each in self.bookies.values()
+            ],
             quorum=quorum,
             hints=frozenset(),
             source=self.random,
         )
+        self.checker.check(len(choice.bookies) == quorum.ensemble_size, f"AW11: {choice} is no ensemble")
         self.away = choice.away
         self.under_replicated = {(each.bookie, each.first_entry_id): None for each in choice.missed}
         found = tuple(choice.bookies[place] for place in range(quorum.ensemble_size))

@@ -69,7 +69,9 @@ EXPORTED: Final[Mapping[str, Exported]] = {
     "ensemble_changes": Exported(
         COUNTER, ("reason",), "Places of ensembles that writers filled anew, by what the bookie before had done."
     ),
-    "away_members": Exported(COUNTER, _TYPE, "Members of ensembles of new ledgers that were away: too few were there."),
+    "away_members": Exported(
+        COUNTER, _TYPE, "Members of ensembles of new ledgers that were away or read-only: too few took entries."
+    ),
     "misplaced_choices": Exported(COUNTER, _TYPE, "Ensembles that were chosen with write sets in too few zones."),
     "writer_lag_bytes": Exported(
         GAUGE, (), "Confirmed bytes that the slowest bookie of a writer has not acknowledged, the most of all writers."

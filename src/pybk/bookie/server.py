@@ -367,6 +367,7 @@ class BookieServer:
         """Return what the bookie would register now."""
         health = self.replicas.health()
         served, self._served = self._served, 0
+        why = self._why_read_only(health)
         return BookieRegistration(
             bookie=self.bookie,
             addresses=self.addresses,
@@ -376,7 +377,8 @@ class BookieServer:
             devices=dict(health.devices),
             load=served / LOOK_SECONDS,
             rack=self._rack,
-            read_only=bool(self._why_read_only(health)),
+            read_only=bool(why),
+            why_read_only=why,
             level_max=NEWEST_LEVEL,
             version=__version__,
             key_epochs=self._held_epochs(),

@@ -324,7 +324,7 @@ class ClusterBackend:
             bookies=len(registered),
             writable=frozenset(name for name, each in registered.items() if not each.read_only),
             seen=self._report.now(),
-            away=self.membership.seen_before,
+            away=self.membership.not_writable,
             ensembles=tuple(each.ledger.metadata.ensemble_size for each in writings if not each.completion.done),
             paused_until_ns=self._paused_until_ns(),
         )
@@ -363,7 +363,7 @@ class ClusterBackend:
         return time.time_ns()
 
     def create(self, metadata: LedgerMetadata, *, entries_when_full: int = 0) -> RemoteLedger:
-        """Choose an ensemble, and write the metadata of a new ledger, and that members miss entries that are away.
+        """Choose an ensemble, and write the metadata of a new ledger, and that its members that are away miss entries.
 
         The latter is durable before a writer is made, and so before the first entry is acknowledged (AW11). If it
         cannot be written, the ledger stays open and empty.
@@ -424,8 +424,8 @@ class ClusterBackend:
             on_span=self.config.on_span,
         )
         self._writings[ledger.ledger_id] = writing
-        if any(map(self.membership.find, ledger.away)) or not self.membership.leaving.isdisjoint(writing.ensemble):
-            self._bookies_changed()  # one registered, or was drained, before this writer could be notified of it
+        if any(map(self.membership.keeps, ledger.away)) or not self.membership.leaving.isdisjoint(writing.ensemble):
+            self._bookies_changed()  # one came back, or was drained, before this writer could be notified of it
         return writing.appender
 
     def recover(self, descriptor: LedgerDescriptor) -> None:

@@ -7,8 +7,9 @@ import random
 import threading
 import time
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from pybk.errors import (
     CorruptError,
@@ -22,6 +23,7 @@ from pybk.errors import (
     UnsupportedFormatError,
 )
 from pybk.ledger.ledger_metadata import Bookie, Fragment, LedgerMetadata
+from pybk.metadata.registration import BookieState
 from pybk.metrics import AWAY_MEMBERS, MISPLACED_CHOICES, Metrics
 from pybk.replication.locations import NOWHERE, Location, PlacementPolicy, gains_zones, keeps_spread, write_sets
 from pybk.replication.messages import (
@@ -37,6 +39,7 @@ from pybk.replication.messages import (
 )
 from pybk.replication.placement import FULL_ABOVE, Candidate, Choice, choose, choose_first, fits
 from pybk.replication.quorum import Quorum
+from pybk.values.frozen_dict import FrozenDict
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -54,6 +57,26 @@ FRESH_NS: Final = 1_000_000_000
 Reading them for each ledger took a third of the time of creating and closing one. If a bookie has become read-only
 meanwhile, it refuses the entries, and the writer replaces it.
 """
+
+
+class _ReadOnly(NamedTuple):
+    """Why a bookie is read-only, for a message; and what ends that, before its name."""
+
+    text: str
+    remedy: str
+
+
+_WHY_READ_ONLY: Final = FrozenDict(
+    {
+        "store_full": _ReadOnly("too little free space", "free space on"),
+        "store_failed": _ReadOnly("its store failed", "restart"),
+        "retired": _ReadOnly("it ends, or was retired until its next start", "restart"),
+    }
+)
+"""By what bookies register; a drain is known by the cookie."""
+
+_UNKNOWN_WHY: Final = _ReadOnly("its log says why", "free space on")
+"""For bookies whose pybk does not register it."""
 
 _NAMED_MAX: Final = 10
 """How many bookies of a zone a message names."""
@@ -186,6 +209,11 @@ class Membership:
         """The names of the bookies that this client saw registered at some time, and that are not now."""
         return frozenset(bookie.bookie_id for bookie in self._located) - self.bookies.keys()
 
+    @property
+    def not_writable(self) -> frozenset[str]:
+        """The names of the bookies that this client saw registered at some time, and that take no entries now."""
+        return self.seen_before | {name for name, found in self.bookies.items() if found.read_only}
+
     def keeps(self, bookie: Bookie) -> bool:
         """Return whether this instance of a bookie is registered, and takes entries, so that it can keep its places."""
         found = self.bookies.get(bookie.bookie_id)
@@ -227,7 +255,7 @@ class Membership:
     def ensemble(self, metadata: LedgerMetadata) -> Choice:
         """Choose the first ensemble of a ledger, whole.
 
-        If too few bookies are registered that take entries, known ones that are away are members, too (AW11).
+        If too few bookies take entries, known ones that are away or read-only are members, too (AW11).
 
         Raises:
             NotEnoughBookiesError: Too few writable bookies are registered for an ack quorum of each write set, too few
@@ -243,27 +271,30 @@ class Membership:
         choice = self._choose(tuple(range(size)), (), frozenset(), metadata, policy)
         if len(choice.bookies) < size:
             self.refresh()
-            away = self._away()
-            choice = self._choose_first(away, metadata, policy)
+            known = self._known()
+            choice = self._choose_first(known, metadata, policy)
             if len(choice.bookies) < size:
-                raise NotEnoughBookiesError(self._lacking(choice, away, metadata, policy))
+                raise NotEnoughBookiesError(self._lacking(choice, known, metadata, policy))
         self._watch_drains(choice.bookies.values())
         return choice
 
-    def _away(self) -> tuple[Candidate, ...]:
-        """Return the bookies that are known and not registered, but those that leave, or whose loss was accepted."""
-        given_up = self.metadata.settings.repair.accepted_losses
-        return tuple(
+    def _known(self) -> tuple[Candidate, ...]:
+        """Return the registered bookies, and those that are away, without removed ones and accepted losses."""
+        cookies = self.metadata.list_cookies()
+        leaving = {cookie.bookie for cookie in cookies if cookie.state.read_only}
+        there = self.bookies.keys() | self.too_old.keys() | set(self.metadata.settings.repair.accepted_losses)
+        away = (
             Candidate(cookie.bookie, {}, location=Location.registered(cookie.location), away=True)
-            for cookie in self.metadata.list_cookies()
-            if not cookie.state.read_only
-            and not {cookie.bookie.bookie_id} & (self.bookies.keys() | self.too_old.keys() | set(given_up))
+            for cookie in cookies
+            if cookie.state is not BookieState.REMOVED and cookie.bookie.bookie_id not in there
         )
+        known = (*self._candidates, *away)
+        return tuple(replace(each, leaving=True) if each.bookie in leaving else each for each in known)
 
-    def _choose_first(self, away: tuple[Candidate, ...], metadata: LedgerMetadata, policy: PlacementPolicy) -> Choice:
-        """Choose an ensemble from the registered bookies, and from those that are away where it has to be."""
+    def _choose_first(self, known: tuple[Candidate, ...], metadata: LedgerMetadata, policy: PlacementPolicy) -> Choice:
+        """Choose an ensemble from the bookies that take entries, and from the others that are known if it has to be."""
         choice = choose_first(
-            (*self._candidates, *away),
+            known,
             quorum=Quorum(metadata.ensemble_size, metadata.write_quorum, metadata.ack_quorum),
             hints=metadata.storage_hints,
             source=self._source(),
@@ -277,8 +308,8 @@ class Membership:
             if self._short_from_start & (self._short_from_start - 1) == 0:  # not a line for each ledger
                 logger.warning(
                     "ledger %d is under-replicated from its first entry on: too few bookies take entries (%s), so "
-                    "members of its ensemble are away (%s); it is ledger %d of this client that is",
-                    *(metadata.ledger_id, self._there(), ", ".join(map(str, sorted(choice.away)))),
+                    "members of its ensemble are away or read-only (%s); it is ledger %d of this client that is",
+                    *(metadata.ledger_id, self._there(known), ", ".join(map(str, sorted(choice.away)))),
                     self._short_from_start,
                 )
         return choice
@@ -307,23 +338,25 @@ class Membership:
             return None
 
     def _lacking(
-        self, choice: Choice, away: tuple[Candidate, ...], metadata: LedgerMetadata, policy: PlacementPolicy
+        self, choice: Choice, known: tuple[Candidate, ...], metadata: LedgerMetadata, policy: PlacementPolicy
     ) -> str:
         """Return the text of an error: why a ledger gets no ensemble."""
-        size, count = metadata.ensemble_size, len(choice.bookies)
-        if sum(not each.read_only for each in self._candidates) < size:
-            text = f"an ensemble of {size} needs {size} writable bookies; there are {count} ({self._there()})"
+        size = metadata.ensemble_size
+        count = sum(not (each.read_only or each.away or each.leaving) for each in known)
+        if count < size:
+            text = f"an ensemble of {size} needs {size} writable bookies; there are {count} ({self._there(known)})"
             if self._unusable:
                 return f"{text}, and {len(self._unusable)} whose registrations cannot be used: {self._unusable[0]}"
-            if away:
-                names = ", ".join(each.bookie.bookie_id for each in away)
+            if away := [each.bookie.bookie_id for each in known if each.away and not each.leaving]:
+                text += f", and {len(away)} that are away ({', '.join(away)})"
+            if away or any(each.read_only and not each.leaving for each in known):
                 text += (
-                    f", and {len(away)} that are away ({names}), which may be members only while each write set has "
-                    f"its ack_quorum ({metadata.ack_quorum} of {metadata.write_quorum}) without them"
+                    "; those that are away or read-only may be members only while each write set has its ack_quorum "
+                    f"({metadata.ack_quorum} of {metadata.write_quorum}) without them"
                 )
             return (
-                f"{text}: start more, free space where it is read-only, or ask for fewer: ensemble_size=1 of a ledger, "
-                "quorums=(1, 1, 1) of a log or a blob store"
+                f"{text}: start more, {self._remedies(known)}or ask for fewer: ensemble_size=1 of a ledger, "
+                "quorums=(1, 1, 1) of a log or a blob store; `pybk cluster status` shows what else is wrong"
             )
         needed = policy.needed(metadata.write_quorum)
         searched = "was found within the steps of a search" if choice.cut_off else "is possible"
@@ -333,11 +366,30 @@ class Membership:
             "bookies in other zones, label those that have no label, or change placement.min_zones or placement.strict"
         )
 
-    def _there(self) -> str:
-        """Return the registered bookies for a message, and which of them take no new ledgers."""
-        named = (f"{name} read-only" if found.read_only else name for name, found in sorted(self.bookies.items()))
+    def _there(self, known: tuple[Candidate, ...]) -> str:
+        """Return the registered bookies for a message, and why some of them are no members of new ledgers."""
+        named = []
+        for each in sorted((each for each in known if not each.away), key=lambda each: each.bookie):
+            why = "it is drained" if each.leaving else self._read_only(each).text
+            named.append(each.bookie.bookie_id + (f" read-only: {why}" if each.read_only or each.leaving else ""))
         old = (f"{name} too old for the cluster's feature level" for name in sorted(self.too_old))
         return ", ".join([*named, *old]) or "none"
+
+    def _remedies(self, known: tuple[Candidate, ...]) -> str:
+        """Return what makes the known bookies take entries, for the middle of a message."""
+        remedies: dict[str, list[str]] = {}
+        for each in sorted(known, key=lambda each: each.bookie):
+            name = each.bookie.bookie_id
+            if each.leaving:
+                remedies.setdefault("end the drain (`pybk bookie cancel-drain`) of", []).append(name)
+            elif each.read_only:
+                remedies.setdefault(self._read_only(each).remedy, []).append(name)
+        return "".join(f"{remedy} {', '.join(names)}, " for remedy, names in remedies.items())
+
+    def _read_only(self, candidate: Candidate) -> _ReadOnly:
+        """Return why a registered bookie is read-only, as far as it is known."""
+        found = self.bookies.get(candidate.bookie.bookie_id)
+        return _UNKNOWN_WHY if found is None else _WHY_READ_ONLY.get(found.why_read_only, _UNKNOWN_WHY)
 
     def _there_by_zone(self) -> str:
         """Return the registered bookies for a message, by zone."""

@@ -209,7 +209,8 @@ class BookieRegistration:
             for versions of pybk that do not register it.
         load: How busy it is, from 0 up; meaningful only in comparison with other bookies.
         rack: Where it stands, ``zone/rack/host`` or less; empty if unknown.
-        read_only: It takes no new ledgers.
+        read_only: It takes no entries of writers.
+        why_read_only: Why; a code for people and messages, empty for versions of pybk that do not register it.
         level_max: The highest feature level that it knows; 0 for versions of pybk that do not register one.
         version: The version of pybk that it runs; empty for versions that do not register it.
         key_epochs: The epochs of the cluster's secret that it has, of those that are valid; (0,) without a secret.
@@ -227,6 +228,7 @@ class BookieRegistration:
     load: float = 0.0
     rack: str = ""
     read_only: bool = False
+    why_read_only: str = ""
     level_max: int = 0
     version: str = ""
     key_epochs: tuple[int, ...] = (0,)
@@ -809,6 +811,8 @@ def encode_registration(registration: BookieRegistration, owner: str) -> bytes:
         "version": registration.version,
         "owner": owner,
     }
+    if registration.why_read_only:
+        values["why_read_only"] = registration.why_read_only
     if registration.in_limbo:
         values["in_limbo"] = registration.in_limbo
     if registration.capacity:
@@ -830,6 +834,9 @@ def decode_registration(values: dict[str, Any]) -> tuple[BookieRegistration, str
     level_max, version = values.get("level", 0), values.get("version", "")
     if type(level_max) is not int or level_max < 0 or not isinstance(version, str):
         raise ValueError("level is not a whole number from 0 up, or version not a string")
+    why_read_only = values.get("why_read_only", "")
+    if not isinstance(why_read_only, str):
+        raise ValueError("why_read_only is not a string")
     in_limbo = values.get("in_limbo", 0)
     if type(in_limbo) is not int or in_limbo < 0:
         raise ValueError("in_limbo is not a whole number from 0 up")
@@ -849,6 +856,7 @@ def decode_registration(values: dict[str, Any]) -> tuple[BookieRegistration, str
         load=float(values["load"]),
         rack=values["rack"],
         read_only=values["read_only"],
+        why_read_only=why_read_only,
         level_max=level_max,
         version=version,
         key_epochs=tuple(key_epochs),

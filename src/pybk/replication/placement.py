@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import combinations, islice
 from random import Random
@@ -67,7 +67,7 @@ class Candidate:
         local: It runs in the process that chooses.
         capacity: All bytes of each tier, used and free; a tier that is not named is never too full.
         leaving: It is draining or drained, and takes no new entries.
-        away: It is known and not registered; only the first ensemble of a ledger may have it.
+        away: It is known and not registered; only the first ensemble of a ledger may have it, as one that is read-only.
     """
 
     bookie: Bookie
@@ -89,7 +89,7 @@ class Choice(NamedTuple):
         short: How many write sets span too few zones with it.
         cut_off: Whether the steps were used up, so that a better choice may exist.
         above_line: Bookies that were left out because they would be filled beyond the target line.
-        away: Those of ``bookies`` that are not registered; only of ``choose_first``.
+        away: Those of ``bookies`` that are not registered, or read-only; only of ``choose_first``.
     """
 
     bookies: dict[int, Bookie]
@@ -100,7 +100,7 @@ class Choice(NamedTuple):
 
     @property
     def missed(self) -> tuple[UnderReplicated, ...]:
-        """What has to be recorded before the first entry is acknowledged: bookies that are away miss all (AW11)."""
+        """What has to be recorded before the first entry is acknowledged: members that are away miss all (AW11)."""
         return tuple(UnderReplicated(bookie, 0) for bookie in sorted(self.away))
 
 
@@ -115,9 +115,9 @@ def choose_first(
 ) -> Choice:
     """Choose the first ensemble of a ledger, if need be with members that are away (AW11).
 
-    Only if the registered bookies do not suffice, the fewest places possible are given to bookies that are away, so
-    that each write set keeps an ack quorum of registered ones. The ensemble is whole, or the choice is as of the
-    registered bookies alone.
+    Only if the bookies that take entries do not suffice, the fewest places possible are given to bookies that are away,
+    so that each write set keeps an ack quorum of the others. One that is read-only, because it is full or ends, counts
+    as away, unless it leaves the cluster. The ensemble is whole, or the choice is as of the bookies that take entries.
 
     Args:
         candidates: The registered bookies, and those that are away.
@@ -127,7 +127,7 @@ def choose_first(
         policy: As for ``choose``.
         steps_max: Bound on the bookies that are tried for each set of places that may be given so.
     """
-    known = tuple(candidates)
+    known = tuple(replace(each, read_only=False, away=True) if each.read_only else each for each in candidates)
     whole = tuple(range(quorum.ensemble_size))
 
     def chosen(vacant: frozenset[int]) -> Choice:
@@ -144,14 +144,14 @@ def choose_first(
             steps_max=steps_max,
         )
 
-    registered = chosen(frozenset())
-    if len(registered.bookies) == len(whole):
-        return registered
-    for vacant in _vacancies(quorum, sum(each.away for each in known)):
+    writable = chosen(frozenset())
+    if len(writable.bookies) == len(whole):
+        return writable
+    for vacant in _vacancies(quorum, sum(each.away and not each.leaving for each in known)):
         choice = chosen(vacant)
         if len(choice.bookies) == len(whole):
             return choice._replace(away=frozenset(choice.bookies[place] for place in vacant))
-    return registered
+    return writable
 
 
 def _vacancies(quorum: Quorum, most: int) -> Iterator[frozenset[int]]:
@@ -201,7 +201,7 @@ def choose(
         located: Where bookies of the ensemble stand that are no candidates, because they are away.
         full_above: The target line; None: bookies may be full, as for ledgers that are written.
         size_bytes: How many bytes each chosen bookie is going to get.
-        vacant: The places that get bookies that are away; all others get registered ones.
+        vacant: The places that get bookies that are away; all others get those that are not.
         steps_max: Bound on the bookies that are tried.
     """
     search = _search(candidates, places, ensemble, hints, source, write_quorum, policy, located)
