@@ -173,6 +173,27 @@ def test_the_report_of_the_auditor_is_shown(admin: ClusterAdmin, monkeypatch: py
     assert admin.status().verdict is ClusterVerdict.WARN
 
 
+def test_one_bookie_of_three_that_is_gone_is_a_warning_and_two_are_bad(
+    admin: ClusterAdmin, cluster: Inside, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.bookies[3].close()
+    cluster.bookies[2].close()
+    hold = {"reason": "few_writable", "text": "2, and an open ledger has 3; add bookies"}
+    report_is(monkeypatch, short={"2": 6}, stuck=[], bookies=[], ensembles=[3], holds=[hold])
+    wait_until(lambda: sum(each.registered for each in admin.bookies()) == 2)
+    status = admin.status()
+    assert status.verdict is ClusterVerdict.WARN
+    assert {"hold_few_writable", "under_replicated", "bookies_absent"} <= {each.code for each in status.reasons}
+    report_is(monkeypatch, short={"0": 1}, stuck=[], bookies=[], ensembles=[3], holds=[hold])
+    assert admin.status().verdict is ClusterVerdict.BAD, "entries are out of reach"
+    report_is(monkeypatch, short={"2": 6}, stuck=[], bookies=[], ensembles=[3], holds=[hold])
+    cluster.bookies[1].close()
+    wait_until(lambda: sum(each.registered for each in admin.bookies()) == 1)
+    status = admin.status()
+    assert (status.verdict, status.reasons[0].code) == (ClusterVerdict.BAD, "too_few_bookies")
+    assert "1 bookies take entries, and each ledger needs 2 or more" in status.reasons[0].text
+
+
 @pytest.mark.parametrize("in_asyncio", [False, True])
 def test_a_refusal_that_passes_by_itself_is_waited_for(
     admin: ClusterAdmin, monkeypatch: pytest.MonkeyPatch, in_asyncio: bool

@@ -22,6 +22,7 @@ from pybk.health import (
     REASON_STATES,
     HealthReason,
     ensemble_sizes,
+    fewest_for,
     ledger_reasons,
     listed,
     no_spare_note,
@@ -53,10 +54,10 @@ class ClusterVerdict(StrEnum):
     """Nothing needs attention."""
 
     WARN = "warn"
-    """Something needs attention, and no entry is in danger."""
+    """Something needs attention; what was acknowledged can be read, and ledgers can be written."""
 
     BAD = "bad"
-    """Entries are lost, no bookie runs, or repairs do not proceed by themselves."""
+    """Entries are lost or out of reach, too few bookies take entries, or repairs wait for the decision of a person."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -802,8 +803,15 @@ def status_with_report(
     # Which bookies run, and are read-only, is known better from their registrations.
     reasons += [each for each in repair_reasons(report) if each.code not in ("bookies_absent", "bookies_read_only")]
     writable = sum(each.writable for each in bookies)
-    if writable == max(ensemble_sizes(report)):
+    sizes = ensemble_sizes(report)
+    if writable == max(sizes):
         reasons.append(no_spare_note(writable))
+    elif 0 < writable < (fewest := fewest_for(min(sizes))):
+        text = (
+            f"{writable} bookies take entries, and each ledger needs {fewest} or more, so none can be written: start "
+            "more, or free space where they are read-only"
+        )
+        reasons.append(HealthReason("too_few_bookies", text))
     return _status(found, bookies, settings, now_ns, reasons)
 
 
@@ -899,10 +907,15 @@ def _status(
 
 
 def _is_bad(reason: HealthReason) -> bool:
-    """Return whether a person has to act; a young session ends by itself within half a minute, as after each start."""
-    if reason.code == "hold_session_young":
+    """Return whether entries are lost or out of reach, ledgers cannot be written, or a person has to decide.
+
+    A young session ends by itself within half a minute, as after each start. Too few bookies for a whole ensemble are
+    what one failure of three leaves: all goes on, and the hold ends once a bookie is back.
+    """
+    if reason.code in ("hold_session_young", "hold_few_writable"):
         return False
-    return reason.code in ("entries_lost", "no_live_copy", "no_bookie") or reason.code.startswith("hold_")
+    out_of_reach = ("entries_lost", "no_live_copy", "no_bookie", "too_few_bookies")
+    return reason.code in out_of_reach or reason.code.startswith("hold_")
 
 
 def _about_bookies(bookies: Sequence[BookieStatus], now_ns: int) -> Iterator[HealthReason]:
