@@ -90,7 +90,11 @@ def test_the_next_secret_of_a_variable_is_checked_too(monkeypatch: pytest.Monkey
         ("simplecache::s3://key:secret@b/x", "simplecache::s3://...@b/x"),
         ("https://h/x?SECRET", "https://h/x?..."),
         ("403 for 's3://k:s@b/x', twice: s3://k:s@b/y", "403 for 's3://...@b/x', twice: s3://...@b/y"),
-        ("http://host:80/a and b@c; is it?", "http://host:80/a and b@c; is it?"),
+        ("s3://k:se cret@b/x", "s3://...@b/x"),
+        ("unrecognized arguments: s3://k:se cre t@b/x --to a", "unrecognized arguments: s3://...@b/x --to a"),
+        ("s3://b/x is not s3://k:se cret@b/x", "s3://b/x is not s3://...@b/x"),
+        ("http://host:80/a and b@c; is it?", "http://...@c; is it?"),  # it could be a password
+        ('{"url": "http://host:80/a", "by": "b@c"}', '{"url": "http://host:80/a", "by": "b@c"}'),
     ],
 )
 def test_no_part_of_a_url_that_may_be_secret_is_shown(url: str, shown: str) -> None:

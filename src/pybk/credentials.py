@@ -40,7 +40,7 @@ LEDGER_SECRET_BYTES_MIN: Final = 32
 _BYTES_MAX: Final = 1 << 16
 _PASSWORDS_BYTES_MAX: Final = 16 << 20
 
-_URL: Final = re.compile(r"://(?:\S*@)?[^\s\"'\\]*")
+_URL: Final = re.compile(r"://(?:(?:(?!://)[^\n\"\\])*@|\S*@)?[^\s\"'\\]*")
 _USER: Final = re.compile(r"://.*@")
 _SETTING: Final = re.compile(r"([?&;#])([^=&;#]*)(=?)[^&;#]*")
 
@@ -95,7 +95,8 @@ def write_new_secret(path: str) -> None:
 def without_credentials(text: str, settings: Collection[str] = ()) -> str:
     """Return a URL, or a text with URLs, without users, passwords and the values of settings that may be secret.
 
-    What stands before the last ``@`` of a URL is left out, because a password may have any character.
+    What stands before the last ``@`` of a URL is left out, because a password may have any character, a blank too: in a
+    text that is up to the last ``@`` of the line, or up to the next URL.
 
     Args:
         text: The text.
@@ -109,6 +110,16 @@ def without_credentials(text: str, settings: Collection[str] = ()) -> str:
         return f"{separator}{name}=..." if equals else f"{separator}..."
 
     return _URL.sub(lambda url: _SETTING.sub(shown, _USER.sub("://...@", url.group())), text)
+
+
+def cut_value(value: object, most: int) -> str:
+    """Return the ``repr`` of what a caller gave, for a message: without the credentials of a URL, and then cut.
+
+    Args:
+        value: The value, which may be a URL in a wrong place.
+        most: How many characters are shown at most.
+    """
+    return without_credentials(repr(value))[:most]
 
 
 def checked_password(password: object) -> bytes:

@@ -22,7 +22,7 @@ from pybk.backup.target import Target
 from pybk.backup.target_url import open_target
 from pybk.backup.verifying import BackupCheckReport, verify_target
 from pybk.config import StoreConfig
-from pybk.credentials import Passwords
+from pybk.credentials import Passwords, without_credentials
 from pybk.errors import UsageError
 from pybk.manager.arguments import existing_ids, flag_of, path_of, progress_of, whole_from
 from pybk.manager.ledger_manager import LedgerManager, backend_of
@@ -278,7 +278,8 @@ def _source_of(source: str | os.PathLike[str] | LedgerManager, passwords: Passwo
         return
     path = path_of(source)
     if "://" in path:
-        raise UsageError(f"{path} is a URL; give the manager of a cluster: LedgerManager.connect({path!r})")
+        url = without_credentials(path)
+        raise UsageError(f"{url} is a URL; give the manager of a cluster: LedgerManager.connect({url!r})")
     store = ReadOnlyStore.open(path, config=StoreConfig())
     try:
         yield StoreSource(store)

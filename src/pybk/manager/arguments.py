@@ -10,7 +10,7 @@ from typing import Final, TypedDict, TypeVar
 
 from pybk.backend.ledger_backend import LedgerBackend
 from pybk.config import StoreConfig
-from pybk.credentials import ClusterSecret, Credentials, Secret
+from pybk.credentials import ClusterSecret, Credentials, Secret, cut_value
 from pybk.errors import IllegalOperationError, NoSuchLedgerError, UsageError
 from pybk.flags import LedgerType, StorageHint, WriteFlag
 from pybk.ledger.digest import DigestType, is_keyed
@@ -112,12 +112,14 @@ def _addresses(addresses: object, name: str) -> list[str]:
     given = [addresses] if isinstance(addresses, str) else addresses
     if isinstance(given, bytes) or not isinstance(given, Iterable):
         raise UsageError(
-            f"{name} is {addresses!r:.100}; it takes an address, such as 'tcp://127.0.0.1:3181', or several"
+            f"{name} is {cut_value(addresses, 100)}; it takes an address, such as 'tcp://127.0.0.1:3181', or several"
         )
     found = list(given)
     for address in found:
         if not isinstance(address, str):
-            raise UsageError(f"{name} has {address!r:.100}; an address is a string, such as 'tcp://127.0.0.1:3181'")
+            raise UsageError(
+                f"{name} has {cut_value(address, 100)}; an address is a string, such as 'tcp://127.0.0.1:3181'"
+            )
     return found
 
 
@@ -126,11 +128,11 @@ def path_of(path: str | os.PathLike[str]) -> str:
     try:
         name = os.fsdecode(path)
     except TypeError:
-        raise UsageError(f"path is {path!r:.100}; it takes a str or a path") from None
+        raise UsageError(f"path is {cut_value(path, 100)}; it takes a str or a path") from None
     if not name:
         raise UsageError("path is empty; give the store's directory, or '.' for the current one")
     if "\0" in name:
-        raise UsageError(f"path is {path!r:.100}; no path holds a NUL character")
+        raise UsageError(f"path is {cut_value(path, 100)}; no path holds a NUL character")
     return name
 
 
@@ -139,8 +141,8 @@ def store_path_of(path: str | os.PathLike[str]) -> str:
     name = path_of(path)
     if _URL.match(name):
         raise UsageError(
-            f"path is {path!r:.100}, a URL; it takes a directory; for a cluster, use LedgerManager.connect(url) and "
-            "pass that manager"
+            f"path is {cut_value(path, 100)}, a URL; it takes a directory; for a cluster, use "
+            "LedgerManager.connect(url) and pass that manager"
         )
     return name
 

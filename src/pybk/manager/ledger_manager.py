@@ -16,7 +16,15 @@ from pybk import healing, storage
 from pybk import manager as handles
 from pybk.backend.ledger_backend import LedgerBackend, Replicated
 from pybk.config import StoreConfig
-from pybk.credentials import ClusterSecret, Credentials, Secret, checked_password, mismatch, read_credentials
+from pybk.credentials import (
+    ClusterSecret,
+    Credentials,
+    Secret,
+    checked_password,
+    cut_value,
+    mismatch,
+    read_credentials,
+)
 from pybk.errors import (
     ClosedError,
     IllegalOperationError,
@@ -173,7 +181,7 @@ class LedgerManager:
     ) -> Opening[LedgerManager]:
         """Open as ``open`` does, in a thread; ``await`` it or use ``async with``."""
         return Opening(
-            f"LedgerManager.open_async({path!r:.200})",
+            f"LedgerManager.open_async({cut_value(path, 200)})",
             lambda: cls.open(path, tiers=tiers, read_only=read_only, config=config, **cluster),
         )
 
@@ -206,7 +214,7 @@ class LedgerManager:
     ) -> Opening[LedgerManager]:
         """Connect as ``connect`` does, in a thread; ``await`` it or use ``async with``."""
         return Opening(
-            f"LedgerManager.connect_async({metadata!r:.200})",
+            f"LedgerManager.connect_async({cut_value(metadata, 200)})",
             lambda: cls.connect(metadata, cluster_secret=cluster_secret, config=config),
         )
 
@@ -1144,7 +1152,9 @@ def _live(store: Store) -> StoreBackend:
 def backend_of(manager: LedgerManager) -> LedgerBackend:
     """Return the backend of a manager, for layers that keep named records, too."""
     if not isinstance(manager, LedgerManager):
-        raise UsageError(f"manager is {manager!r:.50}; it takes a LedgerManager, such as of LedgerManager.open(path)")
+        raise UsageError(
+            f"manager is {cut_value(manager, 50)}; it takes a LedgerManager, such as of LedgerManager.open(path)"
+        )
     return manager._usable()
 
 

@@ -91,7 +91,7 @@ def parse_url(url: str) -> StoreUrl:
     """Take the URL of a metadata store apart; raises UsageError if it is not a URL, or has a fragment."""
     forms = ", or ".join(scheme.form for scheme in SCHEMES.values())
     if not isinstance(url, str):
-        raise UsageError(f"metadata URL {url!r:.100} is not a string; use {forms}")
+        raise UsageError(f"metadata URL {without_secrets(repr(url))[:100]} is not a string; use {forms}")
     try:
         parts = urlsplit(url)
     except ValueError as error:

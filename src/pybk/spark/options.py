@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Final
 
-from pybk.credentials import CLUSTER_SECRET, CredentialSources, Secret
+from pybk.credentials import CLUSTER_SECRET, CredentialSources, Secret, cut_value
 from pybk.errors import UsageError
 from pybk.flags import StorageHint
 from pybk.ledger.digest import DigestType, is_keyed
@@ -147,7 +147,9 @@ class _RawOptions:
         self._values: dict[str, str] = {}
         for name, value in options.items():
             if name.lower() == "paths":
-                raise UsageError(f"paths are {value!r:.100}; a read takes one plain directory, such as /data/store")
+                raise UsageError(
+                    f"paths are {cut_value(value, 100)}; a read takes one plain directory, such as /data/store"
+                )
             if name.lower() in names:
                 self._values[names[name.lower()]] = value
             elif name.lower() not in spark:
@@ -329,8 +331,8 @@ def _where(given: _RawOptions) -> StoreOrCluster:
         )
     if path is not None and _URL.match(path):
         raise UsageError(
-            f"option path is {path!r:.100}; it takes one plain directory, such as /data/store, and metadataUri takes "
-            "the URL of a cluster"
+            f"option path is {cut_value(path, 100)}; it takes one plain directory, such as /data/store, "
+            "and metadataUri takes the URL of a cluster"
         )
     secret = given.secret("clusterSecret", None if uri is None else CLUSTER_SECRET)
     if path is not None and secret != Secret():

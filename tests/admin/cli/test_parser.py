@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from pybk.admin.cli import ALIASES, NOUNS, completed, main, parser_of, whole_parser
 from pybk.admin.options.kinds import seconds_of
+from pybk.admin.profiles import Profile
 
 COMMANDS = dict(whole_parser().commands())
 
@@ -49,7 +51,10 @@ def test_an_older_name_is_the_same_command(old: str) -> None:
         ("bookie ./list", "bookie serve ./list"),
         ("bookie list zk://host/path", "bookie list zk://host/path"),
         ("bookie --help", "bookie --help"),
-        ("scrub data", "scrub run data"),
+        ("scrub ./data", "scrub run ./data"),
+        ("scrub zk://host/path", "scrub run zk://host/path"),
+        ("backup . s3://bucket/path", "backup make . s3://bucket/path"),
+        ("backup --dry-run data x", "backup make --dry-run data x"),
         ("scrub status data", "scrub status data"),
         ("nothing", "nothing"),
         ("", ""),
@@ -68,6 +73,56 @@ def test_a_misspelt_verb_is_no_directory(
     assert "listt is no verb; list is one, and ./listt names a new directory" in capsys.readouterr().err
     (tmp_path / "listt").mkdir()
     assert completed(["bookie", "listt"]) == ["bookie", "serve", "listt"]
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        ("backup lsit", "lsit is no verb; the verbs are make, verify, show, prune, and ./lsit names a new directory"),
+        ("backup list there", "list is no verb; the verbs are make, verify, show, prune"),
+        ("backup veriyf there", "veriyf is no verb; verify is one"),
+        ("scrub list", "list is no verb; the verbs are run, status, and ./list names a new directory"),
+    ],
+)
+def test_a_word_that_is_neither_a_verb_nor_a_path_makes_no_backup(
+    words: str, error: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "state"))
+    Profile(name="some", metadata=f"lmdb://{tmp_path}/metadata").write()
+    before = sorted(tmp_path.iterdir())
+    for profile in ([], ["--profile", "some"]):
+        with pytest.raises(SystemExit, match="2"):
+            main([*profile, *words.split()])
+        assert error in capsys.readouterr().err
+    assert sorted(tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize("url", ["s3://key:s3cret@b/x", "s3://key:the s3cret@b/x", "https://h/x?sig=s3cret"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["backup", "make", "store", "there", "URL"],
+        ["backup", "verify", "there", "URL"],
+        ["backup", "prune", "there", "--keep", "URL"],
+        ["backup", "URL", "there"],
+        ["backup", "verify", "URL", "--nothing"],
+        ["store", "status", "URL"],
+        ["cluster", "status", "URL"],
+        ["restore", "there", "URL"],
+        ["support", "bundle", "URL"],
+    ],
+    ids=" ".join,
+)
+def test_an_error_shows_no_secret_of_a_url(
+    words: list[str], url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with suppress(SystemExit):
+        assert main([url if word == "URL" else word for word in words]) != 0
+    said = "".join(capsys.readouterr())
+    assert said, "the error is shown"
+    assert "s3cret" not in said
 
 
 def test_an_option_before_the_command_is_said_to_stand_after_it(capsys: pytest.CaptureFixture[str]) -> None:

@@ -21,6 +21,9 @@ from pybk.admin.options.rows import THE_TABLE, Command
 from pybk.admin.profiles import VARIABLE
 from pybk.errors import CorruptError, DigestMismatchError, PybkError, SafetyCheckError
 
+_MAKING: Final = frozenset({"bookie"})
+"""The nouns after which a word may name a directory that the verb that is meant makes."""
+
 NOUNS: Final = THE_TABLE.verbs()
 """All nouns, in the order in which ``pybk --help`` lists them."""
 
@@ -78,7 +81,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED  # the usual end of `tail -f`
     except (PybkError, OSError, OutOfTimeError) as error:
-        print(f"pybk: {_located(parsed, error)}", file=sys.stderr)
+        from pybk.metadata.store import without_secrets
+
+        print(f"pybk: {without_secrets(_located(parsed, error))}", file=sys.stderr)
         return _status_of(error)
 
 
@@ -147,12 +152,15 @@ def completed(words: Sequence[str]) -> list[str]:
 
 
 def _check_no_verb(noun: Command, verbs: Collection[str], words: Sequence[str]) -> None:
-    """End the process if the word after a noun is a misspelt verb, which would name a new directory."""
+    """End the process if the word after a noun is neither a verb nor a path or URL; a misspelt verb would be a path."""
     for word in words:
+        if word.startswith("-") or os.sep in word or os.path.exists(word):
+            continue
         near = get_close_matches(word, verbs, 1, _NEAR)
-        if near and os.sep not in word and not os.path.exists(word):
+        if near or noun.name not in _MAKING:
+            known = f"{near[0]} is one" if near else f"the verbs are {', '.join(verbs)}"
             CommandParser(prog=f"pybk {noun.name}").error(
-                f"{word} is no verb; {near[0]} is one, and ./{word} names a new directory"
+                f"{word} is no verb; {known}, and ./{word} names a new directory"
             )
 
 

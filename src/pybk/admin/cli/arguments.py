@@ -114,10 +114,13 @@ class CommandParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """End the process with what is wrong, and where the usage is shown, in one line."""
+        from pybk.metadata.store import without_secrets
+
         over_clusters = self.get_default("path_kind") in _OF_PROFILES
         if over_clusters and not self.profile and "arguments are required" in message:
             message += "; the first one is PATH, unless `pybk --profile NAME` or PYBK_PROFILE names the cluster"
-        self.exit(_WRONG_USAGE, f"{self.prog}: {' '.join(message.split())}; see the usage: {self.prog} --help\n")
+        said = " ".join(without_secrets(message).split())
+        self.exit(_WRONG_USAGE, f"{self.prog}: {said}; see the usage: {self.prog} --help\n")
 
 
 # ---- the parser of the table ---------------------------------------------------------------------------------------

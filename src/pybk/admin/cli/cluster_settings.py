@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from pybk.admin.cli.clusters import admin_of, person_of
 from pybk.admin.cli.output import SOUND, print_json, print_table, shown_time
 from pybk.admin.options.kinds import seconds_of, size_of
+from pybk.credentials import cut_value
 from pybk.errors import UsageError
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ def _value_of(settings: ClusterSettings, text: str) -> tuple[str, Any]:
     """Return the name and the value that ``NAME=VALUE`` gives, by the type of the setting's present value."""
     name, equals, value = text.partition("=")
     if not equals:
-        raise UsageError(f"{text!r:.100} gives no value; write NAME=VALUE, such as repair.grace_s=10m")
+        raise UsageError(f"{cut_value(text, 100)} gives no value; write NAME=VALUE, such as repair.grace_s=10m")
     now = _current(settings, name)
     try:
         if isinstance(now, bool):
@@ -59,14 +60,16 @@ def _value_of(settings: ClusterSettings, text: str) -> tuple[str, Any]:
     except (KeyError, ValueError, argparse.ArgumentTypeError):
         takes = {bool: "true or false", int: "a whole number, of bytes also as 64MiB"}
         takes |= {float: "a number, of seconds also as 10m"}
-        raise UsageError(f"setting {name} takes {takes[type(now)]}, and not {value!r:.100}") from None
+        raise UsageError(f"setting {name} takes {takes[type(now)]}, and not {cut_value(value, 100)}") from None
 
 
 def _current(settings: ClusterSettings, name: str) -> Any:
     section, _, key = name.partition(".")
     found = settings.as_dict()
     if key not in found.get(section, {}):
-        raise UsageError(f"there is no setting {name!r:.100}; `pybk cluster settings show` lists those that there are")
+        raise UsageError(
+            f"there is no setting {cut_value(name, 100)}; `pybk cluster settings show` lists those that there are"
+        )
     return found[section][key]
 
 

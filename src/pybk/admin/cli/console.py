@@ -14,7 +14,7 @@ from pybk.admin.cli.output import SOUND, print_json_line
 from pybk.admin.http_options import HttpSettings
 from pybk.admin.options.kinds import host_and_port
 from pybk.admin.profiles import Profile
-from pybk.credentials import CLUSTER_SECRET
+from pybk.credentials import CLUSTER_SECRET, cut_value
 from pybk.metadata.store import without_secrets
 
 LISTEN: Final = "127.0.0.1:9460"
@@ -25,7 +25,9 @@ def address(text: str) -> str:
     try:
         host_and_port(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r:.50} is no address; it takes HOST:PORT, such as {LISTEN}") from None
+        raise argparse.ArgumentTypeError(
+            f"{cut_value(text, 50)} is no address; it takes HOST:PORT, such as {LISTEN}"
+        ) from None
     return text
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 from pybk.admin.cli.arguments import Verbs
 from pybk.admin.cli.credentials import Given, given_in
 from pybk.admin.cli.logs import Append, LogVerbs, Record, manager_of, print_result, print_rows
+from pybk.credentials import cut_value
 from pybk.errors import UsageError
 from pybk.streams.position import Position
 
@@ -97,11 +98,13 @@ def place(text: str) -> Start:
         if equals and name == "time":
             time = datetime.fromisoformat(value)
             if time.tzinfo is None:
-                raise argparse.ArgumentTypeError(f"{text!r:.50} names no time zone; write it as {value:.30}Z for UTC")
+                raise argparse.ArgumentTypeError(
+                    f"{cut_value(text, 50)} names no time zone; write it as {value:.30}Z for UTC"
+                )
             return time
         return Position.parse(text) if ":" in text else int(text)
     except (ValueError, UsageError):
-        raise argparse.ArgumentTypeError(f"{text!r:.50} is not a place; it takes {_PLACES}") from None
+        raise argparse.ArgumentTypeError(f"{cut_value(text, 50)} is not a place; it takes {_PLACES}") from None
 
 
 def _names(manager: LedgerManager, given: Given, *, insecure: bool = True) -> Namespace:

@@ -6,6 +6,7 @@ import argparse
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from pybk.credentials import cut_value
 from pybk.flags import StorageHint
 
 if TYPE_CHECKING:
@@ -19,7 +20,9 @@ def quorums(text: str) -> tuple[int, ...]:
     except ValueError:
         ensemble = write = ack = 0
     if not ensemble >= write >= ack >= 1:
-        raise argparse.ArgumentTypeError(f"{text!r:.50} is not quorums; it takes E/W/A, from E down, such as 3/2/2")
+        raise argparse.ArgumentTypeError(
+            f"{cut_value(text, 50)} is not quorums; it takes E/W/A, from E down, such as 3/2/2"
+        )
     return ensemble, write, ack
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from pybk.admin.cli.arguments import Verbs
 from pybk.admin.cli.credentials import given_in, passwords_of, secret_of
 from pybk.admin.cli.output import DAMAGED, SOUND, counted, print_json, print_table
-from pybk.credentials import Secret
+from pybk.credentials import Secret, cut_value
 from pybk.errors import UsageError
 from pybk.flags import StorageHint
 
@@ -38,7 +38,7 @@ def ids(text: str) -> list[int]:
     for part in text.split(","):
         low, _, high = part.partition("-")
         if not re.fullmatch(r"\d{1,18}(-\d{1,18})?", part):
-            raise argparse.ArgumentTypeError(f"{text!r:.100} is not a list of ledgers; write 3,5,7-9")
+            raise argparse.ArgumentTypeError(f"{cut_value(text, 100)} is not a list of ledgers; write 3,5,7-9")
         if int(high or low) - int(low) > 1_000_000:
             raise argparse.ArgumentTypeError(f"{part} names more than a million ledgers; use --type")
         found += range(int(low), int(high or low) + 1)
@@ -49,7 +49,7 @@ def size(text: str) -> int:
     """Parse a number of bytes such as ``500m``."""
     found = re.fullmatch(r"(\d{1,15})([kmgt]?)", text.lower())
     if found is None:
-        raise argparse.ArgumentTypeError(f"{text!r:.100} is not a size; write bytes, or 500m, 2g")
+        raise argparse.ArgumentTypeError(f"{cut_value(text, 100)} is not a size; write bytes, or 500m, 2g")
     return int(found[1]) * _SIZES[found[2]]
 
 
@@ -57,7 +57,7 @@ def quorums(text: str) -> tuple[int, int, int]:
     """Parse ensemble size, write quorum and ack quorum, such as ``3,3,2``."""
     found = re.fullmatch(r"(\d{1,3}),(\d{1,3}),(\d{1,3})", text)
     if found is None:
-        raise argparse.ArgumentTypeError(f"{text!r:.100} are not quorums; write 3,3,2")
+        raise argparse.ArgumentTypeError(f"{cut_value(text, 100)} are not quorums; write 3,3,2")
     return int(found[1]), int(found[2]), int(found[3])
 
 

@@ -74,11 +74,14 @@ def _bundle(parsed: argparse.Namespace) -> int:
             for number, source in enumerate(sources):
                 content = _content_of(read, source)
                 if content["error"]:
-                    failed.append(f"{name} {source}")
+                    failed.append(f"{name} {without_credentials(source)}")
                 shown = re.sub(r"[^A-Za-z0-9.]+", "-", without_credentials(source)).strip("-")
                 _put(bundle, f"{name}-{number}-{shown}", content)
     if parsed.json:
-        print_json({"file": parsed.file, "commands": list(commands), "logs": logs, "metrics": urls, "failed": failed})
+        shown_urls = [without_credentials(each) for each in urls]
+        print_json(
+            {"file": parsed.file, "commands": list(commands), "logs": logs, "metrics": shown_urls, "failed": failed}
+        )
     else:
         of = (
             f"{counted(len(commands), 'command')}, {counted(len(logs), 'log')}, {counted(len(urls), 'page')} of metrics"

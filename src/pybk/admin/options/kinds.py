@@ -165,7 +165,7 @@ def seconds_of(text: str) -> float:
     except ValueError:
         found = -1.0
     if not 0 <= found < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r:.50} is no time; it takes 90, 30s, 10m, 2h or 1d")
+        raise argparse.ArgumentTypeError(f"{cut_value(text, 50)} is no time; it takes 90, 30s, 10m, 2h or 1d")
     return found
 
 
@@ -173,7 +173,9 @@ def whole_number(text: str) -> int:
     """Return the number that a text names, from 0 to 2**63 - 1."""
     number = int(text) if text.isdecimal() and text.isascii() and len(text) <= _DIGITS_MAX else -1
     if not 0 <= number < 1 << 63:
-        raise argparse.ArgumentTypeError(f"{text!r:.50} is not a number; it takes a whole number from 0 to 2**63 - 1")
+        raise argparse.ArgumentTypeError(
+            f"{cut_value(text, 50)} is not a number; it takes a whole number from 0 to 2**63 - 1"
+        )
     return number
 
 

@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final, Self
 
-from pybk.credentials import CLUSTER_SECRET, Secret
+from pybk.credentials import CLUSTER_SECRET, Secret, cut_value
 from pybk.errors import NotEnoughBookiesError, PybkError, UsageError
 from pybk.spark.executors.executor import Executor, ExecutorBookie, executor_bookie, local_bookie, read_state, take_lock
 from pybk.spark.executors.task_placement import ask_executors, executor_locations, hold_executors
@@ -59,10 +59,14 @@ class BookieSettings:
     def __post_init__(self) -> None:
         """Raise UsageError if a value is not valid."""
         if not self.metadata.startswith(("lmdb://", "zk://")):
-            raise UsageError(f"metadata is {self.metadata!r:.200}; it takes lmdb:///path or zk://host:port/path")
+            raise UsageError(
+                f"metadata is {cut_value(self.metadata, 200)}; it takes lmdb:///path or zk://host:port/path"
+            )
         for name, path in (("directory", self.directory), ("cluster_secret_file", self.secret_file)):
             if path is not None and not os.path.isabs(path):
-                raise UsageError(f"{name} is {path!r:.200}; it takes an absolute path, as executors run elsewhere")
+                raise UsageError(
+                    f"{name} is {cut_value(path, 200)}; it takes an absolute path, as executors run elsewhere"
+                )
         object.__setattr__(self, "directory", os.path.normpath(self.directory))
         if not 0.0 <= self.linger_s <= _LINGER_SECONDS_MAX:
             raise UsageError(f"linger_s is {self.linger_s!r}; it takes 0 to {_LINGER_SECONDS_MAX} seconds")
