@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from pybk import LedgerManager, LogSettings, StoreConfig, WriteAheadLog
-from pybk.admin.cli import main
+from pybk.admin.cli import main, whole_parser
 from pybk.manager.ledger_manager import backend_of
 from tests.cluster.inside import SECRET, inside
 from tests.waiting import PROCESS_S
@@ -84,8 +84,21 @@ def test_a_log_without_a_password_has_to_be_asked_for(
     status, _, err = run(capfdbinary, "wal", "append", tmp_path, "open")
     assert (status, "insecure" in err) == (2, True)
     give(monkeypatch, b"a\n")
+    assert "--insecure" in err
     assert run(capfdbinary, "wal", "append", tmp_path, "open", "--insecure")[0] == 0
-    assert run(capfdbinary, "wal", "cat", tmp_path, "open")[1] == "a\n"
+    give(monkeypatch, b"b\n")
+    assert run(capfdbinary, "wal", "append", tmp_path, "open")[0] == 0, "it is there, and has none"
+    for insecure in ([], ["--insecure"]):
+        assert run(capfdbinary, "wal", "cat", tmp_path, "open", *insecure)[1] == "a\nb\n"
+    assert run(capfdbinary, "wal", "truncate", tmp_path, "open", "2", "--insecure", "--yes")[0] == 0
+    assert run(capfdbinary, "wal", "cat", tmp_path, "open")[1] == "b\n"
+
+
+@pytest.mark.parametrize("noun", ["wal", "log"])
+def test_all_verbs_of_logs_take_the_same_credentials(noun: str) -> None:
+    for words, verb in whole_parser().commands():
+        if words[0] == noun:
+            assert {"--password-file", "--secret-file", "--insecure"} <= set(verb._option_string_actions), words
 
 
 def test_a_wrong_password_is_refused(

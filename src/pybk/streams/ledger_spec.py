@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
+from typing import Final
 
 from pybk.credentials import (
     NO_CREDENTIALS,
@@ -130,6 +131,9 @@ def _has_none(manager: LedgerManager, ledger_id: int) -> bool:
         return False
 
 
+_WITHOUT: Final = "pass insecure=True (in a shell: --insecure) to do without"
+
+
 def _credentials_of(password: bytes | Secret | None, secret: bytes | Secret | None, insecure: bool) -> Credentials:
     """Return the password and secret with which a log or a blob store is opened, or those in the environment."""
     named = Secret(variable=PASSWORD) if password is None else password
@@ -139,11 +143,11 @@ def _credentials_of(password: bytes | Secret | None, secret: bytes | Secret | No
         return given
     source = named.source if isinstance(named, Secret) else None
     if isinstance(named, Secret) and source is not None and (password is not None or named.read() is not None):
-        raise UsageError(f"{source} holds no password: put one there, or pass insecure=True to do without")
+        raise UsageError(f"{source} holds no password: put one there, or {_WITHOUT}")
     raise UsageError(
         "there is no password and no secret: pass secret=... or password=... (in a shell: --secret-file FILE or "
         f"--password-file FILE), set {SECRET}, {PASSWORD}, {SECRET}_FILE or {PASSWORD}_FILE in the environment, or "
-        "pass insecure=True to do without"
+        f"{_WITHOUT}"
     )
 
 

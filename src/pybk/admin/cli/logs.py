@@ -153,13 +153,17 @@ class LogVerbs(ABC, Generic[L]):
         given = given_in(parsed)
         with (
             manager_of(parsed, read_only=False) as manager,
-            self.sort().open(manager, parsed.name, **given, insecure=parsed.insecure) as log,
+            self.sort().open(manager, parsed.name, **given, insecure=self._may_lack(parsed, manager)) as log,
             self.appending(parsed, log) as append,
         ):
             count, last = append_lines(append)
         fields, place = self.appended(last)
         text = f"{counted(count, 'record')} appended" + (f", up to {place}" if count else "")
         return print_result(parsed, {"appended": count, **fields}, text)
+
+    def _may_lack(self, parsed: argparse.Namespace, manager: LedgerManager) -> bool:
+        """Return whether a log may have no password: one that is there is opened as it is, as other verbs open it."""
+        return parsed.insecure or parsed.name in self.sort().names(manager, parsed.name)
 
     def _truncate(self, parsed: argparse.Namespace) -> int:
         mode = "r" if parsed.dry_run else "w"

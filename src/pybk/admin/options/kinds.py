@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from pybk.config import BYTE_LIMITS
+from pybk.credentials import cut_value
 
 
 @dataclass(frozen=True, slots=True)

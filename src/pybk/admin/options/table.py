@@ -257,17 +257,16 @@ permissions @output | show which files others may use, or narrow that
   --group GROUP | name or number of the group that shares the files
 
 @logs @either @password
+  --insecure | of a log without a password; needed only where one is made
 @log @logs
   NAME | the log's name
-@insecure
-  --insecure | make a log without a password if there is none
 wal | list, read and change write-ahead logs
 log | list, read and change named logs
 wal list @logs | list the logs with their records, ledgers and checkpoints
   @prefix | list only names that begin with it
 log list @logs | list the logs with their records, ledgers and subscriptions
   @prefix | list only names that begin with it
-wal,log create @log @insecure | create a log without records
+wal,log create @log | create a log without records
 wal cat @log | print the data of a log's records, a line each
   --first PLACE:whole | first record: a log sequence number; default: the first that was not truncated
   --last LSN:whole | number of the last record
@@ -278,8 +277,8 @@ log cat @log | print the data of a log's records, a line each
 wal,log tail @log | print the last records of a log, a line each
   -n RECORDS:whole =10 | how many; default: 10
   @follow | log is sealed
-wal append @log @insecure | append each line of standard input as a record; makes the log if needed
-log append @log @insecure | append each line of standard input as a record; makes the log if needed
+wal append @log | append each line of standard input as a record; makes the log if needed
+log append @log | append each line of standard input as a record; makes the log if needed
   --key KEY | key of the records
   --txid NUMBER:whole | transaction id of the first; the next have the next
 wal truncate @log | drop the records of a log before one of them

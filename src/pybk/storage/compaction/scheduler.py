@@ -328,13 +328,14 @@ class Scheduler:
     def _shortage(self) -> str | None:
         """Return a text that names a device with too little free space; None if each has enough."""
         store = self._store
-        limit = store.config.free_bytes_low if self.full is None else store.config.free_bytes_ok
+        name = "free_bytes_low" if self.full is None else "free_bytes_ok"
+        limit: int = getattr(store.config, name)
         for directory in store.volumes.directories:
             free = store.fs.free_bytes(directory.path)
             if free < limit:
                 return (
-                    f"{directory.path} has {free} bytes free, fewer than {limit}: the store takes no appends until "
-                    "there is more; delete ledgers or free space"
+                    f"{directory.path} has {free} bytes free, fewer than {limit} ({name}): the store takes no appends "
+                    "until there is more; delete ledgers or free space"
                 )
         return None
 
