@@ -19,7 +19,7 @@ def run(directory: Path) -> None:
     """Write to three of four bookies, lose one, write on, and read everything back."""
     directory.mkdir(parents=True, exist_ok=True)
     metadata = f"lmdb://{directory.resolve()}/metadata"
-    secret = secrets.token_bytes(32)  # all of a cluster share it; keep it in a file that only they can read
+    cluster_secret = secrets.token_bytes(32)  # all of a cluster share it; `pybk secret new FILE` keeps one in a file
     with ExitStack() as stack:
         nodes = {
             name: stack.enter_context(
@@ -27,15 +27,15 @@ def run(directory: Path) -> None:
                     directory / name,
                     listen="tcp://127.0.0.1:*",
                     metadata=metadata,
-                    cluster_secret=secret,
+                    cluster_secret=cluster_secret,
                     bookie_id=name,
                 )
             )
             for name in ("a", "b", "c", "d")
         }
-        client = stack.enter_context(LedgerManager.connect(metadata, cluster_secret=secret))
-        password = secrets.token_bytes(32)  # the ledger's password, which is not needed after this run
-        writer = client.create_ledger(password=password, ensemble_size=3, write_quorum=3, ack_quorum=2)
+        client = stack.enter_context(LedgerManager.connect(metadata, cluster_secret=cluster_secret))
+        secret = secrets.token_bytes(32)  # the ledger's, which is not needed after this run
+        writer = client.create_ledger(secret=secret, ensemble_size=3, write_quorum=3, ack_quorum=2)
         writer.append(b"sent to three bookies, and synced by two of them before this returns")
         gone = client.ledger_metadata(writer.ledger_id).fragments[0].ensemble[0].bookie_id
         nodes[gone].close()
@@ -44,7 +44,7 @@ def run(directory: Path) -> None:
         writer.close()
         for fragment in client.ledger_metadata(writer.ledger_id).fragments:
             print(f"from entry {fragment.first_entry_id}:", ", ".join(bookie.bookie_id for bookie in fragment.ensemble))
-        with client.open_ledger(writer.ledger_id, password=password) as reader:
+        with client.open_ledger(writer.ledger_id, secret=secret) as reader:
             print(sum(1 for _ in reader.read(0, reader.last_add_confirmed)), "entries read")
 
 

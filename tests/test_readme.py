@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from pybk.credentials import write_new_secret
 from tests.paths import ROOT
 from tests.spark import clusters
 from tests.waiting import PROCESS_S
@@ -18,7 +19,8 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 def make_secret(directory: Path) -> None:
     """Do what the README has its readers do first."""
-    (directory / "secret").write_text("0123456789abcdef" * 4 + "\n", encoding="ascii")
+    for name in re.findall(r"`pybk secret new ([a-z-]+)`", README):
+        write_new_secret(str(directory / name))
 
 
 def blocks(language: str) -> list[str]:
@@ -93,11 +95,13 @@ def test_links_lead_somewhere() -> None:
 
 
 def test_the_cluster_of_the_readme_runs_as_pasted_and_again(tmp_path: Path) -> None:
+    make_secret(tmp_path)
     for _ in range(2):
         output_of(blocks("python")[1], tmp_path)
 
 
 def test_the_write_ahead_log_of_the_readme_is_there_again(tmp_path: Path) -> None:
+    make_secret(tmp_path)
     printed = [output_of(blocks("python")[2], tmp_path) for _ in range(2)]
     assert printed == ["durable: 1\n", "again: 1 b'set a 1'\ndurable: 2\n"]
 

@@ -125,7 +125,12 @@ def test_one_of_three_bookies_may_be_read_only_when_anything_is_made(
         end = refuse(cluster)
         client = cluster.connect()
         membership = cluster_backend_of(client).membership
-        wait_until(lambda: membership.refresh() or membership.not_writable == {"bookie-2"})
+
+        def refused() -> frozenset[str]:
+            membership.refresh()  # no watch reports that a bookie turned read-only
+            return membership.not_writable
+
+        wait_until(lambda: refused() == {"bookie-2"})
         still_open = client.create_ledger(password=PASSWORD)
         still_open.append(RECORDS[0])
         ledger_id = _make_all(client)
