@@ -13,7 +13,7 @@ import time
 
 from pybk import LedgerManager, LedgerWriter, StorageHint
 
-PASSWORD = secrets.token_bytes(32)  # nobody reads the ledger after this run; tail.py reads one that is kept
+SECRET = secrets.token_bytes(32)  # nobody reads the ledger after this run; tail.py reads one that is kept
 PRODUCERS = 64
 ENTRIES_EACH = 200
 
@@ -27,7 +27,7 @@ async def produce(writer: LedgerWriter, name: int) -> None:
 async def follow(manager: LedgerManager, ledger_id: int) -> int:
     """Count a ledger's entries as they are confirmed, until it is closed."""
     count = 0
-    async with manager.open_ledger_async(ledger_id, password=PASSWORD, recover=False) as reader:
+    async with manager.open_ledger_async(ledger_id, secret=SECRET, recover=False) as reader:
         async for _ in reader.follow_async():
             count += 1
     return count
@@ -37,7 +37,7 @@ async def run(store: str) -> None:
     """Write with all producers while one task follows."""
     async with LedgerManager.open_async(store) as manager:
         async with manager.create_ledger_async(
-            password=PASSWORD, ledger_type="events", storage_hints={StorageHint.NVME}
+            secret=SECRET, ledger_type="events", storage_hints={StorageHint.NVME}
         ) as writer:
             follower = asyncio.create_task(follow(manager, writer.ledger_id))
             begin = time.perf_counter()

@@ -21,12 +21,12 @@ def newest_ledger(manager: LedgerManager) -> int:
     return max(ledgers, key=lambda ledger_id: manager.ledger_metadata(ledger_id).creation_sequence)
 
 
-def tail(store: str, ledger_id: int | None, password: bytes, first: int) -> None:
+def tail(store: str, ledger_id: int | None, secret: Secret, first: int) -> None:
     """Print a ledger's payloads, a line each, until it is closed."""
     with LedgerManager.open(store, read_only=True) as manager:
         if ledger_id is None:
             ledger_id = newest_ledger(manager)
-        with manager.open_ledger(ledger_id, password=password, recover=False) as reader:
+        with manager.open_ledger(ledger_id, secret=secret, recover=False) as reader:
             for entry in reader.follow(first):
                 sys.stdout.buffer.write(entry.payload.rstrip(b"\n") + b"\n")
                 sys.stdout.buffer.flush()
@@ -38,11 +38,11 @@ def main() -> int:
     parser.add_argument("store", help="directory of the store")
     parser.add_argument("ledger", nargs="?", type=int, help="ledger id; the newest ledger when left out")
     parser.add_argument("--first", type=int, default=0, help="first entry id to print")
-    parser.add_argument("--password-file", help="file with the ledger's password; else it is in PYBK_PASSWORD")
+    parser.add_argument("--secret-file", help="file with the ledger's secret; else it is in PYBK_SECRET")
     arguments = parser.parse_args()
     try:
-        password = Secret(file=arguments.password_file, variable="PYBK_PASSWORD").read() or b""
-        tail(arguments.store, arguments.ledger, password, arguments.first)
+        secret = Secret(file=arguments.secret_file, variable="PYBK_SECRET")
+        tail(arguments.store, arguments.ledger, secret, arguments.first)
     except PybkError as error:
         print(f"tail: {error}", file=sys.stderr)
         return 1

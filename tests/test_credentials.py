@@ -93,7 +93,7 @@ def test_the_next_secret_of_a_variable_is_checked_too(monkeypatch: pytest.Monkey
         ("s3://k:se cret@b/x", "s3://...@b/x"),
         ("unrecognized arguments: s3://k:se cre t@b/x --to a", "unrecognized arguments: s3://...@b/x --to a"),
         ("s3://b/x is not s3://k:se cret@b/x", "s3://b/x is not s3://...@b/x"),
-        ("http://host:80/a and b@c; is it?", "http://...@c; is it?"),  # it could be a password
+        ("http://host:80/a and b@c; is it?", "http://...@c;... is it?"),  # it could be a password
         ('{"url": "http://host:80/a", "by": "b@c"}', '{"url": "http://host:80/a", "by": "b@c"}'),
     ],
 )

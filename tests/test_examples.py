@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from pybk import LedgerManager
+from pybk import LedgerManager, Secret
+from pybk.credentials import write_new_secret
 from tests.paths import ROOT
 from tests.spark import clusters
 from tests.spark.queries import LATE
@@ -85,11 +86,12 @@ def test_producers_asked_for_help_make_no_store(tmp_path: Path) -> None:
 
 
 def test_tail_follows_a_writer_in_another_process(tmp_path: Path) -> None:
-    (tmp_path / "password").write_bytes(PASSWORD + b"\n")
-    with LedgerManager.open(tmp_path / "data") as manager, manager.create_ledger(password=PASSWORD) as writer:
+    write_new_secret(str(tmp_path / "secret"))
+    given = Secret(file=str(tmp_path / "secret"))
+    with LedgerManager.open(tmp_path / "data") as manager, manager.create_ledger(secret=given) as writer:
         writer.append_many([b"one", b"two"])
         with subprocess.Popen(
-            command("tail", tmp_path / "data", "--password-file", tmp_path / "password"),
+            command("tail", tmp_path / "data", "--secret-file", tmp_path / "secret"),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
         ) as process:

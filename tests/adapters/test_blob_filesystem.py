@@ -35,9 +35,11 @@ from pybk import (
     IllegalOperationError,
     LedgerManager,
     StoreLockedError,
+    UnauthorizedError,
     UsageError,
 )
 from pybk.adapters.blob_filesystem import BlobFileSystem
+from pybk.credentials import write_new_secret
 from tests.paths import ROOT
 from tests.waiting import PROCESS_S
 
@@ -108,6 +110,21 @@ def options(tmp_path: Path) -> Iterator[dict[str, Any]]:
 @pytest.fixture
 def fs(options: dict[str, Any]) -> BlobFileSystem:
     return BlobFileSystem(**options)
+
+
+def test_a_file_system_with_a_secret_is_opened_with_it_alone(tmp_path: Path) -> None:
+    for name in ("secret", "another"):
+        write_new_secret(str(tmp_path / name))
+    given: dict[str, Any] = {"store": str(tmp_path / "store"), "secret_file": str(tmp_path / "secret")}
+    for mode, data in (("wb", b"written"), ("rb", b"")):
+        with fsspec.open("pybk://a/b", mode, **given) as file:
+            assert (file.write(data) if data else file.read()) in (7, b"written")
+        BlobFileSystem(**given).close()
+    (tmp_path / "password").write_text("of another time\n", encoding="ascii")
+    for name, file in (("secret_file", "another"), ("password_file", "password")):
+        wrong: dict[str, Any] = {"store": given["store"], name: str(tmp_path / file)}
+        with closing(BlobFileSystem(**wrong)) as fs, pytest.raises(UnauthorizedError):
+            fs.cat("a/b")
 
 
 def test_directories_are_what_blobs_lie_in(fs: BlobFileSystem) -> None:

@@ -12,6 +12,7 @@ from uuid import UUID
 import pytest
 from eventsourcing.persistence import IntegrityError, OperationalError
 
+from pybk.credentials import write_new_secret
 from pybk.errors import LogLockedError, StoreLockedError, UnauthorizedError, UsageError
 from tests.adapters.dog_school import Dog, DogSchool
 from tests.cluster.inside import SECRET, inside
@@ -111,6 +112,18 @@ def test_settings_of_one_application_begin_with_its_name(tmp_path: Path) -> None
     assert not (tmp_path / "common").exists()
     with DogSchool(settings(tmp_path / "own", PYBK_PASSWORD="from a file", PYBK_LOG="dogs")) as again:
         assert again.get_dog(dog_id)["name"] == "Fido"
+
+
+def test_an_application_with_a_secret_is_opened_with_it_alone(tmp_path: Path) -> None:
+    write_new_secret(str(tmp_path / "secret"))
+    given = settings(tmp_path / "store", PYBK_SECRET_FILE=str(tmp_path / "secret"))
+    del given["PYBK_PASSWORD"]
+    with DogSchool(given) as school:
+        dog_id = school.register_dog("Fido")
+    with DogSchool(given) as again:
+        assert again.get_dog(dog_id)["name"] == "Fido"
+    with pytest.raises(UnauthorizedError, match="has a secret"):
+        DogSchool(settings(tmp_path / "store"))
 
 
 @pytest.mark.parametrize("missing", ["PYBK_STORE", "PYBK_PASSWORD"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import secrets
 import shutil
 import stat
 import threading
@@ -13,11 +14,25 @@ from pathlib import Path
 
 import pytest
 
-from pybk.backup import back_up, back_up_async, restore_backup_async, verify_backup, verify_backup_async
+from pybk.backup import (
+    back_up,
+    back_up_async,
+    restore_backup,
+    restore_backup_async,
+    verify_backup,
+    verify_backup_async,
+)
 from pybk.backup.target import DirectoryTarget
 from pybk.config import StoreConfig
 from pybk.credentials import Passwords
-from pybk.errors import CookieError, CorruptError, StorageRefusedError, StoreLockedError, UsageError
+from pybk.errors import (
+    CookieError,
+    CorruptError,
+    StorageRefusedError,
+    StoreLockedError,
+    UnauthorizedError,
+    UsageError,
+)
 from pybk.flags import StorageHint, WriteFlag
 from pybk.ledger import keys
 from pybk.ledger.digest import DigestType
@@ -42,7 +57,7 @@ from tests.backup.backup_harness import (
     run_with,
 )
 from tests.internals import descriptor_of, digest_of, store_of
-from tests.storage.real_store import contents, numbered, open_quick, python
+from tests.storage.real_store import contents, numbered, open_quick, payloads, python
 from tests.waiting import WAIT_S, wait_until
 
 
@@ -89,6 +104,25 @@ def test_a_restored_store_is_what_was_backed_up(manager: LedgerManager, tmp_path
     report_of_store = verify(tmp_path / "new", password=PASSWORD)
     assert not report_of_store.problems
     assert report_of_store.entries == 862
+
+
+def test_ledgers_with_a_secret_are_backed_up_verified_and_restored(manager: LedgerManager, tmp_path: Path) -> None:
+    secret = secrets.token_bytes(32)
+    with manager.create_ledger(secret=secret, ledger_type="secret") as writer:
+        writer.append_many(numbered(50))
+    with_password = ledger(manager, 20)
+    passwords = Passwords(PASSWORD, secret=secret)
+    report = back_up(manager, tmp_path / "backup", passwords=passwords)
+    assert (report.ledgers, report.entries, report.unauthenticated) == (2, 70, 0)
+    assert verify_backup(tmp_path / "backup", passwords=passwords).unauthenticated == 0
+    assert verify_backup(tmp_path / "backup", passwords=KNOWN).unauthenticated == 1, "its secret is missing"
+    restore_backup(tmp_path / "backup", tmp_path / "new", passwords=passwords)
+    with open_quick(tmp_path / "new") as again:
+        with again.open_ledger(of(writer), secret=secret) as reader:
+            assert payloads(reader) == numbered(50)
+        with pytest.raises(UnauthorizedError):
+            again.open_ledger(of(writer), secret=secrets.token_bytes(32))
+        assert contents(again, of(with_password), PASSWORD) == numbered(20)
 
 
 def test_the_ids_and_versions_that_a_store_has_given_are_not_given_again(
@@ -524,11 +558,11 @@ def test_a_backup_is_for_its_owner_alone_and_has_no_secret(manager: LedgerManage
     metadata = writer.metadata
     made = ring.ledger_keys(PASSWORD, of(writer), metadata.key_salt, metadata.key_epoch, binding=metadata.key_binding)
     assert made.verifier == metadata.verifier  # else the next lines look for nothing
-    secrets = [PASSWORD, ring.root(PASSWORD), made.entry_key, made.lac_key, made.right_key, made.seal_key()]
+    hidden = [PASSWORD, ring.root(PASSWORD), made.entry_key, made.lac_key, made.right_key, made.seal_key()]
     for path in (tmp_path / "backup").iterdir():
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
         data = path.read_bytes()
-        assert not any(secret in data or secret.hex().encode() in data for secret in secrets)
+        assert not any(secret in data or secret.hex().encode() in data for secret in hidden)
 
 
 def _identity(backup: Path) -> tuple[bytes, bytes, int]:

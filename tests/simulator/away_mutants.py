@@ -39,7 +39,11 @@ AWAY_MUTANTS = (
     _mutant(
         "A9",
         "a read-only bookie is a member where too few take entries, as one that is away (AW11)",
-        Piece("tests.simulator.ledgers:choose_first", "if each.read_only else each", "if False else each"),
+        Piece(
+            "tests.simulator.ledgers:choose_first",
+            "replace(each, read_only=False, away=True) if each.read_only else each",
+            "each",
+        ),
     ),
     _mutant(
         "A10",

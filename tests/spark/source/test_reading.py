@@ -11,7 +11,8 @@ import pytest
 pytest.importorskip("pyspark", reason="no pyspark; install the extra spark-test to test Spark")
 pytest.importorskip("pyarrow", reason="no pyarrow; install the extra spark-test to test Spark")
 
-from pybk.errors import EntryUnknownError
+from pybk.credentials import Secret, write_new_secret
+from pybk.errors import EntryUnknownError, UnauthorizedError
 from pybk.manager.ledger_writer import LedgerWriter
 from pybk.spark.connection import close_connections
 from pybk.spark.options import SourceOptions, source_options
@@ -41,6 +42,21 @@ def read(options: SourceOptions, *entry_ranges: EntryRange) -> list[int]:
     return [
         row["entry_id"] for batch in read_ranges(options, schema_of(options), entry_ranges) for row in batch.to_pylist()
     ]
+
+
+def test_a_ledger_with_a_secret_is_read_with_that_of_a_file(tmp_path: Path) -> None:
+    for name in ("secret", "another"):
+        write_new_secret(str(tmp_path / name))
+    with inside(tmp_path / "cluster", count=1) as cluster:
+        secret = Secret(file=str(tmp_path / "secret"))
+        with cluster.connect().create_ledger(secret=secret, ensemble_size=1, write_quorum=1, ack_quorum=1) as writer:
+            writer.append_many([b"%d" % number for number in range(20)])
+        where = {"metadataUri": cluster.url, "clusterSecret": SECRET.decode(), "ledger": str(writer.ledger_id)}
+        given = source_options({**where, "secretFile": str(tmp_path / "secret")})
+        assert read(given, EntryRange(writer.ledger_id, 10, 12)) == [10, 11, 12]
+        with pytest.raises(UnauthorizedError):
+            read(source_options({**where, "secretFile": str(tmp_path / "another")}), EntryRange(writer.ledger_id, 0, 1))
+        close_connections()
 
 
 def test_pieces_are_read_in_order(options: SourceOptions, writer: LedgerWriter) -> None:
