@@ -74,6 +74,14 @@ def test_the_environment_names_a_profile(monkeypatch: pytest.MonkeyPatch, capsys
     assert "there is no profile 'none'" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("words", "name"), [([], "dev"), (["--profile", "mine"], "mine")])
+def test_a_local_cluster_has_the_profile_dev_or_the_one_that_is_named(
+    words: list[str], name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*words, "dev", "status"]) == 2
+    assert f"there is no profile {name!r}" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("name", ["", "../dev", ".hidden", "a/b", "x" * 65])
 def test_a_name_that_is_none_is_refused(name: str) -> None:
     with pytest.raises(UsageError, match="no name of a profile"):

@@ -48,7 +48,7 @@ def _up(parsed: argparse.Namespace) -> int:
             zones=parsed.zones,
             tiers=parsed.tiers,
         )
-        cluster = DevCluster.made(directory, parsed.profile, options)
+        cluster = DevCluster.made(directory, _name(parsed), options)
     cluster.write_profile()
     with cluster.locked():
         cluster.start()
@@ -76,18 +76,23 @@ def _check_same(parsed: argparse.Namespace, cluster: DevCluster) -> None:
             )
 
 
+def _name(parsed: argparse.Namespace) -> str:
+    """Return the name of the profile of a local cluster."""
+    return str(parsed.profile or PROFILE)
+
+
 def _directory(parsed: argparse.Namespace) -> str:
     """Return where a new cluster is to lie, or where that of the profile lies."""
     if parsed.directory is not None:
         return os.path.abspath(str(parsed.directory))
-    if os.path.exists(path_of(parsed.profile)):
+    if os.path.exists(path_of(_name(parsed))):
         return _profile(parsed).directory
     home = os.environ.get("XDG_STATE_HOME") or os.path.join(os.path.expanduser("~"), ".local", "state")
-    return os.path.join(home, "pybk", str(parsed.profile))
+    return os.path.join(home, "pybk", _name(parsed))
 
 
 def _profile(parsed: argparse.Namespace) -> Profile:
-    profile = Profile.read(parsed.profile)
+    profile = Profile.read(_name(parsed))
     if not profile.directory:
         raise UsageError(f"the profile {profile.name!r} is of {profile.metadata}, which `pybk dev up` has not made")
     return profile
