@@ -26,7 +26,7 @@ from pybk.operations.cluster_checks import (
     stop_check,
 )
 from pybk.replication.locations import PlacementPolicy
-from pybk.values.frozen_dict import FrozenDict
+from pybk.values import FrozenDict
 from tests.healing.clusters import bookie, ledger, mapped
 
 

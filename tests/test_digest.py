@@ -16,9 +16,8 @@ from xxhash import xxh3_64_digest, xxh3_64_intdigest
 
 from pybk.errors import DigestMismatchError, UsageError
 from pybk.ledger import digest as digests
-from pybk.ledger.digest import DigestType, EntryDigest, entry_digest
+from pybk.ledger.digest import KEY_BYTES, DigestType, EntryDigest, entry_digest
 from pybk.ledger.entry import ENTRY_HEADER_BYTES, Entry, EntryBatch, decode_entry
-from pybk.ledger.keys import KEY_BYTES
 from pybk.ledger.native import CORE
 from tests.paths import GOLDEN
 

@@ -15,8 +15,8 @@ import pytest
 
 from pybk.errors import IllegalOperationError
 from pybk.flags import WriteFlag
-from pybk.manager import closing
-from pybk.manager.closing import settle_dropped
+from pybk.manager import handle
+from pybk.manager.handle import settle_dropped
 from pybk.manager.ledger_manager import LedgerManager
 from tests.cluster.inside import inside
 from tests.internals import cluster_backend_of, store_of
@@ -36,7 +36,7 @@ def drop(make: Callable[[], Any]) -> None:
     with pytest.warns(ResourceWarning, match="dropped without close"):
         make_and_drop(make)
     settle_dropped()
-    assert not any(ending.dropped for ending in closing.open_endings)
+    assert not any(ending.dropped for ending in handle.open_endings)
 
 
 def test_a_dropped_manager_frees_its_directory_and_loses_nothing(tmp_path: Path) -> None:

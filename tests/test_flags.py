@@ -6,8 +6,7 @@ from enum import IntFlag
 import pytest
 
 from pybk.errors import UsageError
-from pybk.flags import LEDGER_TYPE_BYTES_MAX, LedgerType, ReadFlag, StorageHint, WriteFlag
-from pybk.flags.behaviour import Flags
+from pybk.flags import LEDGER_TYPE_BYTES_MAX, Flags, LedgerType, ReadFlag, StorageHint, WriteFlag
 
 
 class _Three(Flags):

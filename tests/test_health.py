@@ -18,7 +18,7 @@ from pybk.health import (
     client_health,
     repair_reasons,
 )
-from pybk.storage.troubles import CHECKING
+from pybk.storage.io.failures import CHECKING
 from tests.internals import store_of
 from tests.paths import ROOT
 from tests.storage.real_store import open_quick

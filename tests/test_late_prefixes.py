@@ -12,9 +12,8 @@ import numpy as np
 import pytest
 
 from pybk.errors import StorageFullError
-from pybk.ledger.digest import DigestType, EntryDigest, entry_digest
+from pybk.ledger.digest import KEY_BYTES, DigestType, EntryDigest, entry_digest
 from pybk.ledger.entry import ENTRY_HEADER_BYTES
-from pybk.ledger.keys import KEY_BYTES
 from pybk.manager.ledger_manager import LedgerManager
 from pybk.storage.descriptor import LedgerDescriptor, StagedEntries
 from pybk.storage.log.commit import Commit

@@ -199,7 +199,7 @@ def test_importing_is_silent_and_lean() -> None:
 
 def test_every_module_can_be_imported_first() -> None:
     """No module relies on another one having been imported before it."""
-    packages = ("pybk", "pybk.threads", "pybk.values", "pybk.ledger", "pybk.backend", "pybk.manager", "pybk.operations")
+    packages = ("pybk", "pybk.threads", "pybk.ledger", "pybk.backend", "pybk.manager", "pybk.operations")
     names = [
         module.name
         for package in packages

@@ -18,9 +18,8 @@ from pybk.feature_level import FeatureLevel
 from pybk.flags import LedgerType, StorageHint, WriteFlag
 from pybk.ledger import keys
 from pybk.ledger.digest import DigestType, entry_digest
-from pybk.ledger.keys import KeyRing
+from pybk.ledger.keys import KeyRing, LedgerSeal, keys_of
 from pybk.ledger.ledger_metadata import LedgerMetadata, LedgerState
-from pybk.ledger.seal import LedgerSeal, keys_of
 from pybk.manager.ledger_manager import LedgerManager
 from pybk.metrics import UNSEALED_LEDGERS, MetricKey
 from tests.internals import descriptor_of, digest_of, store_of

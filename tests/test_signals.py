@@ -106,7 +106,7 @@ def test_a_close_on_top_of_any_line_of_a_close_raises_and_the_first_continues() 
         writer = manager.create_ledger(write_flags=WriteFlag.DEFERRED_FORCE, insecure=True)
         writer.append_many(numbered(3))
         handler = handled(
-            line, ("pybk/manager/ledger_manager.py", "pybk/manager/closing.py"), manager.close, manager.close
+            line, ("pybk/manager/ledger_manager.py", "pybk/manager/handle.py"), manager.close, manager.close
         )
         again = open_store(fs)
         assert contents(again, 0, recover=True) == numbered(3)

@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any, Final, Self
 
 from pybk.errors import UsageError
-from pybk.values.whole_numbers import whole
+from pybk.values import whole
 
 PASSWORD: Final = "PYBK_PASSWORD"
 """Environment variable of a ledger's password; with ``_FILE`` appended, of the path of a file that holds it."""

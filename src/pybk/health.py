@@ -12,7 +12,7 @@ the rule below that can see it. The Prometheus exporter shows all states in ``HE
 
 Where several reasons hold, the worst state is returned: ``failed``, ``read_only``, ``in_limbo``, ``degraded``, ``ok``.
 A part of the store that works around a failure and retries reports it in ``Store.troubles``
-(``pybk.storage.troubles``), and removes it once the retry succeeds.
+(``pybk.storage.io.failures``), and removes it once the retry succeeds.
 
 ``repair_reasons`` says what an auditor's report shows; ``ClusterAdmin.status`` uses it, too.
 """
@@ -27,8 +27,8 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, get_args
 
 from pybk.ledger.ledger_metadata import DEFAULT_ACK_QUORUM, DEFAULT_ENSEMBLE_SIZE, DEFAULT_WRITE_QUORUM
 from pybk.replication.quorum import Quorum
-from pybk.storage.troubles import CHECKING
-from pybk.values.frozen_dict import FrozenDict
+from pybk.storage.io.failures import CHECKING
+from pybk.values import FrozenDict
 
 if TYPE_CHECKING:
     from pybk.ledger.ledger_metadata import Bookie

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from pybk.deferral import np
 from pybk.errors import PybkError, UsageError
 from pybk.feature_level import NEWEST_LEVEL
-from pybk.values.frozen_dict import FrozenDict
+from pybk.values import FrozenDict
 from pybk.version import __version__
 
 if TYPE_CHECKING:

@@ -137,14 +137,13 @@ from pybk.storage.repair.record_check import DamagedEntries
 from pybk.storage.repair.verify import VerifyProblem, VerifyReport
 from pybk.streams.blob_store import BlobData, BlobInfo, BlobStore, BlobUpload
 from pybk.streams.checkpoint import CheckpointWriter, WalCheckpoint
-from pybk.streams.format import Records
+from pybk.streams.format import Position, Records
+from pybk.streams.ledger_spec import LogSettings
 from pybk.streams.log import Log, LogSegment, LogWriterOptions, SubscriptionState
 from pybk.streams.log_reader import LogEnd, LogReader, Start, TxId
 from pybk.streams.log_record import LogRecord
-from pybk.streams.log_settings import LogSettings
 from pybk.streams.log_writer import LogWriter, NewRecord
 from pybk.streams.namespace import Namespace
-from pybk.streams.position import Position
 from pybk.streams.rebuild import RebuiltList
 from pybk.streams.record_future import RecordFuture
 from pybk.streams.remote_consumer import ConsumerServer, RemoteConsumer

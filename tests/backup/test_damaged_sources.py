@@ -146,7 +146,7 @@ def test_an_entry_whose_authentication_code_is_wrong_is_left_out_with_the_passwo
     store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The bytes are those on the disk, but somebody changed them, and the checksum with them."""
-    monkeypatch.setattr("pybk.storage.format.record.check_body", lambda *_, **__: None)
+    monkeypatch.setattr("pybk.storage.format.log_file.check_body", lambda *_, **__: None)
     damage(store)
     monkeypatch.setattr(ReadOnlyStore, "read_batch", _unchecked(ReadOnlyStore.read_batch))
     with pytest.raises(DigestMismatchError, match=f"entry {DAMAGED} of ledger 1"):

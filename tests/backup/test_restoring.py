@@ -30,7 +30,7 @@ from pybk.ledger import keys
 from pybk.ledger.entry import EntryBatch
 from pybk.ledger.ledger_metadata import LedgerMetadata
 from pybk.storage.format.cookie import read_cookie
-from pybk.storage.format.record import RECORD_HEADER_BYTES, decode_header
+from pybk.storage.format.log_file import RECORD_HEADER_BYTES, decode_header
 from pybk.storage.io.filesystem import OsFileSystem
 from pybk.storage.store import Store
 from tests.backup.backup_harness import KNOWN, PASSWORD, backed_up, files, restored

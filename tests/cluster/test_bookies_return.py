@@ -11,9 +11,9 @@ import pytest
 
 from pybk.errors import LedgerRecoveryError, LogFencedError, NotEnoughBookiesError, TooManyRequestsError
 from pybk.manager.ledger_manager import LedgerManager
+from pybk.streams.format import Position
 from pybk.streams.log import Log
 from pybk.streams.log_writer import LogWriter
-from pybk.streams.position import Position
 from pybk.streams.wal import WriteAheadLog
 from tests.cluster.inside import Inside, inside
 from tests.internals import hold_resumption, open_ledger_of, wait_for_loss

@@ -6,8 +6,15 @@ import sys
 from pathlib import Path
 
 from pybk.storage.format.cold_segment import ColdSegmentWriter
-from pybk.storage.format.log_file import BLOCK_BYTES, encode_commit_header, encode_file_header, padding
-from pybk.storage.format.record import RecordKind, encode_control, encode_entries
+from pybk.storage.format.log_file import (
+    BLOCK_BYTES,
+    RecordKind,
+    encode_commit_header,
+    encode_control,
+    encode_entries,
+    encode_file_header,
+    padding,
+)
 from pybk.storage.io.filesystem import OsFileSystem
 
 STORE_ID = bytes(range(16))

@@ -25,7 +25,7 @@ from pybk.metadata.registration import BookieCookie, BookieState, encode_cookie,
 from pybk.metadata.secret_epochs import SecretEpochs
 from pybk.metadata.settings import ClusterSettings, RepairSettings, encode_settings
 from pybk.metadata.underreplication import UnderReplicatedLedger, missing_key, record_json
-from pybk.values.json_text import encode_json, to_base64
+from pybk.values import encode_json, to_base64
 from tests.metadata.records import KEY, KEYS, bookie, ledger, registration
 from tests.paths import GOLDEN
 from tests.storage.memory_environment import MapEnvironment

@@ -28,9 +28,9 @@ from pybk.spark.sink.sink_record import SinkRecord, decode_rows, encode_rows
 from pybk.spark.source.offsets import Offset
 from pybk.storage.batches import entry_span, locate_entries
 from pybk.storage.format.extent import EXTENT_KEY, Extent
-from pybk.storage.format.record import entry_ends, location_dtype
+from pybk.storage.format.log_file import entry_ends, location_dtype
 from pybk.transport.curve import check_address
-from pybk.values.json_text import encode_json
+from pybk.values import encode_json
 from tests.metadata.records import KEYS, bookie, cluster_on, ledger, registration
 from tests.metadata.simulated_store import SimServer
 

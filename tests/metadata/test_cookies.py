@@ -19,7 +19,7 @@ from pybk.metadata.registration import (
     decode_cookie,
     encode_cookie,
 )
-from pybk.values.json_text import encode_json
+from pybk.values import encode_json
 from tests.metadata.harness import SimWorld, World
 from tests.metadata.records import bookie, cluster_on, key_for, registration
 from tests.metadata.simulated_store import Fault

@@ -17,7 +17,7 @@ from pybk.metadata.deletions import PAGE_LEDGERS_MAX
 from pybk.metadata.ledgers import LEDGERS_KEY, deleted_ids_key, ledger_path
 from pybk.metadata.registration import BookieState
 from pybk.metadata.store import MetadataStore
-from pybk.values.json_text import encode_json
+from pybk.values import encode_json
 from tests.metadata.harness import SimWorld, World
 from tests.metadata.records import bookie, cluster_on, ledger
 from tests.metadata.simulated_store import Fault

@@ -36,7 +36,7 @@ from pybk.metadata.ledger_description import LedgerDescription
 from pybk.metadata.ledgers import ledger_path
 from pybk.metadata.metadata_keys import MetadataKeys
 from pybk.metadata.registration import decode_cookie, decode_registration
-from pybk.values.json_text import decode_json, encode_json
+from pybk.values import decode_json, encode_json
 from tests.metadata.golden import (
     CLUSTER,
     GOLDEN_HEALING,

@@ -21,7 +21,7 @@ from pybk.metadata.underreplication import (
     missing_key,
     record_json,
 )
-from pybk.values.json_text import encode_json
+from pybk.values import encode_json
 from tests.metadata.harness import SimWorld, World
 from tests.metadata.records import KEYS, bookie, cluster_on
 

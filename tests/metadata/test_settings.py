@@ -24,7 +24,7 @@ from pybk.metadata.settings import (
     encode_settings,
 )
 from pybk.metadata.store import MetadataStore
-from pybk.values.json_text import encode_json
+from pybk.values import encode_json
 from tests.metadata.harness import SimWorld, World
 from tests.metadata.records import KEYS, cluster_on
 from tests.metadata.simulated_store import Fault

@@ -16,12 +16,10 @@ import numpy as np
 import numpy.typing as npt
 
 from pybk.errors import DigestMismatchError
-from pybk.ledger.digest import DigestType, EntryDigest, entry_digest
+from pybk.ledger.digest import KEY_BYTES, DigestType, EntryDigest, entry_digest
 from pybk.ledger.entry import ENTRY_HEADER_BYTES, Entry, EntryBatch
-from pybk.ledger.keys import KEY_BYTES
 from pybk.ledger.native import CORE
-from pybk.storage.format.log_file import BLOCK_BYTES, COMMIT_HEADER_BYTES, encode_commit_header, padding
-from pybk.storage.format.record import encode_entries
+from pybk.storage.format.log_file import BLOCK_BYTES, COMMIT_HEADER_BYTES, encode_commit_header, encode_entries, padding
 
 if TYPE_CHECKING:
     from pybk.ledger.native import NativeCore

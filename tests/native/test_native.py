@@ -21,12 +21,11 @@ import numpy as np
 import pytest
 
 from pybk.errors import CorruptError
-from pybk.ledger.digest import DigestType
+from pybk.ledger.digest import KEY_BYTES, DigestType
 from pybk.ledger.entry import Entry
-from pybk.ledger.keys import KEY_BYTES
 from pybk.ledger.native import CORE
 from pybk.storage import batches
-from pybk.storage.format.record import RECORD_HEADER_BYTES
+from pybk.storage.format.log_file import RECORD_HEADER_BYTES
 from tests.native.fuzz import IDS, compare
 from tests.paths import ROOT
 from tests.waiting import PROCESS_S

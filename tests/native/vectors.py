@@ -9,9 +9,8 @@ import random
 import sys
 from collections.abc import Iterator
 
-from pybk.ledger.digest import DigestType, entry_digest
+from pybk.ledger.digest import KEY_BYTES, DigestType, entry_digest
 from pybk.ledger.entry import ENTRY_HEADER_BYTES
-from pybk.ledger.keys import KEY_BYTES
 from tests.native.fuzz import SIZES
 
 

@@ -13,7 +13,7 @@ from tests.simulator.mutating import Mutant, Piece, mutated
 LIST = "pybk.streams.ledger_list:"
 WORLD = "tests.simulator.ledger_lists:World."
 RECORD = "pybk.streams.list_record:ListRecord."
-BOUNDS = "pybk.streams.bounds:"
+BOUNDS = "pybk.streams.list_record:"
 SEEDS_MAX = 2_000
 
 LEDGER_LIST_MUTANTS = (

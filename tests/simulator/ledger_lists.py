@@ -37,7 +37,6 @@ from pybk.errors import (
     UsageError,
 )
 from pybk.streams import ledger_list
-from pybk.streams.bounds import Bounds
 from pybk.streams.ledger_list import (
     CONFLICT,
     LOST,
@@ -69,6 +68,7 @@ from pybk.streams.ledger_list import (
 )
 from pybk.streams.list_record import (
     PAGED_FORMAT,
+    Bounds,
     Checkpoint,
     ListKind,
     ListRecord,

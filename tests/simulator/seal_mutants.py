@@ -5,9 +5,9 @@ from __future__ import annotations
 from tests.simulator.mutating import Mutant, Piece
 
 RECOVERY = "recovery:RecoveryMachine."
-SEAL = "pybk.ledger.seal:LedgerSeal."
+SEAL = "pybk.ledger.keys:LedgerSeal."
 BLIND = Piece(
-    "pybk.ledger.seal:names",
+    "pybk.ledger.keys:names",
     "(ledger_id, entry_id, length) == (closed.ledger_id, closed.last_entry_id, closed.length)",
     "True",
 )

@@ -11,9 +11,8 @@ from pybk.errors import SealMismatchError
 from pybk.flags import LedgerType, WriteFlag
 from pybk.ledger.digest import DigestType, EntryDigest
 from pybk.ledger.entry import ENTRY_HEADER_BYTES
-from pybk.ledger.keys import KeyRing, LedgerKeys
+from pybk.ledger.keys import KeyRing, LedgerKeys, LedgerSeal
 from pybk.ledger.ledger_metadata import LedgerMetadata, LedgerState
-from pybk.ledger.seal import LedgerSeal
 
 PASSWORD: Final = b"the password of a simulated ledger"
 KEY_SALT: Final = bytes(16)

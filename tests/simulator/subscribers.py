@@ -12,9 +12,8 @@ from typing import Any, Final
 
 from pybk.errors import LogFencedError, NoSuchLogError
 from pybk.streams import ledger_list
-from pybk.streams.bounds import Bounds, CursorBound, bound_of
 from pybk.streams.ledger_list import Steps
-from pybk.streams.list_record import ListRecord
+from pybk.streams.list_record import Bounds, CursorBound, ListRecord, bound_of
 
 CURSOR: Final = "subscription"
 SUBSCRIBERS: Final = 2

@@ -23,7 +23,7 @@ from pybk.ledger.digest import DigestType
 from pybk.manager.ledger_manager import LedgerManager
 from pybk.manager.local_backend import StoreBackend
 from pybk.storage.format.catalog import read_catalog
-from pybk.storage.format.record import RECORD_HEADER_BYTES
+from pybk.storage.format.log_file import RECORD_HEADER_BYTES
 from pybk.storage.readonly import ReadOnlyStore
 from pybk.storage.repair.verify import verify_store
 from tests.internals import store_view_of

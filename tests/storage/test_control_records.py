@@ -31,7 +31,7 @@ from pybk.manager.ledger_manager import LedgerManager
 from pybk.manager.ledger_writer import LedgerWriter
 from pybk.storage import store as store_module
 from pybk.storage.descriptor import LedgerDescriptor
-from pybk.storage.format.record import RecordKind, encode_control
+from pybk.storage.format.log_file import RecordKind, encode_control
 from pybk.storage.log.commit import Commit
 from pybk.storage.named_records import NamedChange
 from pybk.storage.readonly import ReadOnlyStore

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from pybk.manager.ledger_manager import LedgerManager
-from pybk.storage.format.catalog import read_catalog
-from pybk.storage.index.catalog_files import catalog_path
+from pybk.storage.format.catalog import catalog_path, read_catalog
 from pybk.storage.repair.rebuild import rebuild_index
 from tests.internals import store_of
 from tests.sampling import ALL, every, some

@@ -15,7 +15,7 @@ from pybk.flags import StorageHint
 from pybk.ledger.ledger_metadata import LedgerMetadata, LedgerState
 from pybk.manager.ledger_manager import LedgerManager
 from pybk.storage.descriptor import LedgerDescriptor
-from pybk.storage.format.record import RecordKind, encode_control
+from pybk.storage.format.log_file import RecordKind, encode_control
 from pybk.storage.log.commit import Commit
 from pybk.storage.repair.verify import verify_store
 from pybk.storage.store import Store

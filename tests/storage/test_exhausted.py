@@ -27,8 +27,7 @@ from pybk.manager.ledger_manager import LedgerManager
 from pybk.manager.ledger_writer import LedgerWriter
 from pybk.storage.io import spare_descriptors
 from pybk.storage.io.failures import NotOpenedError, is_refused, syncing
-from pybk.storage.io.filesystem import OsFile, OsFileSystem
-from pybk.storage.io.mapped_memory import populate
+from pybk.storage.io.filesystem import OsFile, OsFileSystem, populate
 from tests.internals import store_of
 from tests.storage.real_store import QUICK, contents, numbered, open_quick
 from tests.waiting import wait_until

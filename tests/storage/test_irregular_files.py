@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from pybk.backup import back_up
-from pybk.storage.io.regular_files import open_regular, read_regular
+from pybk.storage.io.filesystem import open_regular, read_regular
 from tests.storage.real_store import open_quick, python_path
 from tests.waiting import WAIT_S
 

@@ -26,9 +26,8 @@ from pybk.manager.ledger_manager import LedgerManager
 from pybk.manager.ledger_reader import LedgerReader
 from pybk.metadata.lmdb_store import LmdbMetadataStore
 from pybk.storage.batches import spans
-from pybk.storage.format.record import location_dtype
-from pybk.storage.io.filesystem import OsFileSystem, Populator
-from pybk.storage.io.mapped_memory import populate
+from pybk.storage.format.log_file import location_dtype
+from pybk.storage.io.filesystem import OsFileSystem, Populator, populate
 from pybk.storage.store import Store
 from pybk.storage.store_reader import TABLE_OVERHEAD_BYTES
 from tests.internals import store_of

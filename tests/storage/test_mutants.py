@@ -441,17 +441,17 @@ MUTANTS = [
     Mutant(
         "a catalog that is newer than the index is believed",
         an_older_index_is_made_again,
-        [Piece("consistency:_newer_in_place", "if further:\n    ...", "pass")],
+        [Piece("store_parts:_newer_in_place", "if further:\n    ...", "pass")],
     ),
     Mutant(
         "an index that names what was removed is known as older",
         an_index_older_than_a_move,
-        [Piece("consistency:older_environments", "there.removed_at > catalog_location(mark)", "False")],
+        [Piece("store_parts:older_environments", "there.removed_at > catalog_location(mark)", "False")],
     ),
     Mutant(
         "an older environment of the SSD tier is refused",
         an_older_ssd_tier_is_refused,
-        [Piece("consistency:older_environments", "there.puts < row.bytes", "False")],
+        [Piece("store_parts:older_environments", "there.puts < row.bytes", "False")],
     ),
     Mutant(
         "a checkpoint takes named records over",
@@ -466,7 +466,7 @@ MUTANTS = [
     Mutant(
         "a group record binds the records that follow it",
         forge_groups,
-        [Piece("log.replay:_read_records", "_is_followed_by_its_own(data, records, number)", "True")],
+        [Piece("log.recovery:_read_records", "_is_followed_by_its_own(data, records, number)", "True")],
     ),
     Mutant(
         "a group counts by one step",
@@ -491,7 +491,7 @@ MUTANTS = [
     Mutant(
         "what is acknowledged is synced",
         CRASH,
-        [Piece("log.commit_writer:CommitWriter.write", "file.write_durable", "file.write")],
+        [Piece("log.commit:CommitWriter.write", "file.write_durable", "file.write")],
     ),
     Mutant(
         "a failed sync ends the store",
@@ -508,7 +508,7 @@ MUTANTS = [
         KILL,
         [
             Piece(
-                "log.commit_writer:CommitWriter.write",
+                "log.commit:CommitWriter.write",
                 "file.write_durable(commit.buffers, commit.start)",
                 ("self._watermark.advance(commit.lsn)\nfile.write_durable(commit.buffers, commit.start)"),
             )
@@ -541,19 +541,19 @@ MUTANTS = [
     Mutant(
         "a torn write is the end of the log",
         torn_writes_are_no_entries,
-        [Piece("log.replay:Replay._read_last", "if commit.lsn > self._durable:\n                break", "pass")],
+        [Piece("log.recovery:Replay._read_last", "if commit.lsn > self._durable:\n                break", "pass")],
     ),
     Mutant(
         "bodies in the log have checksums",
         torn_writes_are_no_entries,
-        [Piece("log.replay:_read_records", "xxh3_64_intdigest(data[start:at]) == header.body_checksum", "True")],
+        [Piece("log.recovery:_read_records", "xxh3_64_intdigest(data[start:at]) == header.body_checksum", "True")],
     ),
     Mutant(
         "LSNs in the log have no gaps",
         what_is_missing_in_the_log_is_noticed,
         [
             Piece(
-                "log.replay:scan_commits",
+                "log.recovery:scan_commits",
                 ("if head is None or head.lsn != lsn:\n    return"),
                 ("if head is None:\n    return\nlsn = head.lsn"),
             )
@@ -564,7 +564,7 @@ MUTANTS = [
         a_lost_file_of_the_log_is_noticed,
         [
             Piece(
-                "log.replay:Replay._replay",
+                "log.recovery:Replay._replay",
                 (
                     "if header.first_lsn != self._lsn:\n"
                     "    raise self._refusal(path, f'but {file.path} begins with LSN {header.first_lsn}')"
@@ -736,7 +736,7 @@ MUTANTS = [
     Mutant(
         "what grows a store finds no reserved space",
         full_disk.test_reserved_space_is_used_for_nothing_else,
-        [Piece("log.commit_writer:_use_of", "return ReserveUse.NONE", "return ReserveUse.CONTROLS")],
+        [Piece("log.commit:_use_of", "return ReserveUse.NONE", "return ReserveUse.CONTROLS")],
     ),
     Mutant(
         "reserved files are put back",

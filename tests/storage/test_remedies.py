@@ -22,8 +22,7 @@ from pybk.errors import CorruptError, IllegalOperationError, PybkError
 from pybk.feature_level import FeatureLevel
 from pybk.flags import StorageHint
 from pybk.storage.format.index_rows import CHAIN_TAIL, encode_value, entries_key, ledger_key
-from pybk.storage.index.index import Index
-from pybk.storage.index.search import find_page
+from pybk.storage.index.index import Index, find_page
 from pybk.storage.index.update import IndexUpdate
 from pybk.storage.io.lmdb_environment import LmdbEnvironment, WriteTransaction
 from pybk.storage.repair.verify import verify_store
@@ -181,7 +180,7 @@ DAMAGE: dict[str, Damage] = {
     "lost page of the index": Damage(damage_index, ("storage/repair/verify.py:_Check._check_index",)),
     "cut log file": Damage(
         lambda path: os.truncate(files_of(path, "log")[0], 50_000),
-        ("storage/consistency.py:refuse_older",),
+        ("storage/store_parts.py:refuse_older",),
         frozenset({0}),
     ),
     "lost tier": Damage(
@@ -228,7 +227,7 @@ DAMAGE: dict[str, Damage] = {
     ),
     "lost commit": Damage(
         lambda path: flip(tail_log(path), 4096 + 10),
-        ("storage/log/replay.py:_REMEDY", "storage/readonly.py:ReadOnlyStore.catch_up"),
+        ("storage/log/recovery.py:_REMEDY", "storage/readonly.py:ReadOnlyStore.catch_up"),
         restored=("nvme",),
     ),
 }

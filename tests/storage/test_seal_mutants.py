@@ -83,7 +83,7 @@ MUTANTS = [
     ),
     Mutant(
         "a required seal is missed",
-        "pybk.ledger.seal:LedgerSeal.require",
+        "pybk.ledger.keys:LedgerSeal.require",
         "not metadata.sealed",
         "False",
         "taken away",
@@ -97,7 +97,7 @@ MUTANTS = [
     ),
     Mutant(
         "a ledger whose kind was changed is recognised",
-        "pybk.ledger.seal:unlocked",
+        "pybk.ledger.keys:unlocked",
         "keys = opens(metadata)\nif keys is not None:\n    ...",
         "return keys_of(ring, given, metadata)",
         "downgraded",

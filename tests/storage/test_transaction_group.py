@@ -33,17 +33,20 @@ from pybk.manager.ledger_manager import LedgerManager
 from pybk.manager.ledger_writer import LedgerWriter
 from pybk.storage import transaction_group
 from pybk.storage.descriptor import LedgerDescriptor
-from pybk.storage.format.log_file import BLOCK_BYTES, decode_file_header, encode_commit_header, padding
-from pybk.storage.format.record import (
+from pybk.storage.format.log_file import (
+    BLOCK_BYTES,
     RECORD_HEADER_BYTES,
     RecordKind,
+    decode_file_header,
     decode_header,
+    encode_commit_header,
     encode_control,
     encode_entries,
     encode_group,
+    padding,
 )
-from pybk.storage.log.admission import Admission, Ticket
-from pybk.storage.log.replay import OpenLogFile, Replay, ReplayedCommit, scan_commits
+from pybk.storage.log.log import Admission, Ticket
+from pybk.storage.log.recovery import OpenLogFile, Replay, ReplayedCommit, scan_commits
 from pybk.storage.named_records import NamedChange
 from pybk.storage.repair.rebuild import rebuild_index
 from pybk.storage.repair.verify import verify_store
@@ -532,7 +535,7 @@ def test_an_interrupt_at_any_line_leaves_a_group_whole_or_not_there(monkeypatch:
         "group_commit.py",
         "storage/log/log.py",
         "storage/log/commit.py",
-        "storage/log/commit_writer.py",
+        "storage/log/commit.py",
     )
     monkeypatch.setattr(test_interrupts, "APPEND_PATH", rooms)
     manager = open_store(SimFileSystem(1))

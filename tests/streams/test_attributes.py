@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pybk.errors import CorruptError, UsageError
-from pybk.streams.attributes import (
+from pybk.streams.format import (
     HEADERS_BYTES_MAX,
     HEADERS_MAX,
     KEY_BYTES_MAX,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
-from pybk.streams.entry_places import LEDGERS_MAX, PLACES_MAX, EntryPlaces
+from pybk.streams.ledger_steps import LEDGERS_MAX, PLACES_MAX, EntryPlaces
 
 
 def test_nothing_is_known_at_first() -> None:

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from pybk.errors import CorruptError, UnsupportedFormatError
 from pybk.ledger.entry import ENTRY_HEADER_BYTES, EntryBatch
-from pybk.streams.attributes import encode_attributes
 from pybk.streams.format import (
     NO_VALUE,
     NOTHING_YET,
@@ -24,6 +23,7 @@ from pybk.streams.format import (
     Records,
     decode_batch,
     decode_entry_header,
+    encode_attributes,
     encode_items,
     encode_record,
     highest_after,

@@ -18,15 +18,6 @@ from pybk.manager.ledger_manager import backend_of
 from pybk.operations.metadata_repair import export_metadata, restore_metadata
 from pybk.storage import directories
 from pybk.streams import ledger_list, ledger_steps
-from pybk.streams.bounds import (
-    CursorBound,
-    claimed,
-    decode_bounds,
-    encode_bounds,
-    needing,
-    shard_of,
-    unsubscribed,
-)
 from pybk.streams.ledger_list import (
     UNKNOWN,
     CreateLedger,
@@ -37,18 +28,24 @@ from pybk.streams.ledger_list import (
     WriteList,
 )
 from pybk.streams.ledger_spec import spec_of
-from pybk.streams.ledger_steps import LedgerSteps
-from pybk.streams.list_parts import ListParts
+from pybk.streams.ledger_steps import LedgerSteps, ListParts
 from pybk.streams.list_record import (
     LIST_FORMAT,
     PAGED_FORMAT,
+    CursorBound,
     ListKind,
     ListRecord,
     Segment,
     SegmentEnd,
+    claimed,
+    decode_bounds,
     decode_page,
+    encode_bounds,
     encode_page,
+    needing,
     new_list,
+    shard_of,
+    unsubscribed,
 )
 from pybk.streams.retention import Retention
 from tests.cluster.inside import SECRET, inside

@@ -17,11 +17,10 @@ from pybk.errors import CorruptError, UsageError
 from pybk.streams import cursor as cursor_module
 from pybk.streams import ledger_list
 from pybk.streams import retention as retention_module
-from pybk.streams.bounds import CursorBound
 from pybk.streams.cursor import Cursor
 from pybk.streams.ledger_spec import spec_of
 from pybk.streams.ledger_steps import LedgerSteps
-from pybk.streams.list_record import Checkpoint, ListKind, ListRecord, Segment
+from pybk.streams.list_record import Checkpoint, CursorBound, ListKind, ListRecord, Segment
 from pybk.streams.list_writer import ListWriter, RollPolicy
 from pybk.streams.retention import (
     RETENTION_PROPERTY,

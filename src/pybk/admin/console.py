@@ -20,7 +20,7 @@ from pybk.admin.signals import STOPS, Signals
 from pybk.credentials import read_secret_file
 from pybk.errors import UsageError
 from pybk.manager.ledger_manager import LedgerManager
-from pybk.storage.io.regular_files import read_regular
+from pybk.storage.io.filesystem import read_regular
 
 logger = logging.getLogger(__name__)
 

@@ -8,13 +8,12 @@ from dataclasses import replace
 
 from pybk.errors import CookieError, PybkError, UnsupportedFormatError
 from pybk.storage.directories import main_cookie, store_directories
+from pybk.storage.format.catalog import newest_catalog
 from pybk.storage.format.index_rows import FileRow
-from pybk.storage.format.log_file import BLOCK_BYTES, decode_file_header
-from pybk.storage.format.record import RECORD_HEADER_BYTES
+from pybk.storage.format.log_file import BLOCK_BYTES, RECORD_HEADER_BYTES, decode_file_header
 from pybk.storage.format.watermark import Watermark
-from pybk.storage.index.catalog_files import newest_catalog
 from pybk.storage.io.filesystem import FileSystem, OsFileSystem
-from pybk.storage.log.replay import OpenLogFile, scan_commits
+from pybk.storage.log.recovery import OpenLogFile, scan_commits
 from pybk.storage.readonly import open_environment_read_only
 from pybk.storage.tiers.registry import tier_of_kind
 from pybk.storage.tiers.tier import LOG, DumpRow, OpenedFiles, dumped_record

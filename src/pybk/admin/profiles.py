@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from pybk.errors import UsageError
-from pybk.storage.io.regular_files import read_regular
+from pybk.storage.io.filesystem import read_regular
 
 VARIABLE: Final = "PYBK_PROFILE"
 """The variable that names the profile of commands without ``--profile``."""

@@ -16,12 +16,11 @@ from pybk.feature_level import FeatureLevel
 from pybk.flags import StorageHint
 from pybk.ledger.digest import EntryDigest
 from pybk.ledger.entry import EntryBatch
-from pybk.ledger.keys import KeyRing, LedgerKeys
+from pybk.ledger.keys import KeyRing, LedgerKeys, LedgerSeal
 from pybk.ledger.ledger_metadata import DEFAULT_ACK_QUORUM, DEFAULT_ENSEMBLE_SIZE, DEFAULT_WRITE_QUORUM, LedgerMetadata
-from pybk.ledger.seal import LedgerSeal
 from pybk.metrics import Metrics
 from pybk.storage.descriptor import LedgerDescriptor
-from pybk.storage.log.admission import Admission
+from pybk.storage.log.log import Admission
 from pybk.storage.named_records import NamedChange
 from pybk.threads.group_commit import Completion
 

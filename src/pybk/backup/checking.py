@@ -17,10 +17,9 @@ from pybk.credentials import NO_CREDENTIALS, Credentials, Passwords, known_crede
 from pybk.errors import CorruptError
 from pybk.ledger.digest import DigestType, digest_bytes, entry_digest
 from pybk.ledger.entry import ENTRY_HEADER_BYTES, EntryBatch
-from pybk.ledger.keys import KeyRing, LedgerKeys
+from pybk.ledger.keys import KeyRing, LedgerKeys, LedgerSeal, unlocked
 from pybk.ledger.ledger_check import LastEntry, SealState, check_last, check_seal, digest_with, end_of, find_seal
 from pybk.ledger.ledger_metadata import LedgerMetadata, LedgerState
-from pybk.ledger.seal import LedgerSeal, unlocked
 from pybk.storage.format.extent import Extent
 
 

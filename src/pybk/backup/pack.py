@@ -20,7 +20,7 @@ import numpy.typing as npt
 from pybk.errors import CorruptError, UnsupportedFormatError
 from pybk.ledger.entry import EntryBatch
 from pybk.ledger.ledger_metadata import LedgerMetadata
-from pybk.storage.format.record import (
+from pybk.storage.format.log_file import (
     RECORD_HEADER_BYTES,
     RecordHeader,
     RecordKind,

@@ -31,8 +31,8 @@ from pybk.credentials import Credentials, Passwords
 from pybk.errors import CorruptError, LedgerExistsError, NoSuchLedgerError, UsageError
 from pybk.ledger.digest import digest_bytes, entry_digest
 from pybk.ledger.entry import ENTRY_HEADER_BYTES
+from pybk.ledger.keys import LedgerSeal
 from pybk.ledger.ledger_metadata import LedgerMetadata, LedgerState, key_binding, key_kind, new_key_format
-from pybk.ledger.seal import LedgerSeal
 from pybk.manager.ledger_manager import LedgerManager, backend_of
 from pybk.manager.ledger_writer import LedgerWriter
 

@@ -20,8 +20,7 @@ from pybk.errors import (
     UsageError,
 )
 from pybk.storage.io.failures import is_full
-from pybk.storage.io.filesystem import Lock, OsFileSystem, replace_file
-from pybk.storage.io.regular_files import open_regular
+from pybk.storage.io.filesystem import Lock, OsFileSystem, open_regular, replace_file
 
 UNFINISHED: Final = ".tmp"
 """The end of the names of files that are being put."""

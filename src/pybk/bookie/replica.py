@@ -26,9 +26,8 @@ from pybk.bookie.ledger_header import LedgerHeader
 from pybk.bookie.replica_state import ReplicaState
 from pybk.errors import CorruptError, NoSuchLedgerError, PybkError, StorageFullError
 from pybk.flags import StorageHint
-from pybk.ledger.digest import DigestType, entry_digest
+from pybk.ledger.digest import KEY_BYTES, DigestType, entry_digest
 from pybk.ledger.entry import ENTRY_HEADER_BYTES, EntryBatch, gather
-from pybk.ledger.keys import KEY_BYTES
 from pybk.replication.entry_runs import whole
 from pybk.replication.messages import EntryRun, Status
 from pybk.storage.descriptor import LedgerDescriptor

@@ -73,8 +73,7 @@ from pybk.replication.messages import (
     Status,
     WriteLac,
 )
-from pybk.threads.thread_start import start_thread
-from pybk.threads.workers import Workers
+from pybk.threads.workers import Workers, start_thread
 from pybk.transport.cluster_keys import HeldKeys, proves_right
 from pybk.transport.codec import Answer, Authorize, AuthorizeMember, LacPacket, WireReply, WireRequest
 from pybk.transport.logging_limit import LogLimit

@@ -23,7 +23,7 @@ from pybk.backend.ledger_backend import KeptEntries
 from pybk.errors import PybkError, not_done
 from pybk.spans import OnSpan
 from pybk.storage.descriptor import LedgerDescriptor, StagedEntries
-from pybk.storage.log.admission import Admission
+from pybk.storage.log.log import Admission
 from pybk.threads.group_commit import Completion, GroupCommit
 
 BATCH_BYTES_MAX: Final = 8 << 20

@@ -92,8 +92,7 @@ if TYPE_CHECKING:
     from pybk.flags import StorageHint
     from pybk.ledger.digest import EntryDigest
     from pybk.ledger.entry import EntryBatch
-    from pybk.ledger.keys import LedgerKeys
-    from pybk.ledger.seal import LedgerSeal
+    from pybk.ledger.keys import LedgerKeys, LedgerSeal
     from pybk.metadata.ledgers import StoredLedger
     from pybk.metadata.registration import BookieRegistration
     from pybk.metadata.store import Watch

@@ -56,8 +56,7 @@ from pybk.replication.reader import EntryMachine, LacMachine, ReadMachine
 from pybk.replication.recovery import RecoveryMachine
 from pybk.replication.writer import WriterMachine
 from pybk.threads.group_commit import Completion, GroupCommit
-from pybk.threads.thread_start import start_thread
-from pybk.threads.workers import Workers
+from pybk.threads.workers import Workers, start_thread
 
 if TYPE_CHECKING:
     from pybk.client.remote_ledger import RemoteLedger

@@ -39,7 +39,7 @@ from pybk.replication.messages import (
 )
 from pybk.replication.placement import FULL_ABOVE, Candidate, Choice, choose, choose_first, fits
 from pybk.replication.quorum import Quorum
-from pybk.values.frozen_dict import FrozenDict
+from pybk.values import FrozenDict
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

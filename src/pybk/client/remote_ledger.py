@@ -12,9 +12,8 @@ import numpy as np
 from pybk.errors import DigestMismatchError, UnauthorizedError
 from pybk.ledger.digest import EntryDigest
 from pybk.ledger.entry import ENTRY_HEADER_BYTES, EntryBatch, gather
-from pybk.ledger.keys import LedgerKeys
+from pybk.ledger.keys import LedgerKeys, LedgerSeal
 from pybk.ledger.ledger_metadata import LedgerMetadata, LedgerState
-from pybk.ledger.seal import LedgerSeal
 from pybk.replication.entry_runs import length_at, whole
 from pybk.replication.messages import EntryRun
 from pybk.storage.descriptor import LedgerDescriptor

@@ -94,7 +94,7 @@ from pybk.metadata.registration import (
 from pybk.metadata.removed_bookies import collect_removed
 from pybk.metadata.underreplication import UNDER_REPLICATED_KEY, UnderReplicatedLedger, missing_key
 from pybk.metrics import AUDITOR_FINDINGS
-from pybk.threads.thread_start import start_thread
+from pybk.threads.workers import start_thread
 
 if TYPE_CHECKING:
     from pybk.metadata.cluster import ClusterMetadata

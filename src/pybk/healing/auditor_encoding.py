@@ -7,7 +7,7 @@ from typing import Any
 from pybk.healing.auditor import Judged, Report, SavedAbsence, SavedState
 from pybk.healing.situation import MarkKey
 from pybk.ledger.ledger_metadata import Bookie
-from pybk.values.json_text import from_base64, to_base64
+from pybk.values import from_base64, to_base64
 
 
 def encode_state(state: SavedState) -> dict[str, Any]:

@@ -14,8 +14,8 @@ from pybk.ledger.ledger_metadata import LedgerMetadata
 from pybk.metadata.underreplication import RepairReason
 from pybk.replication.fragments import fragment_end
 from pybk.replication.quorum import Quorum
+from pybk.storage.io.failures import CHECKING
 from pybk.storage.repair.record_check import DamagedEntries
-from pybk.storage.troubles import CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -12,10 +12,10 @@ from pybk.healing.scrubbing import ScrubTerms, text_of
 from pybk.healing.throttle import SAMPLE_NS, ForegroundGuard
 from pybk.ledger.ledger_metadata import LedgerMetadata
 from pybk.metrics import APPEND_LATENCY, Metrics
+from pybk.storage.io.failures import CHECKING
 from pybk.storage.repair.record_check import DamagedEntries
 from pybk.storage.repair.scrub_notes import load_notes, save_notes
 from pybk.storage.store import Store
-from pybk.storage.troubles import CHECKING
 
 
 class EmbeddedScrub:

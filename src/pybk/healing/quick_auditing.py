@@ -31,7 +31,7 @@ from pybk.healing.quick_audit import (
     samples_of,
 )
 from pybk.healing.scrub import ScrubSchedule, part_of
-from pybk.threads.thread_start import start_thread
+from pybk.threads.workers import start_thread
 
 if TYPE_CHECKING:
     from pybk.client.backend import ClusterBackend

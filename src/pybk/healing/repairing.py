@@ -63,8 +63,7 @@ from pybk.metrics import REPAIR_COPIED_BYTES, REPAIR_LEDGERS, HistogramSnapshot
 from pybk.replication.messages import MetadataRead
 from pybk.replication.rereplication import RereplicationMachine
 from pybk.spans import OnSpan, operation
-from pybk.threads.thread_start import start_thread
-from pybk.threads.workers import Workers
+from pybk.threads.workers import Workers, start_thread
 
 if TYPE_CHECKING:
     from pybk.bookie.append_latency import AppendLatency

@@ -9,7 +9,7 @@ from typing import Any, Final
 from pybk.healing.scrub import PARTS, ScrubKind, ScrubSchedule
 from pybk.healing.scrubbing import decoded_notes
 from pybk.storage.repair.record_check import DamagedEntries
-from pybk.values.frozen_dict import FrozenDict
+from pybk.values import FrozenDict
 
 _NOTHING_ASKED: Final[Mapping[ScrubKind, int]] = FrozenDict({})
 

@@ -46,7 +46,7 @@ from pybk.spans import OnSpan, report
 from pybk.storage.io.filesystem import PAGE_BYTES
 from pybk.storage.repair.record_check import CheckedPiece, DamagedEntries, check_piece
 from pybk.storage.store_reader import StoreReader
-from pybk.threads.thread_start import start_thread
+from pybk.threads.workers import start_thread
 
 logger = logging.getLogger(__name__)
 

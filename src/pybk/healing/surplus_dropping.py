@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from pybk.client.surplus_drop import SurplusDrops
 from pybk.errors import PybkError
-from pybk.threads.thread_start import start_thread
+from pybk.threads.workers import start_thread
 
 if TYPE_CHECKING:
     from pybk.bookie.server import BookieServer

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 from pybk.client.broadcast import find_writer
 from pybk.client.remote_ledger import RemoteLedger
 from pybk.errors import ClosedError, PybkError
-from pybk.threads.thread_start import start_thread
+from pybk.threads.workers import start_thread
 
 if TYPE_CHECKING:
     from pybk.client.backend import ClusterBackend

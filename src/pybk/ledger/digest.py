@@ -29,7 +29,6 @@ from xxhash import xxh3_64_intdigest
 from pybk.deferral import LateModule, np
 from pybk.errors import DigestMismatchError, UsageError
 from pybk.ledger.entry import ENTRY_HEADER_BYTES, Entry, EntryBatch, gather
-from pybk.ledger.keys import KEY_BYTES
 from pybk.ledger.native import CORE
 
 if TYPE_CHECKING:
@@ -39,6 +38,9 @@ if TYPE_CHECKING:
     from pybk.ledger.native import NativeCore
 else:
     crc32c = LateModule("crc32c")
+
+KEY_BYTES: Final = 32
+"""Size of every key of a ledger, and of a verifier."""
 
 _HASH_BLOCK_BYTES: Final = 64
 _INNER_PAD: Final = bytes(byte ^ 0x36 for byte in range(256))

@@ -8,10 +8,10 @@ from itertools import starmap
 from struct import Struct
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, SupportsIndex, TypeAlias, overload
 
+from pybk import ledger
 from pybk.deferral import np
-from pybk.ledger.arrow import binary_array, pyarrow
 from pybk.ledger.native import CORE
-from pybk.values.whole_numbers import whole
+from pybk.values import whole
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -240,13 +240,13 @@ class EntryBatch:
 
         Cost: Copies each payload once, and makes no Python object per entry.
         """
-        arrow = pyarrow()
+        arrow = ledger.pyarrow()
         headers = np.frombuffer(gather(self.buffer, self.offsets, ENTRY_HEADER_BYTES), ">i8").reshape(-1, 4)
         numbers = headers.astype(np.int64)
         return arrow.RecordBatch.from_arrays(
             [
                 *(arrow.array(numbers[:, column]) for column in range(4)),
-                binary_array(self.buffer, self.payload_offsets, self.payload_sizes),
+                ledger.binary_array(self.buffer, self.payload_offsets, self.payload_sizes),
             ],
             names=list(Entry._fields),
         )
@@ -259,7 +259,7 @@ class EntryBatch:
     def __arrow_c_stream__(self, requested_schema: object = None) -> object:
         """Return a stream of the one record batch of ``to_arrow`` as a capsule of the Arrow C stream interface."""
         rows = self.to_arrow()
-        return pyarrow().RecordBatchReader.from_batches(rows.schema, [rows]).__arrow_c_stream__(requested_schema)
+        return ledger.pyarrow().RecordBatchReader.from_batches(rows.schema, [rows]).__arrow_c_stream__(requested_schema)
 
 
 def _whole_index(index: object) -> int:

@@ -16,9 +16,8 @@ from pybk.credentials import NO_CREDENTIALS, KeyKind, Passwords, known_credentia
 from pybk.errors import CorruptError, SealMismatchError
 from pybk.ledger.digest import DigestType, EntryDigest, digest_bytes, entry_digest, is_keyed
 from pybk.ledger.entry import ENTRY_HEADER_BYTES, EntryBatch, gather
-from pybk.ledger.keys import KeyRing
+from pybk.ledger.keys import KeyRing, LedgerSeal, Verifier, end_is_sealed, seal_of
 from pybk.ledger.ledger_metadata import LedgerMetadata, LedgerState
-from pybk.ledger.seal import LedgerSeal, Verifier, end_is_sealed, seal_of
 
 _RESTORE: Final = "restore the file from a backup"
 

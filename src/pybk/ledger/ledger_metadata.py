@@ -15,7 +15,7 @@ from pybk.errors import CorruptError, IllegalOperationError, UnsupportedFormatEr
 from pybk.feature_level import FeatureLevel
 from pybk.flags import LedgerType, StorageHint, WriteFlag
 from pybk.ledger.digest import DigestType
-from pybk.values.frozen_dict import FrozenDict
+from pybk.values import FrozenDict
 
 METADATA_FORMAT: Final = 1
 FRAGMENTS_FORMAT: Final = 2

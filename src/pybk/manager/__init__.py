@@ -9,6 +9,8 @@ if TYPE_CHECKING:
     from pybk.manager.atomic_group import GroupPart as GroupPart
     from pybk.manager.ledger_reader import LedgerReader as LedgerReader
     from pybk.manager.ledger_reader import checked_whole as checked_whole
+    from pybk.manager.opening import LockedOpening as LockedOpening
+    from pybk.manager.opening import Opening as Opening
 else:
     __getattr__ = deferred(
         __name__,
@@ -16,5 +18,6 @@ else:
             "atomic_group": "AtomicGroup GroupPart",
             "connect": "connect",
             "ledger_reader": "LedgerReader checked_whole",
+            "opening": "LockedOpening Opening",
         },
     )

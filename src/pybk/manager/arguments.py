@@ -14,7 +14,7 @@ from pybk.credentials import ClusterSecret, Credentials, Secret, cut_value
 from pybk.errors import IllegalOperationError, NoSuchLedgerError, UsageError
 from pybk.flags import LedgerType, StorageHint, WriteFlag
 from pybk.ledger.digest import DigestType, is_keyed
-from pybk.values.whole_numbers import whole
+from pybk.values import whole
 
 Tiers = Mapping[StorageHint, str | Sequence[str]]
 """The directories of tiers that lie outside of the store's own: one path, or several that are filled in turn."""

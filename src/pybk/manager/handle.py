@@ -1,16 +1,41 @@
-"""``Handle``: what is opened and ends with ``close``, as a context manager for threads and for event loops."""
+"""``Handle``: what is opened and ends with ``close``; how a manager ends, and what a forked child does with handles.
+
+A close waits for locks and threads. A signal handler or a finaliser runs on top of the frames that it interrupted, so a
+close inside it could wait for locks that those frames hold. ``where_called`` examines the stack of the calling thread
+before the close waits for anything; appends do not pay for that.
+
+``Ending`` runs the one close of one manager, in a thread other than the main thread: Python raises the exceptions of
+signal handlers (KeyboardInterrupt, SystemExit) in the main thread alone, so an interrupt ends the wait for the close,
+but not the close. Managers that are still open when the interpreter ends are closed by ``atexit``.
+
+A forked child has none of its parent's threads. What ``in_children`` was given is done before anything else in the
+child, so that calls need not look whether the process was forked: buffers are emptied, locks that a thread of the
+parent may hold are replaced, and connections are closed.
+"""
 
 from __future__ import annotations
 
+import _thread
+import atexit
 import logging
+import os
+import sys
+import threading
+import warnings
+import weakref
 from abc import ABC, abstractmethod
+from collections.abc import Callable
+from enum import Enum
 from types import TracebackType
-from typing import Self
+from typing import Any, Final, Protocol, Self, TypeVar
+from weakref import WeakKeyDictionary
 
-from pybk.errors import LogFencedError
-from pybk.threads.call_threads import asyncio_form, in_own_thread
+from pybk.errors import ForkedProcessError, IllegalOperationError, LogFencedError
+from pybk.threads.call_threads import asyncio_form, end_calls, in_own_thread
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 class Handle(ABC):
@@ -60,3 +85,280 @@ class Handle(ABC):
     ) -> None:
         """Close it as ``__exit__`` does, in a thread."""
         await in_own_thread(self.__exit__, kind, error, traceback)
+
+
+_LOOK_SECONDS: Final = 1.0
+"""How often a thread that waits for a close checks whether it has ended, because an interrupt may lose the wake-up."""
+
+_DROPPED_SECONDS: Final = 10.0
+"""How long an open waits for the close of managers that were garbage-collected without a close."""
+
+_APPLICATIONS: Final = (
+    "pybk.adapters",
+    "pybk.admin",
+    "pybk.manager.atomic_group",
+    "pybk.backup",
+    "pybk.threads.call_threads",
+    "pybk.manager.opening",
+    "pybk.operations.store_repair",
+    "pybk.pytest_plugin",
+    "pybk.spark",
+    "pybk.storage.repair",
+    "pybk.streams",
+    "pybk.testing",
+)
+"""Modules that use managers as applications do: their frames do not hold locks of a store that is open. Repair calls
+``progress``, which may close a manager; it holds the lock of a directory alone, which no manager has open meanwhile."""
+
+_LOGS: Final = frozenset({"pybk.streams.log", "pybk.streams.log_writer", "pybk.streams.namespace", "pybk.streams.wal"})
+"""Modules of the handles of logs. Their frames hold no locks of a log, as those of the modules that they call do."""
+
+_HANDLES: Final = ("pybk.manager.handle", "pybk.manager.ledger_manager")
+
+_CALLERS: Final = frozenset({"_run", "_make"})
+"""Functions of ``pybk.threads.workers`` from which workers make calls."""
+
+_GLOBAL_LOCKS: Final = {
+    "threading": {"start", "enumerate", "active_count", "current_thread"},
+    "concurrent.futures.thread": {"submit"},
+    "logging": {"handle", "callHandlers"},
+}
+"""Functions of the standard library, by module, that hold locks which a close also takes."""
+
+
+class Where(Enum):
+    """The context from which ``close`` was called."""
+
+    OUTSIDE = "outside"
+    """No frame of the thread holds anything that a close waits for."""
+
+    CALLBACK = "callback"
+    """The thread runs callbacks of finished appends, and a close waits for running callbacks."""
+
+    LOGGING = "logging"
+    """The thread is in ``logging.shutdown`` and holds reentrant locks of ``logging``, so the close must run in it."""
+
+
+def where_called(what: str, *, of_log: bool = False) -> Where:
+    """Return the context in which the thread called a public method; that method calls this function directly.
+
+    Args:
+        what: The name of the call, for the error.
+        of_log: Whether the call waits for locks of a log, too.
+
+    Raises:
+        IllegalOperationError: The call comes from a signal handler or a finaliser that interrupted a call of pybk, or
+            a call of the standard library that holds a lock, so it would wait for itself.
+    """
+    frame = sys._getframe(1).f_back
+    found = Where.OUTSIDE
+    inside: str | None = None
+    waits = False
+    while frame is not None:
+        module, name = _module(frame.f_globals), frame.f_code.co_name
+        if module.startswith("pybk."):
+            if name == "_run_callbacks" and not waits:
+                return Where.CALLBACK
+            # ``__exit__`` holds no lock while it calls close, nor does a worker while it makes a call.
+            leaving = (module in _HANDLES and name == "__exit__") or (
+                module == "pybk.threads.workers" and name in _CALLERS
+            )
+            locks_log = of_log and module.startswith("pybk.streams.") and module not in _LOGS
+            if not leaving and (locks_log or not module.startswith(_APPLICATIONS)):
+                inside = inside or f"{module}.{name}"
+                # Frames of ``pybk.manager.append_future`` lie between a callback and the code that runs it.
+                waits = waits or module != "pybk.manager.append_future"
+        elif module in _GLOBAL_LOCKS and name in _GLOBAL_LOCKS[module]:
+            inside, waits = inside or f"{module}.{name}", True
+        elif module == "logging" and name == "shutdown":
+            found = Where.LOGGING
+        frame = frame.f_back
+    if inside is not None:
+        raise IllegalOperationError(
+            f"{what} was called from a signal handler or a finaliser that interrupted {inside}, so it would wait for "
+            "itself for ever; nothing was done. Set a flag in the handler and make the call in the main program, or "
+            "raise SystemExit in the handler: a manager that is still open is closed at the end of the program"
+        )
+    return found
+
+
+def _module(names: dict[str, object]) -> str:
+    name = names.get("__name__")
+    return name if isinstance(name, str) else ""
+
+
+class Closable(Protocol):
+    """A manager's backend, as ``Ending`` closes it."""
+
+    @property
+    def forked(self) -> bool:
+        """Whether this process is a fork of the process that opened the backend."""
+
+    @property
+    def where(self) -> str:
+        """The path or address of the backend, for messages."""
+
+    def close(self) -> None:
+        """Wait for outstanding operations, and release all resources."""
+
+
+class Ending:
+    """The close of one manager.
+
+    Invariant: the backend is closed at most once, and ``_done`` is set when that close has ended, even if it raised.
+
+    Threads: any.
+
+    Args:
+        backend: The backend to close.
+    """
+
+    def __init__(self, backend: Closable) -> None:
+        self._backend = backend
+        self._begun = threading.Lock()
+        self._over = threading.Lock()
+        self._over.acquire()
+        self._done = False
+        self.dropped = False
+        """Whether the manager was dropped without a close."""
+        self._error: BaseException | None = None
+
+    def watch(self, manager: object) -> None:
+        """Have the backend closed at the latest when ``manager`` is garbage-collected, or when the interpreter ends."""
+        open_endings[self] = None
+        weakref.finalize(manager, self._drop, repr(manager)).atexit = False
+
+    def close(self, where: Where) -> None:
+        """Close the backend, or wait for the close that is under way; does nothing after a close.
+
+        Raises:
+            IllegalOperationError: The interpreter has stopped the threads that a close needs.
+            BaseException: The error of the backend's close; only the first caller gets it.
+        """
+        if self._done or self._backend.forked:
+            return
+        if sys.is_finalizing():
+            raise IllegalOperationError(
+                f"{self._backend.where} can no longer be closed, because the interpreter has stopped its threads; "
+                "close it before the main program ends"
+            )
+        self._begin(where)
+        if where is Where.CALLBACK and not self._done:
+            return  # the closing thread waits for this one, which runs callbacks
+        self._wait(None)
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+    def _begin(self, where: Where) -> None:
+        """Run the close, in another thread if this is the main thread; a repeated call does nothing."""
+        if where is Where.OUTSIDE and _thread.get_ident() == threading.main_thread().ident:
+            try:
+                # Not threading.Thread: the frames that a signal handler interrupted may hold its locks.
+                _thread.start_new_thread(self._run, ())
+            except RuntimeError:  # the interpreter is ending, or the system has no more threads
+                self._run()
+        else:
+            self._run()
+
+    def _run(self) -> None:
+        if not self._begun.acquire(blocking=False):
+            return
+        try:
+            self._backend.close()
+        except BaseException as error:  # noqa: BLE001  # raised to the caller of ``close``
+            self._error = error
+        self._done = True
+        open_endings.pop(self, None)
+        self._over.release()
+
+    def _wait(self, seconds: float | None) -> None:
+        while not self._done:
+            if self._over.acquire(timeout=_LOOK_SECONDS if seconds is None else seconds):
+                self._over.release()
+            if seconds is not None:
+                return
+
+    def _drop(self, name: str) -> None:
+        """Close the backend of a manager that was garbage-collected; the collector may run inside any other call."""
+        if self._done or self._begun.locked() or self._backend.forked or sys.is_finalizing():
+            return
+        self.dropped = True
+        try:
+            _thread.start_new_thread(self._run, ())
+        finally:  # without a thread, it is closed when the interpreter ends
+            warnings.warn(
+                f"{name} was dropped without close(), so it is being closed now; use `with`, or call close()",
+                ResourceWarning,
+                stacklevel=2,
+            )
+
+    def settle(self) -> None:
+        """Wait at most ``_DROPPED_SECONDS`` for the close of a manager that was garbage-collected without a close."""
+        if self.dropped and not self._backend.forked:
+            self._wait(_DROPPED_SECONDS)
+
+
+open_endings: Final[dict[Ending, None]] = {}
+"""The open managers, in the order of opening; closed when the interpreter ends."""
+
+
+def settle_dropped() -> None:
+    """Wait until managers that were garbage-collected are closed, so that their directories can be opened again.
+
+    Raises:
+        IllegalOperationError: The interpreter has stopped the threads that an open manager needs.
+    """
+    if sys.is_finalizing():
+        raise IllegalOperationError("a manager cannot be opened any more, because the interpreter is ending")
+    for ending in list(open_endings):
+        ending.settle()
+
+
+@atexit.register
+def close_all() -> None:
+    """Close every open manager, in the reverse order of opening, because a later one may use an earlier one.
+
+    Then wait for the calls of coroutines.
+
+    Raises:
+        Exception: The first error; the other managers are closed all the same.
+    """
+    errors: list[BaseException] = []
+    for ending in reversed(list(open_endings)):
+        try:
+            ending.close(Where.OUTSIDE)
+        except Exception as error:  # noqa: BLE001  # the others are closed all the same
+            errors.append(error)
+    end_calls()  # after the managers, whose end ends the calls that wait
+    if errors:
+        raise errors[0]
+
+
+os.register_at_fork(after_in_child=open_endings.clear)
+
+
+_DISABLED_BY: Final[WeakKeyDictionary[Any, Callable[[Any], None]]] = WeakKeyDictionary()
+
+
+def in_children(handle: T, disable: Callable[[T], None]) -> None:
+    """Have a function called with a handle in each forked child, as long as the handle is there.
+
+    Args:
+        handle: It is hashed by identity, and not kept alive.
+        disable: Must not refer to the handle, wait, or raise.
+    """
+    _DISABLED_BY[handle] = disable
+
+
+def fork_error(what: str) -> ForkedProcessError:
+    """Return the error that a forked child gets for a handle of its parent."""
+    return ForkedProcessError(f"{what} was opened before the fork that made this process; open it again here")
+
+
+def _after_fork() -> None:
+    for handle, disable in list(_DISABLED_BY.items()):
+        disable(handle)
+
+
+os.register_at_fork(after_in_child=_after_fork)

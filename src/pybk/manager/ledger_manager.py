@@ -36,7 +36,7 @@ from pybk.errors import (
 from pybk.feature_level import FeatureLevel
 from pybk.flags import LedgerType, ReadFlag, StorageHint, WriteFlag
 from pybk.ledger.digest import DigestType, entry_digest
-from pybk.ledger.keys import LedgerKeys
+from pybk.ledger.keys import LedgerKeys, LedgerSeal, unlocked
 from pybk.ledger.ledger_metadata import (
     LedgerMetadata,
     LedgerState,
@@ -45,7 +45,6 @@ from pybk.ledger.ledger_metadata import (
     key_kind,
     new_key_format,
 )
-from pybk.ledger.seal import LedgerSeal, unlocked
 from pybk.manager.arguments import (
     LEDGER_ID_MAX,
     ClusterOptions,
@@ -67,13 +66,11 @@ from pybk.manager.arguments import (
     system_type,
     user_type,
 )
-from pybk.manager.closing import Ending, settle_dropped, where_called
+from pybk.manager.handle import Ending, settle_dropped, where_called
 from pybk.manager.ledger_writer import LedgerWriter
 from pybk.manager.local_backend import BackgroundScrub, StoreBackend
-from pybk.manager.opening import Opening
 from pybk.metrics import UNSEALED_LEDGERS, MetricsSnapshot
 from pybk.spans import operation
-from pybk.storage import repair
 from pybk.storage.descriptor import LedgerDescriptor
 from pybk.storage.store import Store
 from pybk.storage.volumes import named_paths
@@ -85,6 +82,7 @@ if TYPE_CHECKING:
     from pybk.health import Health
     from pybk.manager.atomic_group import AtomicGroup
     from pybk.manager.ledger_reader import LedgerReader
+    from pybk.manager.opening import Opening
     from pybk.metadata.registration import BookieRegistration
 
 logger = logging.getLogger(__name__)
@@ -180,7 +178,7 @@ class LedgerManager:
         **cluster: Unpack[ClusterOptions],
     ) -> Opening[LedgerManager]:
         """Open as ``open`` does, in a thread; ``await`` it or use ``async with``."""
-        return Opening(
+        return handles.Opening(
             f"LedgerManager.open_async({cut_value(path, 200)})",
             lambda: cls.open(path, tiers=tiers, read_only=read_only, config=config, **cluster),
         )
@@ -213,7 +211,7 @@ class LedgerManager:
         cls, metadata: str, *, cluster_secret: ClusterSecret | None = None, config: StoreConfig | None = None
     ) -> Opening[LedgerManager]:
         """Connect as ``connect`` does, in a thread; ``await`` it or use ``async with``."""
-        return Opening(
+        return handles.Opening(
             f"LedgerManager.connect_async({cut_value(metadata, 200)})",
             lambda: cls.connect(metadata, cluster_secret=cluster_secret, config=config),
         )
@@ -477,7 +475,7 @@ class LedgerManager:
 
     def create_ledger_async(self, **options: Unpack[LedgerOptions]) -> Opening[LedgerWriter]:
         """Create a ledger as ``create_ledger`` does, in a thread; ``await`` it or use ``async with``."""
-        return Opening(f"create_ledger_async() in {self._backend.where}", lambda: self.create_ledger(**options))
+        return handles.Opening(f"create_ledger_async() in {self._backend.where}", lambda: self.create_ledger(**options))
 
     def create_system_ledger_async(
         self,
@@ -492,7 +490,7 @@ class LedgerManager:
         insecure: bool = False,
     ) -> Opening[LedgerWriter]:
         """Create a ledger as ``create_system_ledger`` does, in a thread; ``await`` it or use ``async with``."""
-        return Opening(
+        return handles.Opening(
             f"create_system_ledger_async({ledger_type!r:.100}) in {self._backend.where}",
             lambda: self.create_system_ledger(
                 ledger_type,
@@ -591,7 +589,7 @@ class LedgerManager:
         require_seal: bool = False,
     ) -> Opening[LedgerReader]:
         """Open a ledger as ``open_ledger`` does, in a thread; ``await`` it or use ``async with``."""
-        return Opening(
+        return handles.Opening(
             f"open_ledger_async({ledger_id!r:.100}) in {self._backend.where}",
             lambda: self.open_ledger(
                 ledger_id,
@@ -1119,7 +1117,7 @@ class LedgerManager:
             raise IllegalOperationError(f"{self.location} is a cluster; ClusterAdmin.scrub_status has its scrubs")
         if backend.scrub is not None and backend.scrub.begun is not None:
             return healing.status_of_notes(self.location, backend.scrub.begun.notes())
-        return healing.status_of_notes(self.location, repair.load_notes(backend.store.fs, backend.store.volumes.root))
+        return healing.status_of_notes(self.location, storage.load_notes(backend.store.fs, backend.store.volumes.root))
 
     scrub_status_async = asyncio_form(scrub_status)
 

@@ -14,15 +14,14 @@ from pybk.deferral import asyncio, np
 from pybk.errors import ClosedError, CorruptError, NoSuchLedgerError, PybkError, ReadRangeError, UsageError
 from pybk.flags import ReadFlag
 from pybk.ledger.entry import ENTRY_HEADER_BYTES, Entry, EntryBatch, gather
+from pybk.ledger.keys import LedgerSeal
 from pybk.ledger.ledger_metadata import LedgerMetadata, LedgerState
-from pybk.ledger.seal import LedgerSeal
 from pybk.manager.handle import Handle
 from pybk.metrics import READ_ERRORS, READ_LATENCY, SINGLE_READS_MAX, MetricsScope, code_of
 from pybk.spans import OnSpan, operation
 from pybk.storage.descriptor import LedgerDescriptor
 from pybk.threads.call_threads import asyncio_form, in_thread
-from pybk.threads.loop_calls import call_in
-from pybk.threads.wake_up import WakeUp
+from pybk.threads.wake_ups import WakeUp, call_in
 
 _READ_BYTES: Final = 1 << 20
 _BATCH_BYTES: Final = 8 << 20

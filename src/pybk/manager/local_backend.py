@@ -17,14 +17,13 @@ from pybk.feature_level import FeatureLevel
 from pybk.flags import StorageHint
 from pybk.ledger.digest import EntryDigest
 from pybk.ledger.entry import EntryBatch
-from pybk.ledger.keys import KeyRing, LedgerKeys
+from pybk.ledger.keys import KeyRing, LedgerKeys, LedgerSeal
 from pybk.ledger.ledger_metadata import LedgerMetadata
-from pybk.ledger.seal import LedgerSeal
 from pybk.storage.descriptor import LedgerDescriptor
 from pybk.storage.log.log import Log
 from pybk.storage.named_records import NamedChange, NamedRecords
 from pybk.storage.store import Store
-from pybk.threads.thread_start import start_thread
+from pybk.threads.workers import start_thread
 
 if TYPE_CHECKING:
     from pybk import health

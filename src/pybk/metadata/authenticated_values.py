@@ -37,7 +37,7 @@ from pybk.feature_level import FeatureLevel
 from pybk.metadata.cas import settle
 from pybk.metadata.metadata_keys import MetadataKeys
 from pybk.metadata.store import MetadataStore, Node
-from pybk.values.json_text import decode_json, encode_json
+from pybk.values import decode_json, encode_json
 
 VALUE_FORMAT_BASE: Final = 1
 VALUE_FORMAT: Final = 2

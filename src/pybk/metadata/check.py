@@ -24,7 +24,7 @@ from pybk.metadata.registration import COOKIES_KEY
 from pybk.metadata.reports import MetadataCheckReport, MetadataProblem
 from pybk.metadata.settings import SETTINGS_KEY
 from pybk.metadata.underreplication import NEWS_KEY, UNDER_REPLICATED_KEY, decode_record, missing_key
-from pybk.values.json_text import decode_json, from_base64
+from pybk.values import decode_json, from_base64
 
 _KINDS: Final = {
     CLUSTER_KEY: (ValueKind.CLUSTER,),

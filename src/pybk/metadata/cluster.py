@@ -50,7 +50,7 @@ from pybk.metadata.store import MetadataStore, Node, Watch
 from pybk.metadata.timed_store import TimedStore
 from pybk.metadata.underreplication import UnderReplication
 from pybk.metrics import Metrics
-from pybk.values.json_text import decode_json, encode_json, from_base64, to_base64
+from pybk.values import decode_json, encode_json, from_base64, to_base64
 
 logger = logging.getLogger(__name__)
 

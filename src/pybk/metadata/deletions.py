@@ -55,7 +55,7 @@ from pybk.metadata.authenticated_values import UnknownEpochError, ValueKind
 from pybk.metadata.id_ranges import with_ids
 from pybk.metadata.ledgers import DELETED_KEY, LEDGERS_KEY, Ledgers, deleted_ids_key, ledger_path
 from pybk.metadata.registration import COOKIES_KEY, Bookies, BookieState, name_in_key
-from pybk.values.json_text import decode_json, encode_json, from_base64, to_base64
+from pybk.values import decode_json, encode_json, from_base64, to_base64
 
 logger = logging.getLogger(__name__)
 

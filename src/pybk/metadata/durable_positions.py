@@ -14,7 +14,7 @@ from pybk.errors import CorruptError, MetadataExistsError, MetadataVersionError
 from pybk.ledger.ledger_metadata import INSTANCE_BYTES, Bookie
 from pybk.metadata.authenticated_values import AuthenticatedValues, ValueKind
 from pybk.metadata.registration import name_in_key
-from pybk.values.json_text import decode_json, encode_json, from_base64, to_base64
+from pybk.values import decode_json, encode_json, from_base64, to_base64
 
 POSITIONS_KEY: Final = "positions"
 

@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 
 from pybk.errors import MetadataExistsError, MetadataOutdatedError, MetadataVersionError
 from pybk.metadata.authenticated_values import AuthenticatedValues, ValueKind
-from pybk.values.json_text import decode_json, encode_json
+from pybk.values import decode_json, encode_json
 
 EPOCH_KEY: Final = "epoch"
 OUTDATED_KEY: Final = "outdated"

@@ -20,8 +20,8 @@ from pybk.metadata.orphan_records import ORPHANS_KEY
 from pybk.metadata.reports import MetadataExportReport
 from pybk.metadata.scrub_records import QUICK_KEY, SCRUB_KEY
 from pybk.metadata.store import MetadataStore
-from pybk.storage.io.regular_files import open_regular
-from pybk.values.json_text import from_base64, to_base64
+from pybk.storage.io.filesystem import open_regular
+from pybk.values import from_base64, to_base64
 
 EXPORT_FORMAT: Final = 1
 NOT_EXPORTED: Final = ("bookies", "locks", AUDITOR_KEY, REPORT_KEY, ORPHANS_KEY, SCRUB_KEY, QUICK_KEY)

@@ -19,7 +19,7 @@ from pybk.flags import LedgerType, StorageHint, WriteFlag
 from pybk.ledger.digest import DigestType
 from pybk.ledger.ledger_metadata import DESCRIPTION_BYTES_MAX, DESCRIPTION_BYTES_MAX_BASE, LedgerMetadata
 from pybk.metadata.authenticated_values import MAC_BYTES, mac_of
-from pybk.values.json_text import decode_json, encode_json, from_base64, to_base64
+from pybk.values import decode_json, encode_json, from_base64, to_base64
 
 DESCRIPTION_FORMAT_BASE: Final = 1
 DESCRIPTION_FORMAT: Final = 2

@@ -27,7 +27,7 @@ from pybk.metadata.id_ranges import IdRange, decode_ranges, has_id
 from pybk.metadata.ledger_description import LedgerDescription
 from pybk.metadata.metadata_keys import MetadataKeys
 from pybk.metadata.store import MetadataStore, Node, Watch
-from pybk.values.json_text import decode_json, encode_json, from_base64, to_base64
+from pybk.values import decode_json, encode_json, from_base64, to_base64
 
 logger = logging.getLogger(__name__)
 

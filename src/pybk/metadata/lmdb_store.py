@@ -75,10 +75,9 @@ from pybk.metadata.lmdb_rows import FORMAT_NAME, Session, StoredValue, node_name
 from pybk.metadata.store import CALL_TIMEOUT_S, Node, StoreOptions, StoreUrl, checked_key, checked_value
 from pybk.storage.io.failures import is_full
 from pybk.storage.io.filesystem import OsFileSystem
-from pybk.storage.io.lmdb_environment import LmdbEnvironment, ReadTransaction, WriteTransaction
-from pybk.storage.io.lmdb_file import LMDB_LOCK
+from pybk.storage.io.lmdb_environment import LMDB_LOCK, LmdbEnvironment, ReadTransaction, WriteTransaction
 from pybk.storage.io.permissions import PRIVATE, Access, access_of, excess_warning, paths_too_open
-from pybk.threads.thread_start import start_thread
+from pybk.threads.workers import start_thread
 
 logger = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from pybk.errors import MetadataExistsError, MetadataVersionError
 from pybk.ledger.ledger_metadata import Bookie
 from pybk.metadata.authenticated_values import AuthenticatedValues, ValueKind
 from pybk.metadata.registration import name_in_key
-from pybk.values.json_text import decode_json, encode_json, from_base64, to_base64
+from pybk.values import decode_json, encode_json, from_base64, to_base64
 
 ORPHANS_KEY: Final = "orphans"
 LISTED_MAX: Final = 1000

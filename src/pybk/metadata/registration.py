@@ -63,8 +63,7 @@ from pybk.log_events import log_event
 from pybk.metadata.authenticated_values import AuthenticatedValues, ValueKind
 from pybk.metadata.store import Node, Watch
 from pybk.replication.locations import Location
-from pybk.values.frozen_dict import FrozenDict
-from pybk.values.json_text import decode_json, encode_json, from_base64, to_base64
+from pybk.values import FrozenDict, decode_json, encode_json, from_base64, to_base64
 
 logger = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ from pybk.metadata.deletions import DELETION_POSITIONS_KEY
 from pybk.metadata.durable_positions import POSITIONS_KEY
 from pybk.metadata.registration import BookieState, name_in_key
 from pybk.metadata.scrub_records import SCRUB_KEY
-from pybk.values.json_text import decode_json, to_base64
+from pybk.values import decode_json, to_base64
 
 _ROOTS: Final = (POSITIONS_KEY, DELETION_POSITIONS_KEY, SCRUB_KEY)
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 from pybk.ledger.ledger_metadata import Bookie
 from pybk.metadata.authenticated_values import AuthenticatedValues, ValueKind
 from pybk.metadata.registration import name_in_key
-from pybk.values.json_text import to_base64
+from pybk.values import to_base64
 
 SCRUB_KEY: Final = "scrub"
 QUICK_KEY: Final = "scrub-quick"

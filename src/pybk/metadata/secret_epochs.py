@@ -29,7 +29,7 @@ from typing import Any, Final, Self
 from pybk.ledger.keys import unwrap_key, wrap_key
 from pybk.metadata.authenticated_values import MAC_BYTES, mac_of
 from pybk.metadata.metadata_keys import MetadataKeys
-from pybk.values.json_text import encode_json, from_base64, to_base64
+from pybk.values import encode_json, from_base64, to_base64
 
 EPOCH_MAX: Final = 10_000
 """The highest key epoch: each leaves some bytes in the key ``cluster``."""

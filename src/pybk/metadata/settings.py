@@ -26,8 +26,7 @@ from pybk.errors import (
 from pybk.metadata.authenticated_values import AuthenticatedValues, ValueKind
 from pybk.metadata.metadata_keys import MetadataKeys
 from pybk.metadata.store import MetadataStore, Node, Watch
-from pybk.values.json_text import decode_json, encode_json
-from pybk.values.whole_numbers import whole
+from pybk.values import decode_json, encode_json, whole
 
 logger = logging.getLogger(__name__)
 

@@ -40,7 +40,7 @@ from pybk.ledger.ledger_metadata import Bookie
 from pybk.metadata.authenticated_values import AuthenticatedValues, ValueKind, new_token, token_of
 from pybk.metadata.ledgers import leaves_after, ledger_path
 from pybk.metadata.store import Node, Watch
-from pybk.values.json_text import decode_json, encode_json, from_base64, to_base64
+from pybk.values import decode_json, encode_json, from_base64, to_base64
 
 logger = logging.getLogger(__name__)
 

@@ -38,7 +38,7 @@ from pybk.metadata.underreplication import RepairReason, RepairState, UnderRepli
 from pybk.replication.locations import ANYWHERE, Location, PlacementPolicy
 from pybk.replication.placement import Candidate, tier_of
 from pybk.replication.quorum import Quorum
-from pybk.values.frozen_dict import FrozenDict
+from pybk.values import FrozenDict
 
 SPACE_FACTOR: Final = 1.2
 """The bookies that stay must have free space for this many times the bytes of a bookie that is drained."""

@@ -75,7 +75,7 @@ from pybk.metadata.store import MetadataStore
 from pybk.metadata.url import open_metadata
 from pybk.replication.held_entries import FoundEnsembles, HeldRun, Quorums, ensembles_hold, find_ensembles
 from pybk.transport.cluster_keys import proves_deletion
-from pybk.values.json_text import decode_json
+from pybk.values import decode_json
 
 ID_JUMP: Final = 1_000_000
 """How far the ids jump above all that are known: ids may have been given to ledgers that nothing remembers."""

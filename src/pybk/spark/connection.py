@@ -14,8 +14,8 @@ from pybk.config import StoreConfig
 from pybk.credentials import Credentials, Secret
 from pybk.errors import UsageError
 from pybk.flags import LedgerType
+from pybk.ledger.keys import LedgerSeal, seal_of
 from pybk.ledger.ledger_metadata import LedgerMetadata
-from pybk.ledger.seal import LedgerSeal, seal_of
 from pybk.manager.connect import connect
 from pybk.manager.ledger_manager import LedgerManager
 from pybk.manager.local_backend import StoreBackend
@@ -183,7 +183,7 @@ def ledger_seal(found: Connection, metadata: LedgerMetadata, given: Credentials)
     Raises:
         SealMismatchError: The password is right, but the ledger's kind was changed after it was created.
 
-    Cost: As ``pybk.ledger.seal.unlocked``; reads nothing.
+    Cost: As ``pybk.ledger.keys.unlocked``; reads nothing.
     """
     return seal_of(found.backend.key_ring, found.backend.verifier, given, metadata)
 

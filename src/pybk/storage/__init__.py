@@ -5,6 +5,8 @@ from pybk.deferral import deferred
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from pybk.storage.readonly import ReadOnlyStore as ReadOnlyStore
+    from pybk.storage.repair.rebuild import rebuild_locked as rebuild_locked
+    from pybk.storage.repair.scrub_notes import load_notes as load_notes
     from pybk.storage.store_cut import CutTail as CutTail
     from pybk.storage.store_cut import merged as merged
     from pybk.storage.store_cut import rows_of as rows_of
@@ -16,6 +18,8 @@ else:
         __name__,
         {
             "readonly": "ReadOnlyStore",
+            "repair.rebuild": "rebuild_locked",
+            "repair.scrub_notes": "load_notes",
             "store_cut": "CutTail merged rows_of",
             "transaction_group": "DisplacedError GroupAppend LedgerEntries",
         },

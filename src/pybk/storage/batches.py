@@ -9,7 +9,7 @@ from pybk.deferral import np
 from pybk.errors import CorruptError
 from pybk.ledger.entry import EntryBatch
 from pybk.ledger.native import CORE
-from pybk.storage.format.record import RECORD_HEADER_BYTES, RunLocations
+from pybk.storage.format.log_file import RECORD_HEADER_BYTES, RunLocations
 
 if TYPE_CHECKING:
     import numpy.typing as npt

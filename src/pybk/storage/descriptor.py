@@ -27,12 +27,12 @@ from pybk.errors import NoSuchLedgerError, PybkError, StorageRefusedError
 from pybk.flags import WriteFlag
 from pybk.ledger.ledger_metadata import LedgerMetadata
 from pybk.spans import OnSpan, report
-from pybk.storage.format.record import RunLocations, location_dtype
+from pybk.storage.format.log_file import RunLocations, location_dtype
 from pybk.threads.group_commit import Completion
 
 if TYPE_CHECKING:
     from pybk.ledger.digest import EntryDigest
-    from pybk.ledger.seal import LedgerSeal
+    from pybk.ledger.keys import LedgerSeal
     from pybk.metrics import MetricsScope
 
 LOCATION_WORDS: Final = 4

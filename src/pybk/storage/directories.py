@@ -15,7 +15,7 @@ from pybk.feature_level import NEWEST_STORE_LEVEL, FeatureLevel
 from pybk.flags import StorageHint
 from pybk.ledger import keys
 from pybk.ledger.keys import SALT_BYTES_MIN
-from pybk.storage.format.catalog import CatalogWriter, read_header
+from pybk.storage.format.catalog import CATALOG_PREFIX, CatalogWriter, catalog_ids, catalog_path, read_header
 from pybk.storage.format.cookie import (
     COOKIE_BYTES_MAX,
     COOKIE_NAME,
@@ -29,7 +29,6 @@ from pybk.storage.format.cookie import (
 from pybk.storage.format.index_rows import CheckpointMark, FileRow, NamedRow
 from pybk.storage.format.log_file import BLOCK_BYTES, decode_file_header
 from pybk.storage.format.watermark import Watermark
-from pybk.storage.index.catalog_files import CATALOG_PREFIX, catalog_ids, catalog_path
 from pybk.storage.index.index import Index
 from pybk.storage.io.filesystem import FileSystem, replace_file
 from pybk.storage.io.lmdb_environment import Environment

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from pybk.errors import IllegalOperationError, UsageError, VersionConflictError
 from pybk.feature_level import FeatureLevel
 from pybk.storage.format.index_rows import NamedRow, encode_named
-from pybk.storage.format.record import RecordKind, encode_control
+from pybk.storage.format.log_file import RecordKind, encode_control
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

@@ -22,15 +22,13 @@ from pybk.storage.format.log_file import BLOCK_BYTES, decode_file_header
 from pybk.storage.format.watermark import Watermark
 from pybk.storage.index.index import Index
 from pybk.storage.io.filesystem import FileSystem, OsFileSystem
-from pybk.storage.io.lmdb_environment import Environment, LmdbEnvironment
-from pybk.storage.io.lmdb_file import LMDB_FILE
-from pybk.storage.log.recovery import apply_commit
-from pybk.storage.log.replay import OpenLogFile, scan_commits
+from pybk.storage.io.lmdb_environment import LMDB_FILE, Environment, LmdbEnvironment
+from pybk.storage.log.recovery import OpenLogFile, apply_commit, scan_commits
 from pybk.storage.store_cut import CutTail, StoreCut, merged, rows_of
 from pybk.storage.store_reader import StoreReader
 from pybk.storage.tiers.tier import LOG
 from pybk.storage.volumes import Volumes
-from pybk.threads.thread_start import start_thread
+from pybk.threads.workers import start_thread
 
 logger = logging.getLogger(__name__)
 

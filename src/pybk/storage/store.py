@@ -81,17 +81,18 @@ from pybk.errors import (
 )
 from pybk.feature_level import NEWEST_STORE_LEVEL, FeatureLevel
 from pybk.flags import StorageHint
+from pybk.ledger.keys import names
 from pybk.ledger.ledger_metadata import LedgerMetadata, LedgerState
-from pybk.ledger.seal import names
 from pybk.metrics import APPEND_ERRORS, Metrics, code_of
-from pybk.storage import compaction, repair
+from pybk.storage import compaction
+from pybk.storage import format as layouts
+from pybk.storage import log as logs
 from pybk.storage.compaction.scheduler import Scheduler
 from pybk.storage.compaction.space import (
     CHANGES_WHEN_FULL_BYTES,
     index_change_bytes,
     index_space,
 )
-from pybk.storage.consistency import OlderIndexError, older_environments, older_log_files, short_files
 from pybk.storage.descriptor import LedgerDescriptor, StagedDelete
 from pybk.storage.directories import (
     ACCEPTED_LOSS,
@@ -104,30 +105,32 @@ from pybk.storage.directories import (
     missing_files,
     remove_leftovers,
 )
-from pybk.storage.format.cold_segment import check_codec
 from pybk.storage.format.cookie import COOKIE_FORMATS, Cookie
-from pybk.storage.format.entries_mark import NO_MARK, EntriesMark, write_entries_mark
 from pybk.storage.format.index_rows import CheckpointMark
-from pybk.storage.format.record import RecordKind, encode_control
+from pybk.storage.format.log_file import RecordKind, encode_control
 from pybk.storage.index.catalog_and_index import CatalogAndIndex
 from pybk.storage.index.index import IndexSnapshot
-from pybk.storage.io.failures import is_full, refused, storage_error
+from pybk.storage.io.failures import Troubles, is_full, refused, storage_error
 from pybk.storage.io.filesystem import FileSystem, Lock, OsFileSystem
-from pybk.storage.io.lmdb_environment import Environment, LmdbEnvironment
-from pybk.storage.io.lmdb_file import LMDB_LOCK
+from pybk.storage.io.lmdb_environment import LMDB_LOCK, Environment, LmdbEnvironment
 from pybk.storage.io.permissions import PRIVATE, Access, access_of, excess_warning
 from pybk.storage.log.commit import Commit
 from pybk.storage.log.log import Log
 from pybk.storage.log.preallocation import LogFileSupply
 from pybk.storage.log.recovery import RecoveredLog, make_log_durable, recover_log
 from pybk.storage.log.reserve import ReserveUse
-from pybk.storage.log.salvage import SalvageReport, keep_watermark, replace_missing, salvage_log
 from pybk.storage.named_records import NamedChange
-from pybk.storage.store_parts import PartsOpener, StoreParts
+from pybk.storage.store_parts import (
+    OlderIndexError,
+    PartsOpener,
+    StoreParts,
+    older_environments,
+    older_log_files,
+    short_files,
+)
 from pybk.storage.store_reader import StoreReader
-from pybk.storage.tiers.lmdb_tier import ENTRIES_RESERVE_BYTES
+from pybk.storage.tiers.lmdb_tier import ENTRIES_RESERVE_BYTES, NO_MARK, EntriesMark, write_entries_mark
 from pybk.storage.tiers.tier import ENTRIES
-from pybk.storage.troubles import Troubles
 from pybk.storage.volumes import Volumes, save_directories
 
 if TYPE_CHECKING:
@@ -206,7 +209,8 @@ class Store(StoreReader):
 
         Durability: The tier directories are remembered once the store is open, and not if it does not open.
         """
-        check_codec(config.cold_compression)
+        if config.cold_compression is not None:
+            layouts.check_codec()
         root = os.path.abspath(root)
         fs = fs or OsFileSystem(access_of(os.path.join(root, "LOCK"), config.group))
         environment = environment or partial(_open_environment_of, root, fs.access)
@@ -289,7 +293,7 @@ class Store(StoreReader):
         self._tail_checked = 0  # by checkpoints alone
         self.next_ledger_id = mark.next_ledger_id
         self.next_creation_sequence = mark.next_creation_sequence
-        self.salvage: SalvageReport | None = None
+        self.salvage: logs.SalvageReport | None = None
         """The losses that a salvaging open found, until ``keep_salvage``; None if it found none."""
         recovered = self._recover(mark, lost, parts)
         self.began_clean = watermark.clean and watermark.durable_lsn() == recovered.next_lsn - 1
@@ -356,7 +360,7 @@ class Store(StoreReader):
                 durable_lsn=durable_lsn,
                 rewrite_beyond=rewrite_beyond,
             )
-        recovered, more, next_ledger_id = salvage_log(
+        recovered, more, next_ledger_id = logs.salvage_log(
             self,
             volumes,
             store_id=self.store_id,
@@ -368,7 +372,7 @@ class Store(StoreReader):
         missing = missing_files(volumes)
         lost += [*more, *(f"{volumes.path_of(row)} is missing" for row in missing)]
         self.next_ledger_id = max(self.next_ledger_id, next_ledger_id)
-        self.salvage = SalvageReport(tuple(lost), tuple(missing), tuple(recovered.files), parts.new_watermark)
+        self.salvage = logs.SalvageReport(tuple(lost), tuple(missing), tuple(recovered.files), parts.new_watermark)
         return recovered
 
     def keep_salvage(self) -> None:
@@ -385,10 +389,10 @@ class Store(StoreReader):
         for row, used in salvage.files:
             self.supply.adopt(row, used)
         try:
-            replace_missing(self.volumes, salvage.missing)
+            logs.replace_missing(self.volumes, salvage.missing)
             self._take_older_parts()
             if salvage.new_watermark:
-                keep_watermark(self.fs, self.volumes.root)
+                logs.keep_watermark(self.fs, self.volumes.root)
         except OSError as error:
             raise storage_error(error, f"salvaging {self.volumes.root}") from error
         self.scheduler.checkpoint()
@@ -1131,7 +1135,7 @@ def _make_index_again(opener: PartsOpener, error: OlderIndexError) -> None:
     """
     root = opener.root
     logger.warning("the index of %s is older than its catalog, and is made again from it: %s", root, error)
-    found = repair.rebuild_locked(opener.fs, root, opener.cookie, opener.tiers, opener.environment, state=error.state)
+    found = storage.rebuild_locked(opener.fs, root, opener.cookie, opener.tiers, opener.environment, state=error.state)
     if not found.made:
         raise CorruptError(
             f"the index of {root} is older than its catalog, and making it again would lose "

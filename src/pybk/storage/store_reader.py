@@ -20,7 +20,7 @@ from pybk.metrics import Metrics
 from pybk.storage.batches import SPAN_FACTOR, entry_span, locate_entries, make_batch, take_locations
 from pybk.storage.descriptor import LedgerDescriptor, Page
 from pybk.storage.format.index_rows import NamedRow
-from pybk.storage.format.record import (
+from pybk.storage.format.log_file import (
     RECORD_HEADER_BYTES,
     RunLocations,
 )

@@ -28,9 +28,9 @@ from pybk.ledger.entry import ENTRY_HEADER_BYTES
 from pybk.ledger.ledger_metadata import LedgerState
 from pybk.storage.descriptor import LedgerDescriptor
 from pybk.storage.format.index_rows import NamedRow, encode_named
-from pybk.storage.format.record import GROUP_RECORD_BYTES, RECORD_HEADER_BYTES
-from pybk.storage.log.admission import Ticket
+from pybk.storage.format.log_file import GROUP_RECORD_BYTES, RECORD_HEADER_BYTES
 from pybk.storage.log.commit import Commit, Control, GroupPart
+from pybk.storage.log.log import Ticket
 from pybk.storage.named_records import Earlier, NamedChange, check_change, check_level
 
 if TYPE_CHECKING:

@@ -20,8 +20,7 @@ from pybk.flags import StorageHint
 from pybk.storage.format.index_rows import FileRow
 from pybk.storage.format.log_file import RESERVED_FILE_BYTES
 from pybk.storage.io.failures import is_passing, refused
-from pybk.storage.io.filesystem import FileSystem, replace_file
-from pybk.storage.io.mapped_memory import CHUNK_BYTES, Mapped, populate, unreadable
+from pybk.storage.io.filesystem import CHUNK_BYTES, FileSystem, Mapped, populate, replace_file, unreadable
 from pybk.storage.tiers.registry import tiers_by_kind
 from pybk.storage.tiers.tier import LOG, Tier
 

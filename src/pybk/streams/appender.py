@@ -56,10 +56,18 @@ from pybk.manager.ledger_writer import (
     stage,
     stage_many,
 )
-from pybk.streams.format import Highest, encode_record, encode_records, highest_after, records_bytes
+from pybk.streams.format import (
+    Highest,
+    Move,
+    Position,
+    encode_record,
+    encode_records,
+    highest_after,
+    moved,
+    records_bytes,
+)
 from pybk.streams.ledger_list import Owned, held_of
 from pybk.streams.list_record import Segment
-from pybk.streams.position import Move, Position, moved
 from pybk.streams.record_future import LOSSES, Fate, RecordFuture, fenced_error, log_error
 from pybk.threads.group_commit import Completion
 

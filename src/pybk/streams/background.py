@@ -14,8 +14,7 @@ import time
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from pybk.threads.thread_start import start_thread
-from pybk.threads.workers import Workers
+from pybk.threads.workers import Workers, start_thread
 
 logger = logging.getLogger(__name__)
 

@@ -19,10 +19,10 @@ from xxhash import xxh3_128
 from pybk.errors import ClosedError, CorruptError, DigestMismatchError, PybkError, UnsupportedFormatError, UsageError
 from pybk.ledger.entry import EntryBatch
 from pybk.manager.append_future import AppendFuture
+from pybk.manager.handle import fork_error, in_children
 from pybk.manager.ledger_manager import LedgerManager, backend_of
 from pybk.manager.ledger_reader import LedgerReader
 from pybk.manager.ledger_writer import LedgerWriter
-from pybk.streams.forking import fork_error, in_children
 
 BLOB_FORMAT: Final = 1
 CHUNK_BYTES: Final = 1 << 20

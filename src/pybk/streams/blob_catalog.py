@@ -42,7 +42,7 @@ from pybk.manager.ledger_writer import LedgerWriter
 from pybk.storage.named_records import NamedChange
 from pybk.streams.blob_record import BlobRecord, BlobVersion, Hold, Reference
 from pybk.streams.ledger_spec import LedgerSettings, wrong_password
-from pybk.values.json_text import decode_json, encode_json
+from pybk.values import decode_json, encode_json
 
 logger = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
 from pybk.errors import BlobGivenUpError, CorruptError, StorageRefusedError, UnsupportedFormatError
-from pybk.values.json_text import decode_json, encode_json
+from pybk.values import decode_json, encode_json
 
 BLOB_RECORD_FORMAT: Final = 1
 _BYTES_MAX: Final = 384 << 10

@@ -40,12 +40,10 @@ from pybk.streams.blob import BlobReader, BlobWriter, usual_chunk_bytes
 from pybk.streams.blob_catalog import BlobCatalog
 from pybk.streams.blob_record import BlobRecord, BlobVersion, Reference
 from pybk.streams.ledger_spec import settings_of
-from pybk.streams.names import checked_name
-from pybk.streams.whereabouts import manager_at
+from pybk.streams.list_record import checked_name
+from pybk.streams.named_list import manager_at
 from pybk.threads.call_threads import asyncio_form, in_own_thread
-from pybk.values.frozen_dict import FrozenDict
-from pybk.values.json_text import encode_json
-from pybk.values.whole_numbers import whole
+from pybk.values import FrozenDict, encode_json, whole
 
 META_BYTES_MAX: Final = 4 << 10
 """Bytes of the metadata of a blob, as JSON in UTF-8."""

@@ -61,7 +61,6 @@ from pybk.manager.ledger_manager import LedgerManager
 from pybk.streams import ledger_list
 from pybk.streams.appender import PlainBatch
 from pybk.streams.background import background
-from pybk.streams.bounds import CursorBound
 from pybk.streams.cursor_state import (
     PART_LEAST,
     RANGE_BYTES,
@@ -79,9 +78,17 @@ from pybk.streams.cursor_state import (
 from pybk.streams.deliveries import Handed
 from pybk.streams.ledger_spec import LedgerSpec
 from pybk.streams.ledger_steps import LedgerSteps
-from pybk.streams.list_record import SEQ_MAX, UID_BYTES, ListKind, ListRecord, Segment
+from pybk.streams.list_record import (
+    SEQ_MAX,
+    UID_BYTES,
+    CursorBound,
+    ListKind,
+    ListRecord,
+    Segment,
+    checked_name,
+    cursor_list_name,
+)
 from pybk.streams.list_writer import ListWriter, RollPolicy
-from pybk.streams.names import checked_name, cursor_list_name
 from pybk.streams.range_set import Ranges
 from pybk.streams.record_future import RecordFuture, done_future, with_value
 from pybk.streams.record_reader import RecordReader

@@ -36,7 +36,7 @@ import numpy as np
 from pybk.errors import CorruptError, UnsupportedFormatError, UsageError
 from pybk.streams.list_record import SEQ_MAX
 from pybk.streams.range_set import Ranges, RangeSet
-from pybk.values.json_text import decode_json, encode_json
+from pybk.values import decode_json, encode_json
 
 CURSOR_FORMAT: Final = 1
 STREAMS_FORMAT: Final = 2

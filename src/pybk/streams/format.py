@@ -1,7 +1,8 @@
 """The entries of a segment's ledger: a header, then records. ``docs/design/ledger_lists.md`` lists every byte.
 
 Each entry begins with 16 bytes: format, kind, flags, the number of its records, and the sequence number of the first.
-So every entry says where in the log it belongs, and a reader notices a gap without any index.
+So every entry says where in the log it belongs, and a reader notices a gap without any index. A record of a named log
+begins with its key and headers (``encode_attributes``), and its position says where it lies.
 
 This module defines layouts and does not read or write ledgers.
 """
@@ -12,16 +13,170 @@ import struct
 from collections.abc import Iterable, Iterator, Sequence
 from enum import IntEnum, IntFlag
 from functools import cache
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, TypeAlias
 
 from pybk.deferral import np
-from pybk.errors import CorruptError, UnsupportedFormatError
+from pybk.errors import CorruptError, UnsupportedFormatError, UsageError
 from pybk.ledger.entry import EntryBatch, gather
-from pybk.streams.attributes import NO_ATTRIBUTES
-from pybk.values.json_text import decode_json, encode_json
+from pybk.values import decode_json, encode_json
 
 if TYPE_CHECKING:
     import numpy.typing as npt
+
+_INT64_MAX = (1 << 63) - 1
+
+
+class Position(NamedTuple):
+    """Where a record lies in a log. Positions of one log are ordered as its records are.
+
+    Attributes:
+        segment: The number of its segment, from 1 up.
+        entry: Its entry in the segment's ledger, from 1 up.
+        slot: Its index in the entry, from 0 up.
+        seq: Its sequence number, from 0 up, without gaps over the whole log.
+
+    Source: DistributedLog's DLSN, to which the sequence number is added.
+    """
+
+    segment: int
+    entry: int
+    slot: int
+    seq: int
+
+    def __str__(self) -> str:
+        """Return it as ``segment:entry:slot:seq``, which ``parse`` reads."""
+        return ":".join(map(str, self))
+
+    @classmethod
+    def parse(cls, text: object) -> Self:
+        """Return the position that ``str`` was made of.
+
+        Raises:
+            UsageError: The text is none.
+        """
+        parts = text.split(":") if isinstance(text, str) else []
+        if len(parts) != len(cls._fields) or not all(each.isascii() and each.isdigit() for each in parts):
+            raise UsageError(f"{text!r:.50} is not a position; one looks like 3:17:0:1234")
+        numbers = [int(each) for each in parts]
+        if max(numbers) > _INT64_MAX:
+            raise UsageError(f"{text!r:.50} is not a position: a number is above {_INT64_MAX}")
+        return cls(*numbers)
+
+
+class Move(NamedTuple):
+    """Entries that a lost segment does not hold, and that begin the next one.
+
+    Attributes:
+        segment: The number of the lost segment.
+        entry: The first of them there.
+        to_segment: The number of the segment that they are in now, from entry 1 on.
+    """
+
+    segment: int
+    entry: int
+    to_segment: int
+
+    def place(self, segment: int, entry: int) -> tuple[int, int]:
+        """Return the segment and the entry that an entry has now."""
+        if segment == self.segment and entry >= self.entry:
+            return self.to_segment, entry - self.entry + 1
+        return segment, entry
+
+
+def moved(position: Position, moves: Iterable[Move]) -> Position:
+    """Return where a record lies after moves, in their order."""
+    segment, entry = position.segment, position.entry
+    for move in moves:
+        segment, entry = move.place(segment, entry)
+    return position._replace(segment=segment, entry=entry)
+
+
+KEY_BYTES_MAX: Final = 4 << 10
+HEADERS_MAX: Final = 64
+HEADERS_BYTES_MAX: Final = 64 << 10
+_NAME_BYTES_MAX: Final = 255
+_NO_KEY: Final = 0xFFFF
+_COUNTS: Final = struct.Struct("<HH")
+_LENGTHS: Final = struct.Struct("<HI")
+
+NO_ATTRIBUTES: Final = _COUNTS.pack(_NO_KEY, 0)
+"""Stands for no key and no headers."""
+
+Headers = tuple[tuple[str, bytes], ...]
+
+
+def encode_attributes(key: object, headers: object) -> bytes:
+    """Return the bytes of a key, bytes or None, and of headers, pairs of a name and bytes; empty for neither.
+
+    Raises:
+        UsageError: A key or a header is of a wrong type, or too long.
+    """
+    if key is None and headers == ():
+        return b""
+    if not isinstance(key, bytes | None) or len(key or b"") > KEY_BYTES_MAX:
+        raise UsageError(f"key is {key!r:.50}; it takes at most {KEY_BYTES_MAX} bytes, or None")
+    pairs = _checked_headers(headers)
+    parts = [_COUNTS.pack(_NO_KEY if key is None else len(key), len(pairs)), key or b""]
+    for each in pairs:
+        name, value = _checked_header(each)
+        parts += [_LENGTHS.pack(len(name), len(value)), name, value]
+    found = b"".join(parts)
+    if len(found) > KEY_BYTES_MAX + HEADERS_BYTES_MAX:
+        raise UsageError(f"key and headers have {len(found)} bytes; they take {HEADERS_BYTES_MAX}: put more into data")
+    return found
+
+
+def _checked_headers(headers: object) -> Sequence[object]:
+    if not isinstance(headers, Sequence) or isinstance(headers, str | bytes) or len(headers) > HEADERS_MAX:
+        raise UsageError(
+            f"headers is {headers!r:.50}; it takes a sequence of at most {HEADERS_MAX} pairs of a name and bytes"
+        )
+    return headers
+
+
+def _checked_header(header: object) -> tuple[bytes, bytes]:
+    match header:
+        case (str() as name, bytes() as value):
+            try:
+                encoded = name.encode()
+            except UnicodeEncodeError:
+                encoded = b""
+            if 1 <= len(encoded) <= _NAME_BYTES_MAX:
+                return encoded, value
+    raise UsageError(
+        f"a header is {header!r:.50}; it takes a pair of a name, of 1 to {_NAME_BYTES_MAX} bytes in UTF-8, and bytes"
+    )
+
+
+def decode_attributes(data: bytes, *, where: str) -> tuple[bytes | None, Headers, bytes]:
+    """Return the key, the headers and the data of a record.
+
+    Raises:
+        CorruptError: The bytes do not begin with a key and headers; ``where`` names the record.
+    """
+    try:
+        key_bytes, count = _COUNTS.unpack_from(data)
+        at = _COUNTS.size
+        key = None
+        if key_bytes != _NO_KEY:
+            key, at = _piece(data, at, key_bytes)
+        headers = []
+        for _ in range(count):
+            name_bytes, value_bytes = _LENGTHS.unpack_from(data, at)
+            name, at = _piece(data, at + _LENGTHS.size, name_bytes)
+            value, at = _piece(data, at, value_bytes)
+            headers.append((name.decode(), value))
+    except (struct.error, ValueError) as error:
+        raise CorruptError(f"{where}: its key and headers are damaged: {error}") from error
+    return key, tuple(headers), data[at:]
+
+
+def _piece(data: bytes, at: int, nbytes: int) -> tuple[bytes, int]:
+    """Return some bytes and where they end; ValueError if there are fewer."""
+    if at + nbytes > len(data):
+        raise ValueError(f"{nbytes} bytes at {at} of {len(data)}")
+    return data[at : at + nbytes], at + nbytes
+
 
 ENTRY_FORMAT: Final = 1
 HEADER_BYTES: Final = 16
@@ -65,7 +220,7 @@ class EntryFlag(IntFlag):
     TXIDS = 8
     """Each record has a transaction id."""
     ATTRIBUTES = 16
-    """The data of each record begins with its key and headers; see ``pybk.streams.attributes``."""
+    """The data of each record begins with its key and headers; see ``pybk.streams.format``."""
 
 
 _UNKNOWN_FLAGS: Final = 0xFFFF & ~sum(EntryFlag)

@@ -59,19 +59,25 @@ from contextlib import contextmanager
 from typing import Any, Final, NamedTuple, TypeVar
 
 from pybk.errors import LogExistsError, LogFencedError, LogSealedError, NoSuchLogError, UsageError
-from pybk.streams.bounds import Bounds, CursorBound, bound_of, claimed, needing, subscribed, unsubscribed
 from pybk.streams.list_record import (
     LIST_FORMAT,
+    Bounds,
     Checkpoint,
+    CursorBound,
     ListKind,
     ListRecord,
     Rows,
     Segment,
     SegmentEnd,
+    bound_of,
+    claimed,
+    needing,
     new_list,
+    subscribed,
+    title_of,
+    unsubscribed,
 )
-from pybk.streams.names import title_of
-from pybk.values.frozen_dict import FrozenDict
+from pybk.values import FrozenDict
 
 T = TypeVar("T")
 

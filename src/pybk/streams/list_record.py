@@ -13,6 +13,13 @@ The records of a log have dense sequence numbers. The list divides them into seg
 Segments have numbers, which grow by one and are never used again. ``epoch`` is the number of the last take-over: the
 writer of that epoch alone may add segments. ``generation`` grows when records are dropped at the end (``cut``), so a
 sequence number that is given again has a higher generation.
+
+**Names** of logs and blobs are paths such as ``orders/eu``, which sort and list by prefix.
+
+**Bounds** say which records each durable subscription of a log needs (rule T9). A log's record of format 1 has them
+itself. From format 2 on they are in records of their own, ``SHARDS`` of them, each with the bounds of some
+subscriptions; together they are a *set*, which the log's record names. So raising a bound writes what a few
+subscriptions need, however many there are, and nothing of the log. Each change takes bounds and returns the next ones.
 """
 
 from __future__ import annotations
@@ -24,20 +31,171 @@ from enum import StrEnum
 from itertools import pairwise
 from operator import attrgetter
 from typing import Any, Final, NamedTuple
+from zlib import crc32
 
 from pybk.errors import (
     CorruptError,
     IllegalOperationError,
+    LogFencedError,
     RewoundError,
     StorageRefusedError,
     TruncateGuardError,
     UnsupportedFormatError,
     UsageError,
 )
-from pybk.streams.bounds import Bounds, CursorBound
 from pybk.streams.format import NOTHING_YET, Highest
-from pybk.values.frozen_dict import FrozenDict
-from pybk.values.json_text import decode_json, encode_json
+from pybk.values import FrozenDict, decode_json, encode_json
+
+NAME_BYTES_MAX: Final = 120
+_NO_PARTS: Final = frozenset({"", ".", ".."})
+
+
+def checked_name(name: object, what: str = "a log") -> str:
+    """Return the name of a log, or of ``what``; UsageError if it cannot be one.
+
+    A name has 1 to 120 bytes in UTF-8, in parts separated by ``/``, none of them empty, ``.`` or ``..``. It has no
+    control characters, no spaces around it, and does not begin with a full stop, which is reserved.
+    """
+    if not isinstance(name, str):
+        raise UsageError(f"the name of {what} takes a string, not {type(name).__name__}")
+    try:
+        size = len(name.encode())
+    except UnicodeEncodeError as error:
+        raise UsageError(f"the name {name!r:.50} cannot be encoded as UTF-8: {error.reason}") from error
+    if not 1 <= size <= NAME_BYTES_MAX:
+        raise UsageError(f"the name {name!r:.50} has {size} bytes in UTF-8; it takes 1 to {NAME_BYTES_MAX}")
+    if not _NO_PARTS.isdisjoint(name.split("/")) or name.startswith("."):
+        raise UsageError(
+            f"the name {name!r} has an empty part, or one of full stops, or begins with one; choose another"
+        )
+    if name != name.strip() or not name.isprintable():
+        raise UsageError(
+            f"the name {name!r} has spaces around it, or characters that cannot be printed; choose another"
+        )
+    return name
+
+
+def title_of(name: str, *, of_cursor: bool) -> str:
+    """Return what errors call a log, or the subscription whose cursor a ledger list is."""
+    if not of_cursor:
+        return f"log {name!r}"
+    log, _, subscription = name.rpartition("@")
+    return f"subscription {subscription!r} of log {log!r}"
+
+
+def cursor_list_name(log: str, subscription: str) -> str:
+    """Return the name of the ledger list of a subscription's cursor; that of the subscription has no ``@``."""
+    return f"{log}@{subscription}"
+
+
+SHARDS: Final = 16
+"""Records of a set of bounds."""
+
+_FORMAT: Final = 1
+
+
+class CursorBound(NamedTuple):
+    """What a durable subscription needs of a log.
+
+    Attributes:
+        name: The subscription's.
+        seq: It needs no record before this one; at most the first record that it has not acknowledged.
+        uid: That of the ledger list which keeps its cursor, hexadecimal: a subscription that is made again under the
+            same name is another.
+        epoch: The epoch of its owner in that list; an owner of an earlier epoch changes nothing here.
+    """
+
+    name: str
+    seq: int
+    uid: str
+    epoch: int = 0
+
+
+Bounds = tuple[CursorBound, ...]
+"""Bounds of different subscriptions, by name."""
+
+
+def bound_of(bounds: Bounds, name: str) -> CursorBound | None:
+    """Return what a subscription needs; None if there is no such subscription."""
+    return next((each for each in bounds if each.name == name), None)
+
+
+def subscribed(bounds: Bounds, cursor: CursorBound) -> Bounds:
+    """Return bounds with one more subscription, unless there is one of that name."""
+    if bound_of(bounds, cursor.name) is not None:
+        return bounds
+    return tuple(sorted((*bounds, cursor)))
+
+
+def claimed(bounds: Bounds, log: str, name: str, uid: str, epoch: int) -> Bounds:
+    """Return bounds in which a subscription of a log has a new owner.
+
+    Raises:
+        LogFencedError: It has a later owner, or was deleted.
+    """
+    return _with_bound(bounds, _owned(bounds, log, name, uid, epoch, claim=True)._replace(epoch=epoch))
+
+
+def needing(bounds: Bounds, log: str, cursor: CursorBound) -> Bounds:
+    """Return bounds in which a subscription of a log needs records from ``cursor.seq`` on.
+
+    Raises:
+        LogFencedError: The subscription has a later owner, or was deleted.
+    """
+    _owned(bounds, log, cursor.name, cursor.uid, cursor.epoch)
+    return _with_bound(bounds, cursor)
+
+
+def unsubscribed(bounds: Bounds, name: str, uid: str) -> Bounds:
+    """Return bounds without a subscription."""
+    return tuple(each for each in bounds if (each.name, each.uid) != (name, uid))
+
+
+def _owned(bounds: Bounds, log: str, name: str, uid: str, epoch: int, *, claim: bool = False) -> CursorBound:
+    found = bound_of(bounds, name)
+    if found is None or found.uid != uid:
+        raise LogFencedError(f"subscription {name!r} of log {log!r} was deleted; subscribe again")
+    if found.epoch > epoch or (found.epoch < epoch and not claim):
+        raise LogFencedError(
+            f"subscription {name!r} of log {log!r} was taken over: its epoch is {found.epoch}, not {epoch}"
+        )
+    return found
+
+
+def _with_bound(bounds: Bounds, cursor: CursorBound) -> Bounds:
+    return tuple(cursor if each.name == cursor.name else each for each in bounds)
+
+
+# ---- records of bounds -----------------------------------------------------------------------------------------------
+
+
+def shard_of(name: str) -> int:
+    """Return the number of the record of a set that has the bound of a subscription."""
+    return crc32(name.encode()) % SHARDS
+
+
+def encode_bounds(bounds: Bounds) -> bytes:
+    """Return a record of a set as JSON."""
+    return encode_json({"format": _FORMAT, "bounds": [list(each) for each in bounds]})
+
+
+def decode_bounds(data: bytes, *, where: str) -> Bounds:
+    """Decode the result of ``encode_bounds``; ``where`` names the record in errors.
+
+    Raises:
+        CorruptError: The bytes are not bounds.
+        UnsupportedFormatError: A newer pybk wrote them.
+    """
+
+    def make(values: dict[str, Any]) -> Bounds:
+        if values["format"] != _FORMAT:
+            raise UnsupportedFormatError(
+                f"{where}: format {values['format']}; this pybk reads format {_FORMAT}: install a newer pybk"
+            )
+        return tuple(CursorBound(*each) for each in values["bounds"])
+
+    return decode_json(data, make, where=where)
+
 
 LIST_FORMAT: Final = 1
 PAGED_FORMAT: Final = 2

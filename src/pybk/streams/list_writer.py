@@ -41,19 +41,16 @@ from pybk.errors import (
     TooManyRequestsError,
     not_done,
 )
-from pybk.manager.append_future import AppendFuture
-from pybk.manager.coroutine_backlog import CoroutineBacklog
+from pybk.manager.append_future import AppendFuture, CoroutineBacklog
+from pybk.manager.handle import in_children
 from pybk.manager.ledger_manager import LedgerManager, backend_of
 from pybk.streams import ledger_list
 from pybk.streams.appender import Appender, Batch
 from pybk.streams.background import background
-from pybk.streams.forking import in_children
 from pybk.streams.ledger_list import Owned
-from pybk.streams.ledger_spec import LedgerSpec
+from pybk.streams.ledger_spec import LedgerSpec, LogSettings
 from pybk.streams.ledger_steps import LedgerSteps
-from pybk.streams.list_record import SEQ_MAX, ListKind, ListRecord, Segment
-from pybk.streams.log_settings import LogSettings
-from pybk.streams.names import title_of
+from pybk.streams.list_record import SEQ_MAX, ListKind, ListRecord, Segment, title_of
 from pybk.streams.record_future import LOSSES, RecordFuture, bookies_error, fenced_error
 from pybk.threads.call_threads import in_thread
 

@@ -19,23 +19,21 @@ from pybk.ledger.digest import DigestType
 from pybk.manager.append_future import seconds_of
 from pybk.manager.arguments import flag_of, hints_of, whole_from
 from pybk.manager.atomic_group import member_of
-from pybk.manager.closing import where_called
+from pybk.manager.handle import where_called
 from pybk.manager.ledger_manager import LedgerManager
 from pybk.manager.opening import Opening
 from pybk.metadata.store import Watch
 from pybk.streams import ledger_list
 from pybk.streams.cursor import delete_cursor, read_cursor
+from pybk.streams.format import Position
 from pybk.streams.group_members import PropertiesMember
-from pybk.streams.ledger_spec import LedgerSpec, spec_of
-from pybk.streams.list_record import SEQ_MAX, ListKind, ListRecord
+from pybk.streams.ledger_spec import NO_SETTINGS, SETTINGS_PROPERTY, LedgerSpec, LogSettings, spec_of
+from pybk.streams.list_record import SEQ_MAX, ListKind, ListRecord, checked_name, cursor_list_name
 from pybk.streams.list_writer import OPEN_REMEDY, lock_name
 from pybk.streams.log_reader import LogEnd, LogReader, Start, TxId, seq_of
 from pybk.streams.log_record import LogRecord
-from pybk.streams.log_settings import NO_SETTINGS, SETTINGS_PROPERTY, LogSettings
 from pybk.streams.log_writer import LogWriter
 from pybk.streams.named_list import NamedList, locked_opening
-from pybk.streams.names import checked_name, cursor_list_name
-from pybk.streams.position import Position
 from pybk.streams.rebuild import RebuiltList, rebuild
 from pybk.streams.retention import RETENTION_PROPERTY, Retention, retention_of, set_retention
 from pybk.streams.subscription import MAX_UNACKED, DeadLetters, Subscription, open_subscription

@@ -7,9 +7,7 @@ from functools import partial
 from itertools import repeat
 from typing import Final, NamedTuple
 
-from pybk.streams.attributes import Headers, decode_attributes
-from pybk.streams.format import Records
-from pybk.streams.position import Position
+from pybk.streams.format import Headers, Position, Records, decode_attributes
 
 
 class LogRecord(NamedTuple):

@@ -11,15 +11,21 @@ from typing import Any, NamedTuple
 from pybk.errors import OutOfOrderError, UsageError
 from pybk.manager.arguments import whole_from
 from pybk.manager.atomic_group import member_of
-from pybk.manager.closing import where_called
-from pybk.manager.handle import Handle
+from pybk.manager.handle import Handle, where_called
 from pybk.streams.appender import pieces_of, record_data
-from pybk.streams.attributes import encode_attributes
-from pybk.streams.format import ITEM_EXTRA_BYTES, NO_VALUE, Highest, Item, encode_items, item_bytes
+from pybk.streams.format import (
+    ITEM_EXTRA_BYTES,
+    NO_VALUE,
+    Highest,
+    Item,
+    Position,
+    encode_attributes,
+    encode_items,
+    item_bytes,
+)
 from pybk.streams.group_members import LogMember
 from pybk.streams.list_record import ListRecord
 from pybk.streams.list_writer import ListWriter
-from pybk.streams.position import Position
 from pybk.streams.record_future import RecordFuture
 from pybk.streams.retention import RetentionKeeper
 from pybk.streams.subscription_lag import SubscriptionLag

@@ -1,4 +1,7 @@
-"""``NamedList``: what logs of both sorts are: how they are opened and taken over, listed, deleted and swept."""
+"""``NamedList``: what logs of both sorts are: how they are opened and taken over, listed, deleted and swept.
+
+They are in a store that is opened for them, or with a manager that others use, too (``manager_at``).
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,9 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any, ClassVar, Final, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Self, TypeVar
 
+from pybk import manager as handles
 from pybk import streams
 from pybk.config import StoreConfig
 from pybk.credentials import Secret
@@ -23,20 +27,19 @@ from pybk.errors import (
     UnauthorizedError,
     UsageError,
 )
-from pybk.manager.arguments import flag_of
+from pybk.manager.arguments import flag_of, store_path_of
 from pybk.manager.handle import Handle
 from pybk.manager.ledger_manager import LedgerManager, backend_of
-from pybk.manager.opening import LockedOpening
 from pybk.streams import ledger_list
 from pybk.streams.ledger_list import Owned
-from pybk.streams.ledger_spec import LedgerSpec, spec_of
+from pybk.streams.ledger_spec import LedgerSpec, LogSettings, spec_of
 from pybk.streams.ledger_steps import LedgerSteps, names_of
-from pybk.streams.list_record import UID_BYTES, ListKind, ListRecord
+from pybk.streams.list_record import UID_BYTES, ListKind, ListRecord, checked_name, cursor_list_name
 from pybk.streams.list_writer import OPEN_REMEDY, ListWriter, RollPolicy
-from pybk.streams.log_settings import LogSettings
-from pybk.streams.names import checked_name, cursor_list_name
-from pybk.streams.whereabouts import manager_at
 from pybk.threads.call_threads import asyncio_form
+
+if TYPE_CHECKING:
+    from pybk.manager.opening import LockedOpening
 
 logger = logging.getLogger(__name__)
 
@@ -288,7 +291,7 @@ def locked_opening(
     others = {name: value for name, value in options.items() if name not in ("wait", "steal")}
     wait, steal = options.get("wait", 0.0), options.get("steal", False)
     watch = partial(backend_of(manager).watch_lock, lock)
-    return LockedOpening(call_text, partial(call, **others), wait=wait, steal=steal, watch=watch)
+    return handles.LockedOpening(call_text, partial(call, **others), wait=wait, steal=steal, watch=watch)
 
 
 def delete_log(manager: LedgerManager, name: str, spec: LedgerSpec, *, steal: bool) -> None:
@@ -363,3 +366,42 @@ def _cursor_spec(spec: LedgerSpec) -> LedgerSpec:
 def _cursor_of(manager: LedgerManager, log: str, subscription: str, spec: LedgerSpec) -> ListWriter:
     """Return what owns the ledger list of a subscription's cursor once it has the lock."""
     return ListWriter(manager, cursor_list_name(log, subscription), _cursor_spec(spec), RollPolicy())
+
+
+def manager_at(
+    where: str | os.PathLike[str] | LedgerManager,
+    undo: ExitStack,
+    *,
+    read_only: bool,
+    create: bool = True,
+    config: StoreConfig | None = None,
+) -> LedgerManager:
+    """Return a manager as it is, or open the store in a directory.
+
+    Args:
+        where: The manager, or the directory.
+        undo: Closes what this opens.
+        read_only: Open the directory for reading.
+        create: Make a store that does not exist.
+        config: Settings of the store.
+
+    Raises:
+        NoSuchLogError: There is no store, and none is to be made.
+        UsageError: ``where`` is the URL of a cluster, or cannot be a directory.
+        PybkError: As ``LedgerManager.open``.
+    """
+    if isinstance(where, LedgerManager):
+        return where
+    store_path_of(where)
+    if not create and not read_only and not _has_files(where):
+        raise NoSuchLogError(f"there is no store at {where}: check the path, or open with create=True")
+    return undo.enter_context(LedgerManager.open(where, read_only=read_only, config=config))
+
+
+def _has_files(path: str | os.PathLike[str]) -> bool:
+    try:
+        return bool(os.listdir(path))
+    except FileNotFoundError:
+        return False
+    except OSError:  # opening it says what is wrong
+        return True

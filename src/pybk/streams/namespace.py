@@ -16,21 +16,18 @@ from pybk.errors import ClosedError, IllegalOperationError, LogExistsError, Usag
 from pybk.flags import StorageHint
 from pybk.ledger.digest import DigestType
 from pybk.manager.arguments import flag_of, hints_of
-from pybk.manager.closing import where_called
-from pybk.manager.handle import Handle
+from pybk.manager.handle import Handle, where_called
 from pybk.manager.ledger_manager import LedgerManager, backend_of
 from pybk.manager.opening import Opening
 from pybk.metadata.store import Watch
 from pybk.streams import ledger_list
-from pybk.streams.ledger_spec import LedgerSpec, spec_of
+from pybk.streams.ledger_spec import LedgerSpec, LogSettings, spec_of
 from pybk.streams.ledger_steps import LedgerSteps, names_of
-from pybk.streams.list_record import UID_BYTES, ListKind
+from pybk.streams.list_record import UID_BYTES, ListKind, checked_name
 from pybk.streams.list_writer import ListWriter, RollPolicy
 from pybk.streams.log import FIRST_SEQ, Log
-from pybk.streams.log_settings import LogSettings
 from pybk.streams.name_watch import NameWatch
-from pybk.streams.names import checked_name
-from pybk.streams.whereabouts import manager_at
+from pybk.streams.named_list import manager_at
 from pybk.threads.call_threads import asyncio_form
 
 

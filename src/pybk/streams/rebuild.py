@@ -23,13 +23,11 @@ from pybk.errors import (
 )
 from pybk.manager.ledger_manager import LedgerManager, backend_of
 from pybk.streams.blob import BlobReader
-from pybk.streams.bounds import CursorBound
 from pybk.streams.format import NOTHING_YET, Highest, SegmentHeader
 from pybk.streams.ledger_list import put
 from pybk.streams.ledger_spec import LedgerSpec
 from pybk.streams.ledger_steps import LedgerSteps, names_of, page_segments_of, segment_end
-from pybk.streams.list_record import Checkpoint, ListKind, ListRecord, Segment
-from pybk.streams.names import cursor_list_name
+from pybk.streams.list_record import Checkpoint, CursorBound, ListKind, ListRecord, Segment, cursor_list_name
 from pybk.streams.sweep import Described, described_ledgers
 
 NOT_RESTORED: Final = (

@@ -16,7 +16,7 @@ from pybk.errors import (
     PybkError,
 )
 from pybk.manager.append_future import ACKNOWLEDGED, AppendFuture, T, origin_of
-from pybk.streams.position import Move, Position, moved
+from pybk.streams.format import Move, Position, moved
 from pybk.threads.group_commit import Completion
 
 

@@ -28,8 +28,7 @@ from pybk.streams.ledger_steps import LedgerSteps
 from pybk.streams.list_record import SEQ_MAX, ListRecord, Segment
 from pybk.streams.wal_record import WalRecord
 from pybk.threads.call_threads import in_thread
-from pybk.threads.loop_calls import call_in
-from pybk.threads.wake_up import WakeUp
+from pybk.threads.wake_ups import WakeUp, call_in
 
 READ_BYTES: Final = 4 << 20
 """Entry bytes that are read and verified at a time."""

@@ -37,11 +37,10 @@ from pybk.errors import (
     UsageError,
 )
 from pybk.manager.append_future import seconds_of
-from pybk.manager.handle import Handle
+from pybk.manager.handle import Handle, fork_error, in_children
 from pybk.manager.opening import Opening
-from pybk.streams.forking import fork_error, in_children
+from pybk.streams.format import Position
 from pybk.streams.log_record import LogRecord
-from pybk.streams.position import Position
 from pybk.streams.subscription import (
     Acked,
     Subscription,
@@ -54,7 +53,7 @@ from pybk.streams.subscription import (
     taken_async,
 )
 from pybk.threads.call_threads import asyncio_form
-from pybk.values.json_text import decode_json, encode_json, from_base64, to_base64
+from pybk.values import decode_json, encode_json, from_base64, to_base64
 
 _LENGTHS: Final = struct.Struct("<II")
 _HEADER_BYTES_MAX: Final = 64 << 20

@@ -26,13 +26,10 @@ from pybk.manager.arguments import flag_of
 from pybk.metadata.store import Watch
 from pybk.streams import ledger_list
 from pybk.streams.background import background
-from pybk.streams.bounds import Bounds
 from pybk.streams.ledger_steps import LedgerSteps, cancel_elsewhere
-from pybk.streams.list_record import SEQ_MAX, ListRecord, Segment
+from pybk.streams.list_record import SEQ_MAX, Bounds, ListRecord, Segment
 from pybk.streams.list_writer import ListWriter
-from pybk.values.frozen_dict import FrozenDict
-from pybk.values.json_text import decode_json, encode_json
-from pybk.values.whole_numbers import whole
+from pybk.values import FrozenDict, decode_json, encode_json, whole
 
 logger = logging.getLogger(__name__)
 

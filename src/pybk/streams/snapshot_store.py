@@ -31,10 +31,9 @@ from pybk.manager.arguments import whole_from
 from pybk.manager.ledger_manager import backend_of
 from pybk.streams.blob import bytes_of
 from pybk.streams.blob_store import BlobStore
-from pybk.streams.names import checked_name
+from pybk.streams.list_record import checked_name
 from pybk.threads.call_threads import asyncio_form
-from pybk.values.json_text import decode_json, encode_json
-from pybk.values.whole_numbers import whole
+from pybk.values import decode_json, encode_json, whole
 
 SNAPSHOT_FORMAT: Final = 1
 PART_BYTES: Final = 8 << 20

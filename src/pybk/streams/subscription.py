@@ -38,28 +38,23 @@ from pybk.errors import (
     UsageError,
 )
 from pybk.manager.atomic_group import GroupPart, member_of
-from pybk.manager.closing import where_called
-from pybk.manager.handle import Handle
+from pybk.manager.handle import Handle, fork_error, in_children, where_called
 from pybk.manager.ledger_manager import LedgerManager, backend_of
-from pybk.streams.attributes import HEADERS_MAX, Headers
 from pybk.streams.cursor import Cursor, MemoryCursor, checked_subscription
 from pybk.streams.cursor_state import checked_properties, merged, ranges_of
 from pybk.streams.deliveries import Deliveries, Handed
-from pybk.streams.forking import fork_error, in_children
+from pybk.streams.format import HEADERS_MAX, Headers, Position
 from pybk.streams.ledger_steps import LedgerSteps
-from pybk.streams.list_record import SEQ_MAX, ListKind
+from pybk.streams.list_record import SEQ_MAX, ListKind, cursor_list_name
 from pybk.streams.log_reader import LogEnd, Start, seq_of
 from pybk.streams.log_record import LogRecord, log_records
 from pybk.streams.log_writer import LogWriter
-from pybk.streams.names import cursor_list_name
-from pybk.streams.position import Position
 from pybk.streams.range_set import Ranges
 from pybk.streams.record_future import RecordFuture, done_future
 from pybk.streams.record_reader import RecordReader
 from pybk.threads.call_threads import asyncio_form, begun_in_own_thread, begun_in_thread, in_thread
-from pybk.threads.loop_calls import call_in
-from pybk.threads.wake_up import WakeUp
-from pybk.values.whole_numbers import whole
+from pybk.threads.wake_ups import WakeUp, call_in
+from pybk.values import whole
 
 logger = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from pybk.streams.format import SegmentHeader
 from pybk.streams.ledger_spec import LedgerSpec
 from pybk.streams.ledger_steps import BLOB_KEY, SEGMENT_KEY, LedgerSteps, names_of
 from pybk.streams.list_record import ListKind
-from pybk.values.json_text import decode_json
+from pybk.values import decode_json
 
 logger = logging.getLogger(__name__)
 

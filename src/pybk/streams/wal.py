@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Final, NamedTuple, Self, TypedDict, Unpack
 from weakref import WeakSet
 
+from pybk import manager as handles
 from pybk import streams
 from pybk.config import StoreConfig
 from pybk.credentials import Secret
@@ -33,22 +34,20 @@ from pybk.ledger.keys import KeyRing
 from pybk.manager.append_future import seconds_of
 from pybk.manager.arguments import flag_of, hints_of, whole_from
 from pybk.manager.atomic_group import member_of
-from pybk.manager.closing import where_called
+from pybk.manager.handle import where_called
 from pybk.manager.ledger_manager import LedgerManager, backend_of
-from pybk.manager.opening import Opening
 from pybk.streams import ledger_list
 from pybk.streams.appender import PlainBatch, record_data
-from pybk.streams.ledger_spec import LedgerSpec, spec_of
+from pybk.streams.ledger_spec import LedgerSpec, LogSettings, spec_of
 from pybk.streams.ledger_steps import LedgerSteps
-from pybk.streams.list_record import META_BYTES_MAX, SEQ_MAX, ListKind
+from pybk.streams.list_record import META_BYTES_MAX, SEQ_MAX, ListKind, checked_name
 from pybk.streams.list_writer import LOOK_SECONDS, ListWriter, lock_name
-from pybk.streams.log_settings import LogSettings
 from pybk.streams.named_list import NamedList, locked_opening
-from pybk.streams.names import checked_name
 from pybk.streams.record_future import RecordFuture
 from pybk.threads.call_threads import asyncio_form, in_thread
 
 if TYPE_CHECKING:
+    from pybk.manager.opening import Opening
     from pybk.streams.checkpoint import CheckpointWriter, WalCheckpoint
     from pybk.streams.format import Records
     from pybk.streams.group_members import LogMember
@@ -238,7 +237,7 @@ class WriteAheadLog(NamedList, kinds=(ListKind.WAL,), first_seq=_FIRST_LSN):
         """Open as ``open`` does, in a thread; ``await`` it or use ``async with``."""
         call_text, call = f"WriteAheadLog.open_async({name!r:.100})", partial(cls.open, where, name)
         if not isinstance(where, LedgerManager):
-            return Opening(call_text, partial(call, **options))
+            return handles.Opening(call_text, partial(call, **options))
         return locked_opening(call_text, call, where, lock_name(ListKind.WAL, name), options)
 
     @classmethod
@@ -770,7 +769,7 @@ class WriteAheadLog(NamedList, kinds=(ListKind.WAL,), first_seq=_FIRST_LSN):
     ) -> Opening[CheckpointWriter]:
         """Begin a checkpoint as ``checkpoint`` does, in a thread; use it with ``async with``, which commits it."""
         begin = partial(self.checkpoint, lsn, meta=meta, keep=keep, truncate=truncate)
-        return Opening("WriteAheadLog.checkpoint_async()", begin)
+        return handles.Opening("WriteAheadLog.checkpoint_async()", begin)
 
     def checkpoints(self) -> list[WalCheckpoint]:
         """Return the checkpoints that are kept, the oldest first."""

@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Self
 
 from pybk.errors import ClosedError
-from pybk.manager.handle import Handle
-from pybk.streams.forking import fork_error, in_children
+from pybk.manager.handle import Handle, fork_error, in_children
 from pybk.streams.record_reader import RecordReader
 from pybk.streams.wal_record import WalRecord, wal_records
 from pybk.threads.call_threads import in_thread

@@ -32,8 +32,7 @@ from typing import Any, Final, ParamSpec, TypeVar
 
 from pybk.deferral import asyncio
 from pybk.errors import StorageRefusedError
-from pybk.threads.thread_start import start_thread
-from pybk.threads.workers import Workers
+from pybk.threads.workers import Workers, start_thread
 
 P = ParamSpec("P")
 R = TypeVar("R")

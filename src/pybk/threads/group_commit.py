@@ -377,7 +377,7 @@ class GroupCommit:
             self.leave(token)
 
     def _run_callbacks(self) -> None:
-        # ``pybk.manager.closing`` finds this function by its name, because a close in a callback must not wait for this
+        # ``pybk.manager.handle`` finds this function by its name, because a close in a callback must not wait for this
         # thread.
         while True:
             try:

@@ -1,4 +1,4 @@
-"""Worker threads for calls that may take long, such as requests to the metadata store."""
+"""Threads that make calls: how one is started, and a few of them for calls that may take long."""
 
 from __future__ import annotations
 
@@ -11,9 +11,26 @@ from queue import Empty, SimpleQueue
 from typing import Final
 
 from pybk.errors import StorageRefusedError
-from pybk.threads.thread_start import start_thread
 
 logger = logging.getLogger(__name__)
+
+
+def start_thread(thread: threading.Thread) -> None:
+    """Start a thread.
+
+    Raises:
+        StorageRefusedError: The operating system gives no more threads to this process.
+    """
+    try:
+        thread.start()
+    except RuntimeError as error:
+        if isinstance(error.__context__, KeyboardInterrupt):  # it came while ``start`` waited, with its lock given away
+            raise error.__context__ from None
+        raise StorageRefusedError(
+            f"starting the thread {thread.name} was refused: {error!r}; end threads or processes, or raise the limit "
+            "of them (ulimit -u, pids.max), then try again"
+        ) from error
+
 
 _Call = tuple[Future[None], Callable[[], None]]
 

@@ -13,8 +13,8 @@ from pybk.flags import StorageHint
 from pybk.manager.ledger_manager import LedgerManager
 from pybk.operations.store_repair import rebuild_index
 from pybk.storage.directories import ACCEPTED_LOSS
+from pybk.storage.format.catalog import CATALOG_PREFIX
 from pybk.storage.format.cookie import COOKIE_NAME
-from pybk.storage.index.catalog_files import CATALOG_PREFIX
 from pybk.storage.io.filesystem import OsFileSystem
 from tests.loss.workloads.ledgers import append
 from tests.loss.workloads.workload import RECOVERED, Report, ignore

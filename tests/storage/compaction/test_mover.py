@@ -10,7 +10,7 @@ from pybk.config import KIB
 from pybk.flags import StorageHint
 from pybk.ledger.digest import DigestType
 from pybk.storage.compaction import mover
-from pybk.storage.format.record import RunLocations
+from pybk.storage.format.log_file import RunLocations
 from pybk.storage.store_reader import StoreReader
 from pybk.storage.tiers.tier import Loaded
 from tests.simdisk import SimFileSystem

@@ -26,7 +26,7 @@ from pybk.storage.index.update import IndexUpdate
 from pybk.storage.io.filesystem import OsFile, OsFileSystem
 from pybk.storage.io.lmdb_environment import LmdbEnvironment, LmdbWrite
 from pybk.storage.log import preallocation
-from pybk.storage.log.commit_writer import CommitWriter
+from pybk.storage.log.commit import CommitWriter
 from pybk.storage.log.preallocation import LogFileSupply
 from pybk.storage.log.recovery import apply_commit
 from tests.internals import store_of

@@ -21,7 +21,7 @@ from pybk.storage.format.cold_segment import (
     decompress,
     footer_dtype,
 )
-from pybk.storage.format.record import Codec, RecordHeader, RecordKind, entry_ends, location_dtype
+from pybk.storage.format.log_file import Codec, RecordHeader, RecordKind, entry_ends, location_dtype
 from pybk.storage.io.filesystem import OsFile, OsFileSystem
 from tests.paths import GOLDEN
 from tests.sampling import bits_of, some

@@ -16,15 +16,16 @@ from pybk.storage.format.log_file import (
     BLOCK_BYTES,
     COMMIT_HEADER_BYTES,
     CommitHeader,
+    check_body,
     decode_commit_header,
     decode_file_header,
+    decode_header,
     encode_commit_header,
     encode_entry_commit,
     encode_file_header,
     file_header_is_whole,
     padding,
 )
-from pybk.storage.format.record import check_body, decode_header
 from tests.paths import GOLDEN
 
 STORE = b"0123456789abcdef"

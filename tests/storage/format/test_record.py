@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from xxhash import xxh3_64_intdigest
 
 from pybk.errors import CorruptError, UnsupportedFormatError
-from pybk.storage.format.record import (
+from pybk.storage.format.log_file import (
     LOCATION_BYTES,
     RECORD_HEADER_BYTES,
     RecordHeader,

@@ -18,7 +18,8 @@ from pybk.storage.format.index_rows import (
     share_key,
 )
 from pybk.storage.index import update as update_module
-from pybk.storage.index.index import Index, IndexUpdate
+from pybk.storage.index.index import Index
+from pybk.storage.index.update import IndexUpdate
 from tests.golden.make_index import FILES, ledger_row, locations_of, made_index
 from tests.paths import GOLDEN
 from tests.sampling import every

@@ -9,8 +9,7 @@ import lmdb
 import pytest
 
 from pybk.errors import CorruptError
-from pybk.storage.io.lmdb_environment import LmdbEnvironment
-from pybk.storage.io.lmdb_file import missing_pages
+from pybk.storage.io.lmdb_environment import LmdbEnvironment, missing_pages
 
 PAGE = 4096
 

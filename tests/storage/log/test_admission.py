@@ -18,7 +18,7 @@ from pybk.manager.ledger_manager import LedgerManager
 from pybk.manager.ledger_writer import LedgerWriter
 from pybk.storage.descriptor import LedgerDescriptor
 from pybk.storage.io.filesystem import OsFile
-from pybk.storage.log.admission import Admission, Ticket
+from pybk.storage.log.log import Admission, Ticket
 from tests.internals import backend_of, descriptor_of, store_of, take_no_more
 from tests.storage.real_store import contents, open_quick, stop_syncing
 from tests.test_ledger import metadata

@@ -11,9 +11,17 @@ import pytest
 from xxhash import xxh3_64_intdigest
 
 from pybk.errors import CorruptError, UnsupportedFormatError, UsageError
-from pybk.storage.format.log_file import BLOCK_BYTES, encode_commit_header, encode_file_header, padding
-from pybk.storage.format.record import RECORD_HEADER_BYTES, RecordKind, encode_control, encode_entries
-from pybk.storage.log.replay import LogEnd, OpenLogFile, Replay, ReplayedCommit, proven_durable, scan_commits
+from pybk.storage.format.log_file import (
+    BLOCK_BYTES,
+    RECORD_HEADER_BYTES,
+    RecordKind,
+    encode_commit_header,
+    encode_control,
+    encode_entries,
+    encode_file_header,
+    padding,
+)
+from pybk.storage.log.recovery import LogEnd, OpenLogFile, Replay, ReplayedCommit, proven_durable, scan_commits
 from pybk.storage.log.salvage import SalvagedLog
 from tests.paths import GOLDEN
 from tests.sampling import bits_of, some

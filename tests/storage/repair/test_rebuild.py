@@ -19,7 +19,7 @@ from pybk.ledger.digest import DigestType
 from pybk.manager.ledger_manager import LedgerManager
 from pybk.manager.ledger_reader import LedgerReader
 from pybk.storage.format.index_rows import entries_key
-from pybk.storage.format.record import location_dtype
+from pybk.storage.format.log_file import location_dtype
 from pybk.storage.io.filesystem import OsFileSystem
 from pybk.storage.io.lmdb_environment import LmdbEnvironment
 from pybk.storage.repair.rebuild import LostEntries, rebuild_index

@@ -11,7 +11,7 @@ from pybk.errors import StorageRefusedError
 from pybk.flags import StorageHint
 from pybk.manager.ledger_manager import LedgerManager, backend_of
 from pybk.manager.local_backend import StoreBackend
-from pybk.storage.format.record import RECORD_HEADER_BYTES
+from pybk.storage.format.log_file import RECORD_HEADER_BYTES
 from pybk.storage.repair import record_check
 from pybk.storage.repair.inspection import RecordReader, Run
 from pybk.storage.repair.record_check import DamagedEntries, check_piece

@@ -18,7 +18,7 @@ from pybk.flags import StorageHint
 from pybk.ledger.digest import DigestType
 from pybk.manager.ledger_manager import LedgerManager
 from pybk.storage.format.index_rows import entries_key
-from pybk.storage.format.record import RECORD_HEADER_BYTES, RecordKind, encode_header
+from pybk.storage.format.log_file import RECORD_HEADER_BYTES, RecordKind, encode_header
 from pybk.storage.io.lmdb_environment import LmdbEnvironment
 from pybk.storage.repair.verify import VerifyProblem, verify_store
 from tests.storage.repair.test_rebuild import CONFIG, files_of, fill, filled_with, index_of, open_store

@@ -17,7 +17,7 @@ from pybk.flags import StorageHint
 from pybk.manager.ledger_manager import LedgerManager
 from pybk.storage.format.cold_segment import footer_dtype
 from pybk.storage.format.index_rows import FileRow
-from pybk.storage.format.record import (
+from pybk.storage.format.log_file import (
     RECORD_HEADER_BYTES,
     RunLocations,
     decode_header,
@@ -28,7 +28,7 @@ from pybk.storage.io.filesystem import FileSystem
 from pybk.storage.repair.rebuild import rebuild_index
 from pybk.storage.repair.verify import verify_store
 from pybk.storage.tiers import registry
-from pybk.storage.tiers.cold_tier import ColdTier
+from pybk.storage.tiers.file_tier import ColdTier
 from pybk.storage.tiers.lmdb_tier import LmdbTier
 from pybk.storage.tiers.tier import (
     Loaded,

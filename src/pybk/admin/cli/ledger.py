@@ -122,7 +122,7 @@ def _ledger_row(store: ReadOnlyStore, metadata: LedgerMetadata) -> dict[str, Any
 
 
 def _row(metadata: LedgerMetadata, entries: int | None, nbytes: int | None) -> dict[str, Any]:
-    from pybk.ledger.seal import end_is_sealed
+    from pybk.ledger.keys import end_is_sealed
 
     return {
         "ledger": metadata.ledger_id,

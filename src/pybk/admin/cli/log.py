@@ -15,7 +15,7 @@ from pybk.admin.cli.credentials import Given, given_in
 from pybk.admin.cli.logs import Append, LogVerbs, Record, manager_of, print_result, print_rows
 from pybk.credentials import cut_value
 from pybk.errors import UsageError
-from pybk.streams.position import Position
+from pybk.streams.format import Position
 
 if TYPE_CHECKING:
     from pybk.manager.ledger_manager import LedgerManager

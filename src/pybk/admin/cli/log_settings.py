@@ -10,7 +10,7 @@ from pybk.credentials import cut_value
 from pybk.flags import StorageHint
 
 if TYPE_CHECKING:
-    from pybk.streams.log_settings import LogSettings
+    from pybk.streams.ledger_spec import LogSettings
 
 
 def quorums(text: str) -> tuple[int, ...]:
@@ -33,7 +33,7 @@ def changes_settings(parsed: argparse.Namespace) -> bool:
 
 def changed_settings(parsed: argparse.Namespace, kept: LogSettings) -> LogSettings:
     """Return the settings that a log keeps from now on."""
-    from pybk.streams.log_settings import LogSettings
+    from pybk.streams.ledger_spec import LogSettings
 
     return replace(LogSettings() if parsed.defaults else kept, **_given(parsed))
 

@@ -16,7 +16,7 @@ from pybk.admin.cli.log_settings import changed_settings, changes_settings, fiel
 from pybk.admin.cli.output import SOUND, base64, confirm, counted, print_json, print_json_line, print_note, print_table
 from pybk.admin.shown_text import shown_name
 from pybk.errors import LogExistsError, PybkError, UnauthorizedError
-from pybk.streams.position import Position
+from pybk.streams.format import Position
 
 if TYPE_CHECKING:
     from pybk.manager.ledger_manager import LedgerManager

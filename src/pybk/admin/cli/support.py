@@ -24,7 +24,7 @@ from pybk.admin.cli.output import PARTLY, SOUND, counted, print_json, print_note
 from pybk.credentials import without_credentials
 from pybk.errors import PybkError
 from pybk.metadata.store import without_secrets
-from pybk.storage.io.regular_files import open_regular
+from pybk.storage.io.filesystem import open_regular
 from pybk.version import __version__
 
 if TYPE_CHECKING:

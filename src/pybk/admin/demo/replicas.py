@@ -14,9 +14,8 @@ from pybk.config import StoreConfig
 from pybk.credentials import Credentials
 from pybk.ledger.digest import entry_digest
 from pybk.ledger.entry import EntryBatch
-from pybk.ledger.keys import KeyRing
+from pybk.ledger.keys import KeyRing, LedgerSeal, keys_of
 from pybk.ledger.ledger_metadata import Fragment, LedgerMetadata
-from pybk.ledger.seal import LedgerSeal, keys_of
 from pybk.metadata.cluster import ClusterIdentity
 from pybk.replication.entry_runs import whole
 from pybk.replication.messages import Status

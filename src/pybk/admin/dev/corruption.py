@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from pybk.admin.dump import dump_store
-from pybk.storage.format.record import RECORD_HEADER_BYTES
+from pybk.storage.format.log_file import RECORD_HEADER_BYTES
 from pybk.storage.tiers.tier import COLD, LOG
 
 _TRIES: Final = 10

@@ -21,7 +21,7 @@ from pybk.backend.ledger_backend import LedgerBackend
 from pybk.errors import CorruptError, UnsupportedFormatError
 from pybk.manager.ledger_manager import backend_of
 from pybk.operations.cluster_checks import space_by_tiers
-from pybk.streams.list_parts import bounds_of
+from pybk.streams.ledger_steps import bounds_of
 from pybk.streams.list_record import ListKind, ListRecord
 
 LOGS_MAX: Final = 200

@@ -28,7 +28,7 @@ from pybk.admin.http.connections import CONNECTIONS_MAX, HEADERS_BYTES_MAX, REQU
 from pybk.admin.http.tokens import Token
 from pybk.errors import UsageError
 from pybk.manager.ledger_manager import LedgerManager
-from pybk.threads.thread_start import start_thread
+from pybk.threads.workers import start_thread
 
 if TYPE_CHECKING:
     from pybk.bookie.server import BookieServer

@@ -17,7 +17,7 @@ from pybk.admin.options.rows import Row
 from pybk.config import StoreConfig
 from pybk.errors import UsageError
 from pybk.metadata.store import without_secrets
-from pybk.storage.io.regular_files import read_regular
+from pybk.storage.io.filesystem import read_regular
 
 PREFIX: Final = "PYBK"
 DEFAULT: Final = "default"

@@ -24,7 +24,7 @@ from pyspark.sql.types import (
 
 from pybk.credentials import CredentialSources
 from pybk.errors import NoSuchLedgerError, PybkError
-from pybk.ledger.seal import end_is_sealed
+from pybk.ledger.keys import end_is_sealed
 from pybk.replication.fragments import fragment_ranges
 from pybk.replication.replica_check import spans_of
 from pybk.spark.connection import Connection, StoreOrCluster, connection

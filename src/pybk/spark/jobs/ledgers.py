@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Final
 from pybk.credentials import Credentials, Passwords, Secret
 from pybk.errors import NoSuchLedgerError, UsageError
 from pybk.flags import LedgerType
+from pybk.ledger.keys import LedgerSeal
 from pybk.ledger.ledger_check import find_seal
 from pybk.ledger.ledger_metadata import LedgerMetadata, LedgerState
-from pybk.ledger.seal import LedgerSeal
 from pybk.spark.connection import Connection, StoreOrCluster, connection, refuse_bookie_directory
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from pybk.spark.connection import Connection, StoreOrCluster, connection
 from pybk.spark.jobs.ledgers import exact_end_of, unlocks
 from pybk.spark.sink.manifest import SINK_KEY, Sink, WrittenLedger, committed, sink_ledgers
 from pybk.spark.sink.sink_record import Attempt
-from pybk.values.json_text import decode_json, encode_json, from_base64, to_base64
+from pybk.values import decode_json, encode_json, from_base64, to_base64
 
 if TYPE_CHECKING:
     from pybk.ledger.ledger_metadata import LedgerMetadata

@@ -48,8 +48,8 @@ if TYPE_CHECKING:
     from pybk.backend.ledger_backend import Replicated
     from pybk.credentials import Secret
     from pybk.ledger.digest import EntryDigest
+    from pybk.ledger.keys import LedgerSeal
     from pybk.ledger.ledger_metadata import LedgerMetadata
-    from pybk.ledger.seal import LedgerSeal
 
 _UNIT_BYTES: Final = 64 << 20
 """Approximate bytes of a unit, the part of a replica that one check reads."""

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
-from pybk.values.json_text import decode_json, encode_json
+from pybk.values import decode_json, encode_json
 
 FORMAT: Final = 1
 RUNS_KEPT: Final = 32

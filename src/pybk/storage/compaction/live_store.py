@@ -19,15 +19,15 @@ from pybk.flags import StorageHint
 from pybk.metrics import Metrics
 from pybk.storage.descriptor import LedgerDescriptor
 from pybk.storage.format.cookie import Cookie
-from pybk.storage.format.record import RunLocations
+from pybk.storage.format.log_file import RunLocations
 from pybk.storage.index.index import Index
+from pybk.storage.io.failures import Troubles
 from pybk.storage.io.filesystem import FileSystem
 from pybk.storage.io.lmdb_environment import Environment
 from pybk.storage.log.log import Log
 from pybk.storage.log.preallocation import LogFileSupply
 from pybk.storage.named_records import NamedRecords
 from pybk.storage.tiers.tier import Loaded
-from pybk.storage.troubles import Troubles
 from pybk.storage.volumes import Volumes
 
 

@@ -18,7 +18,7 @@ from pybk.errors import CorruptError, PybkError, StorageError, StorageRefusedErr
 from pybk.flags import StorageHint
 from pybk.storage.batches import locate_entries
 from pybk.storage.format.index_rows import FileRow
-from pybk.storage.format.record import (
+from pybk.storage.format.log_file import (
     LOCATION_COMPRESSED,
     RunLocations,
     entry_ends,

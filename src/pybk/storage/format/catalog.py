@@ -12,19 +12,23 @@ Two formats are read and written. In format 1 (level BASE) each mark repeats the
 SEALS) a mark has no file rows: a checkpoint holds a record for each file whose row changed, and one for each named
 record that changed. The catalog's header repeats the store's salt, scrypt cost and level, so that each of catalog and
 cookie can be restored from the other.
+
+A store has one file for each catalog in its main directory, named by the file id; ``newest_catalog`` chooses.
 """
 
 from __future__ import annotations
 
 import itertools
+import logging
 import os
+import re
 import struct
 from collections.abc import Iterable, Iterator
 from typing import Any, Final, NamedTuple
 
 from xxhash import xxh3_64_intdigest
 
-from pybk.errors import CorruptError, StorageFailedError, UnsupportedFormatError
+from pybk.errors import CorruptError, PybkError, StorageFailedError, UnsupportedFormatError
 from pybk.feature_level import FeatureLevel
 from pybk.storage.format.cookie import RESTORED_FORMAT, Cookie, check_known, format_of
 from pybk.storage.format.index_rows import (
@@ -43,17 +47,20 @@ from pybk.storage.format.index_rows import (
     file_row,
     load_json,
 )
-from pybk.storage.format.log_file import BLOCK_BYTES, padding
-from pybk.storage.format.record import (
+from pybk.storage.format.log_file import (
+    BLOCK_BYTES,
     RECORD_HEADER_BYTES,
     RecordHeader,
     RecordKind,
     check_body,
     decode_header,
     encode_control,
+    padding,
 )
 from pybk.storage.io.failures import syncing
 from pybk.storage.io.filesystem import File, FileSystem
+
+logger = logging.getLogger(__name__)
 
 CATALOG_FORMATS: Final = {FeatureLevel.BASE: 1, FeatureLevel.SEALS: 2, FeatureLevel.STREAMS: 2, FeatureLevel.SECRETS: 2}
 """The format of the catalog at each feature level, for a store that was never restored from a backup."""
@@ -675,3 +682,42 @@ def _files_of(fields: dict[str, Any], path: str) -> dict[int, FileRow]:
         raise CorruptError(f"{path}: a mark without a list of files; {_REMEDY}")
     files = [file_row(row, where=path) for row in rows]
     return {row.file_id: row for row in files}
+
+
+CATALOG_PREFIX: Final = "catalog-"
+_FILE_ID: Final = re.compile("[0-9a-f]{16}")
+
+
+def catalog_path(root: str, file_id: int) -> str:
+    """Return the path of a catalog file."""
+    return os.path.join(root, f"{CATALOG_PREFIX}{file_id:016x}")
+
+
+def catalog_ids(fs: FileSystem, root: str) -> list[int]:
+    """Return the ids of the catalog files in a store's directory, ascending."""
+    names = fs.list_directory(root)
+    stems = (name.removeprefix(CATALOG_PREFIX) for name in names if name.startswith(CATALOG_PREFIX))
+    return sorted(int(stem, 16) for stem in stems if _FILE_ID.fullmatch(stem))
+
+
+def newest_catalog(fs: FileSystem, root: str, store_id: bytes) -> CatalogState:
+    """Return the contents of the newest intact catalog in a store's directory; others may be unfinished or damaged.
+
+    Raises:
+        CorruptError: No catalog is intact.
+    """
+    states: list[CatalogState] = []
+    errors: list[str] = []
+    for file_id in catalog_ids(fs, root):
+        try:
+            states.append(read_catalog(fs, catalog_path(root, file_id), store_id, file_id))
+        except PybkError as error:
+            errors.append(str(error))
+    if not states:
+        raise CorruptError(
+            f"{root} has no whole catalog, so nothing says which ledgers there are; restore it from a backup: "
+            f"{'; '.join(errors) or 'no file begins with ' + CATALOG_PREFIX}"
+        )
+    for problem in errors:
+        logger.warning("a catalog was passed over: %s", problem)
+    return max(states, key=lambda state: (state.mark.next_lsn, state.mark.next_file_id, state.mark.catalog_file_id))

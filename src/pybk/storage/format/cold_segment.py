@@ -16,8 +16,7 @@ from xxhash import xxh3_64_intdigest
 
 from pybk.deferral import np
 from pybk.errors import CorruptError, UnsupportedFormatError, UsageError
-from pybk.storage.format.log_file import refuse_features
-from pybk.storage.format.record import (
+from pybk.storage.format.log_file import (
     LOCATION_COMPRESSED,
     RECORD_HEADER_BYTES,
     Codec,
@@ -31,9 +30,10 @@ from pybk.storage.format.record import (
     encode_header,
     entry_ends,
     location_dtype,
+    refuse_features,
 )
 from pybk.storage.io.failures import syncing
-from pybk.storage.io.mapped_memory import populate
+from pybk.storage.io.filesystem import populate
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -62,14 +62,13 @@ def footer_dtype() -> np.dtype[np.void]:
     return np.dtype([("ledger", "<i8"), *((name, location[name]) for name in location.names or ())])
 
 
-def check_codec(compression: Literal["zstd"] | None) -> None:
-    """Raise unless this installation has the codec that a configuration names.
+def check_codec() -> None:
+    """Raise unless this installation has the codec of compressed records.
 
     Raises:
         UsageError: The extra ``pybk[zstd]`` is not installed; names the command that installs it.
     """
-    if compression is not None:
-        _zstandard()
+    _zstandard()
 
 
 def _zstandard() -> ModuleType:

@@ -16,7 +16,7 @@ from xxhash import xxh3_64_intdigest
 from pybk.deferral import np
 from pybk.errors import CorruptError, UnsupportedFormatError
 from pybk.ledger.ledger_metadata import LedgerMetadata, PolicyMetadata
-from pybk.storage.format.record import LOCATION_BYTES, RunLocations, location_dtype
+from pybk.storage.format.log_file import LOCATION_BYTES, RunLocations, location_dtype
 
 INDEX_FORMAT: Final = 1
 PAGE_LOCATIONS_MAX: Final = 1024

@@ -11,8 +11,7 @@ from typing import Final
 
 from pybk.errors import CorruptError
 from pybk.storage.io.failures import is_passing
-from pybk.storage.io.filesystem import FileSystem, replace_file
-from pybk.storage.io.mapped_memory import populate
+from pybk.storage.io.filesystem import FileSystem, populate, replace_file
 
 WATERMARK_BYTES: Final = 64
 

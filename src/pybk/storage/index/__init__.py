@@ -1,1 +1,16 @@
 """The index over the ledgers of a store, kept together with the catalog from which it can be rebuilt."""
+
+from pybk.deferral import deferred
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from pybk.storage.index.check import problems as problems
+    from pybk.storage.index.update import IndexUpdate as IndexUpdate
+else:
+    __getattr__ = deferred(
+        __name__,
+        {
+            "check": "problems",
+            "update": "IndexUpdate",
+        },
+    )

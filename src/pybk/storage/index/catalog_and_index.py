@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from pybk.errors import PybkError, StorageFailedError
 from pybk.metrics import Gauge, MetricKey
-from pybk.storage.format.catalog import CATALOG_FORMATS, CatalogWriter, rewrite_is_due
+from pybk.storage.format.catalog import CATALOG_FORMATS, CatalogWriter, catalog_path, rewrite_is_due
 from pybk.storage.format.cookie import format_of
 from pybk.storage.format.index_rows import CheckpointMark, EncodedLedger, FileRow, LedgerRow, NamedRow
-from pybk.storage.index.catalog_files import catalog_path
 from pybk.storage.io.failures import is_refused, undoing
 from pybk.storage.tiers.registry import tier_of_kind
 

@@ -21,8 +21,7 @@ from pybk.storage.format.index_rows import (
     key_ids,
     state_metadata_bytes,
 )
-from pybk.storage.index.locations import NOTHING, bytes_by_file, last_entry, untiled
-from pybk.storage.index.search import stored_mark
+from pybk.storage.index.index import NOTHING, bytes_by_file, last_entry, stored_mark, untiled
 from pybk.storage.io.lmdb_environment import ReadTransaction
 
 _UNUSED: Final = ((b"\0", b"F"), (b"G", b"L"), (b"M\0", b"N"), (b"O", b"P"), (b"Q", b"X"), (b"Y", LAST_KEY))

@@ -2,19 +2,26 @@
 
 It is derived from the catalog and the files, and checked on each use: every value has a checksum that includes its key,
 and a missing key counts as absent only if other keys prove its absence. See ``docs/reference/format.md``.
+
+Runs are arrays of ``location_dtype()``, and tile a ledger; no function here changes one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
+from pybk.deferral import np
 from pybk.errors import NoSuchEntryError, NoSuchLedgerError
 from pybk.ledger.ledger_metadata import PolicyMetadata
+from pybk.storage import index
 from pybk.storage.format.index_rows import (
     CHAIN_HEAD,
     CHAIN_TAIL,
+    LAST_KEY,
+    MARK_KEY,
+    ChainRow,
     CheckpointMark,
     EncodedLedger,
     FileRow,
@@ -24,12 +31,13 @@ from pybk.storage.format.index_rows import (
     Totals,
     damaged,
     decode_chain_row,
+    decode_mark,
     decode_named_value,
     decode_page,
     decode_share,
     decode_state,
     decode_summary,
-    entries_key,
+    decode_use,
     key_ids,
     ledger_key,
     named_key,
@@ -37,12 +45,11 @@ from pybk.storage.format.index_rows import (
     share_key,
     state_last_entry_id,
 )
-from pybk.storage.format.record import RunLocations
-from pybk.storage.index.check import problems
-from pybk.storage.index.locations import NOTHING, last_entry, untiled
-from pybk.storage.index.search import file_uses, find_ledger, find_page, neighbours, stored_mark
-from pybk.storage.index.update import IndexUpdate
+from pybk.storage.format.log_file import RECORD_HEADER_BYTES, RunLocations, location_dtype
 from pybk.storage.io.lmdb_environment import Environment, ReadTransaction
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 LEDGERS_AT_A_TIME: Final = 1000
 """Rows of ledgers that one transaction reads."""
@@ -206,7 +213,7 @@ class Index:
         Holds one read transaction until all is read; memory grows with the ledgers and shares, not with the entries.
         """
         with self._environment.read() as transaction:
-            found = list(problems(transaction))
+            found = list(index.problems(transaction))
         yield from found
 
     def named(self, name: str) -> NamedRow | None:
@@ -235,7 +242,7 @@ class Index:
             yield IndexSnapshot(transaction)
 
     @contextmanager
-    def update(self) -> Iterator[IndexUpdate]:
+    def update(self) -> Iterator[index.IndexUpdate]:
         """Change the index atomically: durably when the ``with`` ends, and not at all if it ends by an exception.
 
         The first update of an index must put its mark.
@@ -246,7 +253,7 @@ class Index:
             StorageFailedError: The commit failed; the index was changed completely or not at all.
         """
         with self._environment.write() as transaction:
-            update = IndexUpdate(transaction)
+            update = index.IndexUpdate(transaction)
             yield update
             update.finish()
 
@@ -360,4 +367,207 @@ def _check_shares(file_id: int, use: FileUse | None, shares: dict[tuple[int, ...
         )
 
 
-__all__ = ["FileRow", "Index", "IndexUpdate", "LedgerRow", "CheckpointMark", "Totals", "entries_key"]
+def stored_mark(transaction: ReadTransaction) -> tuple[CheckpointMark, Totals] | None:
+    """Return the mark and the totals; None for an index without any row.
+
+    Raises:
+        CorruptError: The mark is damaged, or missing although other rows exist.
+    """
+    value = transaction.get(MARK_KEY)
+    if value is not None:
+        return decode_mark(value)
+    other = transaction.floor(LAST_KEY)
+    if other is not None:
+        raise damaged(f"the index has no mark, but other rows, as key {other[0].hex()}")
+    return None
+
+
+def find_ledger(transaction: ReadTransaction, ledger_id: int) -> ChainRow | None:
+    """Return a ledger's row of the chain; None if its neighbours prove that it has none.
+
+    Raises:
+        CorruptError: The row is damaged, or it is missing although its neighbours do not name each other.
+    """
+    key = ledger_key(ledger_id)
+    value = transaction.get(key)
+    if value is not None:
+        return decode_chain_row(key, value)
+    neighbours(transaction, ledger_id)
+    return None
+
+
+def neighbours(transaction: ReadTransaction, ledger_id: int) -> tuple[int, int]:
+    """Return the two ids around the gap after ``ledger_id``: the last row up to it, and the first after it.
+
+    Raises:
+        CorruptError: They do not name each other, so a row between them is missing.
+    """
+    found = transaction.floor(ledger_key(ledger_id))
+    if found is None or found[0][:1] != b"L":
+        raise damaged(f"the index has no ledger row up to id {ledger_id}, not even the chain's beginning")
+    (previous,) = key_ids(found[0])
+    following = decode_chain_row(*found).next
+    back = chain_row(transaction, following).previous
+    if back != previous:
+        raise damaged(
+            f"ledger {previous} names ledger {following} as the next in the index, but that names ledger {back} as "
+            f"the one before"
+        )
+    return previous, following
+
+
+def chain_row(transaction: ReadTransaction, ledger_id: int) -> ChainRow:
+    """Return a row of the chain that another row names; raise CorruptError if it is missing."""
+    key = ledger_key(ledger_id)
+    value = transaction.get(key)
+    if value is None:
+        raise damaged(f"the index has no row for ledger {ledger_id}, which another row names")
+    return decode_chain_row(key, value)
+
+
+def find_page(transaction: ReadTransaction, ledger_id: int, entry_id: int) -> tuple[bytes, RunLocations] | None:
+    """Return key and runs of the last page of a ledger that begins at or before an entry, None if none does."""
+    found = transaction.floor(page_key(ledger_id, entry_id))
+    if found is None or found[0][:9] != page_key(ledger_id, 0)[:9]:
+        return None
+    return found[0], decode_page(*found)
+
+
+def file_uses(transaction: ReadTransaction) -> dict[int, FileUse]:
+    """Return the rows of all files, by id.
+
+    Raises:
+        CorruptError: A row is damaged, or the number of rows differs from that in the mark.
+    """
+    stored = stored_mark(transaction)
+    uses = {}
+    for key, value in transaction.items(b"F", b"G"):
+        use = decode_use(key, value)
+        uses[use.row.file_id] = use
+    counted = 0 if stored is None else stored[1].files
+    if len(uses) != counted:
+        raise damaged(f"the index has {len(uses)} files, but counts {counted}")
+    return uses
+
+
+NOTHING: Final = (-1, 1)
+"""Last entry and stride before a ledger's first run."""
+
+_FEW: Final = 64
+"""Up to so many runs Python adds numbers faster than numpy."""
+
+_Ids: TypeAlias = "npt.NDArray[np.int64]"
+
+
+def last_entry(runs: RunLocations) -> tuple[int, int]:
+    """Return the last entry id of a non-empty run array, and the stride of its last run."""
+    first, count, stride, *_ = runs[-1].item()
+    return first + (count - 1) * stride, stride
+
+
+def untiled(runs: RunLocations, after: tuple[int, int]) -> str | None:
+    """Return where runs fail to tile a ledger: unsorted, overlapping, or with gaps other than those of a stride.
+
+    Args:
+        runs: ``(r,)``, not empty.
+        after: Last entry and stride before them, as from ``last_entry``.
+
+    Returns:
+        The problem, None if there is none. Costs about a microsecond for one run.
+    """
+    first, count, stride, *_ = runs[0].item()
+    if count < 1 or stride < 1:
+        return f"a run of {count} entries by stride {stride} at entry {first}"
+    if first != after[0] + 1 and (first <= after[0] or (stride == 1 and after[1] == 1)):
+        return f"entry {first} follows entry {after[0]}"
+    if len(runs) == 1:
+        return None
+    wrong = _disordered(runs)
+    if wrong is None:
+        firsts, counts, strides = _columns(runs)
+        nexts = firsts + strides * (counts - 1) + 1
+        gaps = np.flatnonzero((firsts[1:] != nexts[:-1]) & (strides[1:] == 1) & (strides[:-1] == 1))
+        if gaps.size:
+            wrong = f"entry {firsts[gaps[0] + 1]} follows entry {nexts[gaps[0]] - 1}"
+    return wrong
+
+
+def bytes_by_file(runs: RunLocations) -> dict[int, int]:
+    """Return the bytes of the records of some runs, headers included, by the file they lie in."""
+    if len(runs) > _FEW:
+        files, inverse = np.unique(runs["file"], return_inverse=True)
+        sums = np.bincount(inverse, weights=runs["body"].astype(np.float64) + RECORD_HEADER_BYTES)
+        return dict(zip(files.tolist(), sums.astype(np.int64).tolist(), strict=True))
+    found: dict[int, int] = {}
+    for file_id, body in zip(runs["file"].tolist(), runs["body"].tolist(), strict=True):
+        found[file_id] = found.get(file_id, 0) + RECORD_HEADER_BYTES + body
+    return found
+
+
+def differing_entries(one: RunLocations, other: RunLocations) -> str | None:
+    """Return how the entries of two sorted, non-empty run arrays differ; None if they are the same.
+
+    Costs O(runs) where strides are 1, else O(entries) in time and memory.
+    """
+    wrong = _disordered(one) or _disordered(other)
+    if wrong is not None:
+        return wrong
+    if _plain(one) and _plain(other):
+        same = np.array_equal(_stretches(one), _stretches(other))
+    else:
+        same = np.array_equal(_entry_ids(one), _entry_ids(other))
+    if same:
+        return None
+    return (
+        f"{len(one)} runs from entry {int(one['first'][0])} to {last_entry(one)[0]} hold other entries than "
+        f"{len(other)} runs from {int(other['first'][0])} to {last_entry(other)[0]}"
+    )
+
+
+def by_file(runs: RunLocations) -> list[RunLocations]:
+    """Split sorted runs where the file changes."""
+    if not len(runs):
+        return []
+    return np.split(runs, np.flatnonzero(np.diff(runs["file"].astype(np.int64))) + 1)
+
+
+def joined(parts: list[RunLocations]) -> RunLocations:
+    """Return runs of several arrays as one sorted array, empty for none."""
+    runs = np.concatenate([np.empty(0, location_dtype()), *parts])
+    return runs[np.argsort(runs["first"], kind="stable")]
+
+
+def _columns(runs: RunLocations) -> tuple[_Ids, _Ids, _Ids]:
+    return runs["first"].astype(np.int64), runs["count"].astype(np.int64), runs["stride"].astype(np.int64)
+
+
+def _disordered(runs: RunLocations) -> str | None:
+    """Return where runs are empty, unsorted or overlap; None if nowhere."""
+    firsts, counts, strides = _columns(runs)
+    empty = np.flatnonzero((counts < 1) | (strides < 1))
+    if empty.size:
+        return f"a run of {counts[empty[0]]} entries by stride {strides[empty[0]]} at entry {firsts[empty[0]]}"
+    lasts = firsts + strides * (counts - 1)
+    overlaps = np.flatnonzero(firsts[1:] <= lasts[:-1])
+    if overlaps.size:
+        return f"entry {firsts[overlaps[0] + 1]} follows entry {lasts[overlaps[0]]}"
+    return None
+
+
+def _plain(runs: RunLocations) -> bool:
+    return bool(((runs["stride"] == 1) | (runs["count"] == 1)).all())
+
+
+def _stretches(runs: RunLocations) -> _Ids:
+    """Return first and last entry of each stretch of consecutive entries, ``(2, s)``, of plain runs."""
+    firsts, counts, _ = _columns(runs)
+    ends = firsts + counts
+    breaks = np.flatnonzero(firsts[1:] != ends[:-1])
+    return np.stack((firsts[np.r_[0, breaks + 1]], ends[np.r_[breaks, len(runs) - 1]]))
+
+
+def _entry_ids(runs: RunLocations) -> _Ids:
+    firsts, counts, strides = _columns(runs)
+    starts = np.cumsum(counts) - counts
+    number = np.arange(int(counts.sum())) - np.repeat(starts, counts)
+    return np.asarray(np.repeat(firsts, counts) + number * np.repeat(strides, counts), np.int64)

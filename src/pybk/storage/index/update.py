@@ -37,9 +37,20 @@ from pybk.storage.format.index_rows import (
     state_last_entry_id,
     state_metadata_bytes,
 )
-from pybk.storage.format.record import RunLocations
-from pybk.storage.index.locations import NOTHING, bytes_by_file, differing_entries, joined, last_entry, untiled
-from pybk.storage.index.search import chain_row, find_ledger, find_page, neighbours, stored_mark
+from pybk.storage.format.log_file import RunLocations
+from pybk.storage.index.index import (
+    NOTHING,
+    bytes_by_file,
+    chain_row,
+    differing_entries,
+    find_ledger,
+    find_page,
+    joined,
+    last_entry,
+    neighbours,
+    stored_mark,
+    untiled,
+)
 from pybk.storage.io.lmdb_environment import WriteTransaction
 
 _PAGES_AT_A_TIME: Final = 64

@@ -1,12 +1,14 @@
 """Classify errors of the operating system: a refusal may be tried again, a failure is final.
 
 An error is final only if it leaves in doubt which bytes are durable: a sync or a synced write failed. If descriptors,
-memory, threads or space ran out, the operation is refused, nothing was changed, and the caller may try again.
+memory, threads or space ran out, the operation is refused, nothing was changed, and the caller may try again. What a
+store tries again by itself, while it serves on, are its ``Troubles``: ``health()`` shows them.
 """
 
 from __future__ import annotations
 
 import errno
+import logging
 import signal
 import threading
 from collections.abc import Iterator
@@ -16,6 +18,8 @@ from types import CodeType
 from typing import Final
 
 from pybk.errors import StorageError, StorageFailedError, StorageFullError, StorageRefusedError
+
+logger = logging.getLogger(__name__)
 
 _NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT)
 _PASSING: Final = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)
@@ -128,3 +132,44 @@ def _code_of(handler: object) -> CodeType | None:
     function = getattr(handler, "__func__", handler)
     code = getattr(function, "__code__", None) or getattr(vars(type(handler)).get("__call__"), "__code__", None)
     return code if isinstance(code, CodeType) else None
+
+
+CHECKING: Final = "checking stored entries"
+"""The trouble of damaged records that a scrub has found, until they are mended; it has a code of its own in health."""
+
+
+class Troubles:
+    """Things that failed or were refused and are tried again, by what was being done.
+
+    Threads: any.
+    """
+
+    def __init__(self, root: str) -> None:
+        """Use ``root`` to name the store in the log."""
+        self._root = root
+        self._lock = threading.Lock()
+        self._found: dict[str, str] = {}
+
+    def note(self, doing: str, problem: object) -> None:
+        """Record that something did not go well; logged when it is new."""
+        with self._lock:
+            new = doing not in self._found
+            self._found[doing] = f"{doing}: {problem}"
+        if new:
+            logger.warning("%s serves on, but %s: %s; it is tried again", self._root, doing, problem)
+
+    def clear(self, doing: str) -> None:
+        """Record that something went well."""
+        if doing in self._found:
+            with self._lock:
+                self._found.pop(doing, None)
+            logger.info("%s: %s goes well again", self._root, doing)
+
+    def of(self, doing: str) -> str | None:
+        """Return what is wrong with one thing, None if nothing is."""
+        return self._found.get(doing)
+
+    def all(self) -> tuple[str, ...]:
+        """Return everything that is wrong now, one text each."""
+        with self._lock:
+            return tuple(self._found.values())

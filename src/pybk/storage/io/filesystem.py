@@ -3,26 +3,40 @@
 Paths are ``str``. A failed operation is not retried: it raises ``OSError``, and the caller decides what is lost. Only a
 short write is continued, because the next write returns the reason. Tests use a simulated disk instead of
 :class:`OsFileSystem`.
+
+**Maps.** Touching a mapped page that the kernel cannot read ends the process with SIGBUS. So every reader of a map asks
+``populate`` for its range before it looks at it, once for the range of a whole batch: a truncated file or bad page then
+raises an error. What remains is a page that was populated, dropped from memory and cannot be read again, and a file
+that is cut between the call and the touch; ``docs/concepts/faults.md`` says so.
+
+**Locks** are exclusive, and a process holds them but its forked children do not. ``flock`` locks the open file
+description, which a forked child shares: a child that outlived its parent would still hold the parent's lock. So the
+child closes the descriptors of locks that it inherited.
+
+**Files that users name** are opened by ``open_regular``: a FIFO would block, and a device or a sparse file fill the
+memory.
 """
 
 from __future__ import annotations
 
 import ctypes
 import errno
+import fcntl
 import io
 import mmap
 import os
+import stat
 import sys
+import threading
 import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Final, Protocol, Self, cast
+from typing import Any, Final, NamedTuple, Protocol, Self, cast
 
 from pybk.deferral import np
-from pybk.storage.io.failures import NotOpenedError, is_passing
-from pybk.storage.io.lockfile import FileLock
+from pybk.errors import CorruptError, StorageError, StoreLockedError
+from pybk.storage.io.failures import NotOpenedError, is_passing, refused
 from pybk.storage.io.permissions import PRIVATE, Access, paths_too_open
-from pybk.storage.io.regular_files import open_regular
 from pybk.storage.io.spare_descriptors import (
     KEPT_FOR_SYNCS,
     acquire_spares,
@@ -814,3 +828,247 @@ class OsFileSystem:
     def lock(self, path: str) -> FileLock:
         """See :meth:`FileSystem.lock`."""
         return FileLock(path, self.access)
+
+
+CHUNK_BYTES: Final = 64 << 10
+"""The unit in which ``Mapped`` populates, and remembers that it did."""
+
+
+class Mapped(NamedTuple):
+    """The map of a whole file.
+
+    Attributes:
+        view: Its bytes.
+        populate: Populates a range of it.
+        populated: For each ``CHUNK_BYTES``, 1 if they were brought into memory once.
+        file_bytes: Returns how many bytes its file has now.
+    """
+
+    view: memoryview
+    populate: Populator
+    populated: bytearray
+    file_bytes: Callable[[], int]
+
+    def is_populated(self, start: int, stop: int) -> bool:
+        """Return whether all chunks of a range were brought into memory once, and the file was not cut since."""
+        low, high = start // CHUNK_BYTES, -(-stop // CHUNK_BYTES)
+        return self.populated.find(0, low, high) < 0 and self.file_bytes() >= stop
+
+
+def populate(fs: FileSystem, view: memoryview, start: int, stop: int) -> None:
+    """Bring a range of a map into memory, so that it can be touched.
+
+    Args:
+        fs: The file system.
+        view: A whole map, as ``FileSystem.view`` returned it.
+        start: First byte.
+        stop: The byte after the last; what lies beyond the map is ignored.
+
+    Raises:
+        CorruptError: The file was cut before ``stop``.
+        StorageRefusedError: There is no memory for it now.
+        StorageError: The device cannot read a page.
+    """
+    try:
+        fs.populate(view, start, stop)
+    except OSError as error:
+        raise unreadable(fs, view, min(stop, len(view)), error) from error
+
+
+def unreadable(fs: FileSystem, view: memoryview, stop: int, error: OSError) -> StorageError:
+    """Return the error for a range of a map that could not be populated."""
+    path: str = error.filename or "a mapped file"
+    if is_passing(error):
+        return refused(error, f"reading {path}")
+    size = fs.file_bytes(path) if error.filename and fs.exists(path) else len(view)
+    if size < stop:
+        return CorruptError(
+            f"{path}: the file was cut from {len(view)} to {size} bytes while it was open; restore it from a backup",
+            path=path,
+            offset=size,
+        )
+    return StorageError(
+        f"{path} cannot be read: {error}; look at the kernel's log and the device, and restore the file from a backup"
+    )
+
+
+def whole_file(fs: FileSystem, path: str, bytes_max: int) -> memoryview:
+    """Return the bytes of a whole file: a map of it that can be touched, or a copy.
+
+    A hole of a file on a full tmpfs cannot be mapped, because the kernel gives it memory; reading it needs none.
+
+    Args:
+        fs: The file system.
+        path: The file.
+        bytes_max: The most bytes that it may have.
+
+    Raises:
+        CorruptError: It has more bytes.
+        CorruptError, StorageError: As ``populate``.
+        OSError: The file cannot be opened.
+
+    Cost: the whole file is read.
+    """
+    view = fs.view(path)
+    if len(view) > bytes_max:
+        raise CorruptError(
+            f"{path} has {len(view)} bytes, and such a file has at most {bytes_max}: it is not read; restore it from a "
+            "backup",
+            path=path,
+        )
+    try:
+        populate(fs, view, 0, len(view))
+    except CorruptError:
+        raise
+    except StorageError:
+        return _copy(fs, path, len(view))
+    return view
+
+
+def _copy(fs: FileSystem, path: str, nbytes: int) -> memoryview:
+    """Return the bytes of a file that could not be mapped.
+
+    Raises:
+        OSError: It cannot be read, either.
+    """
+    file = fs.open(path)
+    try:
+        data = file.read(0, nbytes)
+    finally:
+        file.close()
+    if len(data) < nbytes:
+        raise OSError(errno.EIO, f"the file ends after {len(data)} of {nbytes} bytes", path)
+    return memoryview(data)
+
+
+# Descriptors of held locks. Reentrant, because a signal handler may fork.
+_lock_guard: Final = threading.RLock()
+_lock_fds: Final[set[int]] = set()
+
+
+def _drop_inherited_locks() -> None:
+    # Closed and not unlocked, because the parent shares the open file description and keeps the lock.
+    for fd in _lock_fds:
+        os.close(fd)
+    _lock_fds.clear()
+    _lock_guard.release()
+
+
+os.register_at_fork(
+    before=_lock_guard.acquire, after_in_parent=_lock_guard.release, after_in_child=_drop_inherited_locks
+)
+
+
+def _locked(path: str, fd: int) -> StoreLockedError:
+    """Return the error that names the holder of a file's lock; the caller holds ``_lock_guard``."""
+    found = os.fstat(fd)
+    held = (os.fstat(each) for each in _lock_fds)
+    if any((each.st_dev, each.st_ino) == (found.st_dev, found.st_ino) for each in held):
+        return StoreLockedError(
+            f"{path}: locked by this very process ({os.getpid()}), in which another manager has it open; use that "
+            "manager, or close it first",
+            pid=os.getpid(),
+        )
+    text = os.pread(fd, 20, 0)
+    pid = int(text) if text.isdigit() else None
+    holder = "another process" if pid is None else f"process {pid}"
+    if pid == os.getpid():  # process ids are unique only within one PID namespace
+        holder = f"another process, which has the id {pid} in its own container"
+    return StoreLockedError(f"{path}: locked by {holder}; close the store there first, or open it read-only", pid=pid)
+
+
+class FileLock:
+    """The exclusive lock of a file. Threads: any.
+
+    Any process that can open the file can hold the lock, so the file has the permissions of the store's other files.
+    """
+
+    __slots__ = ("_fd",)
+
+    def __init__(self, path: str, access: Access = PRIVATE) -> None:
+        """Take the lock, making the file if it is missing, and write this process's id into it.
+
+        Raises:
+            StoreLockedError: Another process, or this process itself, holds the lock; the error names the holder.
+            OSError: The file cannot be opened or written.
+        """
+        with _lock_guard:
+            fd = access.open_or_create(path)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                os.ftruncate(fd, 0)
+                os.pwrite(fd, str(os.getpid()).encode(), 0)
+            except BlockingIOError:
+                error = _locked(path, fd)
+                os.close(fd)
+                raise error from None
+            except BaseException:
+                os.close(fd)
+                raise
+            _lock_fds.add(fd)
+            self._fd = fd
+
+    def release(self) -> None:
+        """Release the lock; does nothing if it was released before, or in a forked child."""
+        with _lock_guard:
+            # If absent, the lock was released or a fork closed it, and the number may now belong to another file.
+            if self._fd in _lock_fds:
+                _lock_fds.remove(self._fd)
+                # A close is not enough while a child that was just forked has not yet closed its own descriptor.
+                fcntl.flock(self._fd, fcntl.LOCK_UN)
+                os.close(self._fd)
+            self._fd = -1
+
+
+_KINDS: Final = {
+    stat.S_IFIFO: "a FIFO",
+    stat.S_IFCHR: "a character device",
+    stat.S_IFBLK: "a block device",
+    stat.S_IFSOCK: "a socket",
+}
+
+
+def open_regular(path: str, flags: int = os.O_RDONLY) -> int:
+    """Open a file that exists; returns its descriptor, which exec does not inherit.
+
+    Raises:
+        OSError: It cannot be opened; EISDIR and EINVAL: it is a directory, or something else that is no regular file.
+    """
+    try:
+        descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)  # without effect on a regular file
+    except OSError as error:
+        if error.errno == errno.ENXIO:
+            raise _irregular(path, os.stat(path).st_mode) from error
+        raise
+    try:
+        mode = os.fstat(descriptor).st_mode
+        if not stat.S_ISREG(mode):
+            raise _irregular(path, mode)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def read_regular(path: str, bytes_max: int) -> bytes:
+    """Return the content of a regular file.
+
+    Args:
+        path: The file.
+        bytes_max: The most bytes that it may have.
+
+    Raises:
+        OSError: As ``open_regular``; EFBIG: it has more bytes, of which none were read.
+    """
+    with open(open_regular(path), "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > bytes_max:
+            raise OSError(errno.EFBIG, f"has {size} bytes, and at most {bytes_max} are read", path)
+        return file.read(size)
+
+
+def _irregular(path: str, mode: int) -> OSError:
+    if stat.S_ISDIR(mode):
+        return IsADirectoryError(errno.EISDIR, "a directory, and not a file", path)
+    kind = _KINDS.get(stat.S_IFMT(mode), "no regular file")
+    return OSError(errno.EINVAL, f"{kind}, and not a regular file", path)

@@ -32,10 +32,9 @@ from pybk.config import MIB, StoreConfig
 from pybk.errors import StorageFullError, StorageRefusedError
 from pybk.flags import StorageHint
 from pybk.storage.format.log_file import BLOCK_BYTES, RESERVED_FILE_BYTES
-from pybk.storage.io.failures import is_full, is_refused, refused, storage_error, syncing, undoing
+from pybk.storage.io.failures import Troubles, is_full, is_refused, refused, storage_error, syncing, undoing
 from pybk.storage.log.reserve import LogReserve, ReserveUse, put_back, was_reserved
 from pybk.storage.tiers.tier import LOG
-from pybk.storage.troubles import Troubles
 
 if TYPE_CHECKING:
     from pybk.storage.format.index_rows import FileRow

@@ -37,8 +37,18 @@ from pybk.storage.format.log_file import (
 )
 from pybk.storage.format.watermark import Watermark
 from pybk.storage.io.filesystem import FileSystem
-from pybk.storage.log.recovery import RecoveredLog, ReplayTarget, apply_commit, log_files
-from pybk.storage.log.replay import OpenLogFile, ReplayedCommit, lsn_after, proven_durable, scan_commits, units_of
+from pybk.storage.log.recovery import (
+    OpenLogFile,
+    RecoveredLog,
+    ReplayedCommit,
+    ReplayTarget,
+    apply_commit,
+    log_files,
+    lsn_after,
+    proven_durable,
+    scan_commits,
+    units_of,
+)
 
 if TYPE_CHECKING:
     from pybk.storage.volumes import Volumes
@@ -221,24 +231,20 @@ def salvage_log(
     return recovered, log.lost + dropped, next_ledger_id
 
 
-def open_watermark(fs: FileSystem, root: str, store_id: bytes, lost: list[str] | None) -> Watermark:
-    """Open a store's watermark.
+def open_watermark(fs: FileSystem, root: str, store_id: bytes, lost: list[str]) -> Watermark:
+    """Open the watermark of a store that is salvaged.
+
+    A sound watermark is synced before the return, because after a power failure it may be the only evidence that
+    commits are missing.
 
     Args:
         fs: The file system.
         root: The store's directory.
         store_id: The 16 bytes of the store.
-        lost: None for an ordinary open. For a salvaging open, a list to which a missing or damaged watermark is
-            reported; a new one is made and returned then, and ``keep_watermark`` moves it to its place. A sound
-            watermark is synced before the return, because after a power failure it may be the only evidence that
-            commits are missing.
-
-    Raises:
-        CorruptError: The watermark is missing or damaged, and ``lost`` is None.
+        lost: A missing or damaged watermark is reported to it; a new one is made and returned then, and
+            ``keep_watermark`` moves it to its place.
     """
     path = os.path.join(root, "watermark")
-    if lost is None:
-        return Watermark.open(fs, path, store_id, writable=True)
     try:
         watermark = Watermark.open(fs, path, store_id, writable=True)
     except CorruptError as error:

@@ -9,8 +9,8 @@ import numpy as np
 from pybk.errors import CorruptError
 from pybk.storage.format.cold_segment import decompress, footer_dtype
 from pybk.storage.format.index_rows import FileRow
-from pybk.storage.format.log_file import BLOCK_BYTES, decode_commit_header
-from pybk.storage.format.record import (
+from pybk.storage.format.log_file import (
+    BLOCK_BYTES,
     LOCATION_COMPRESSED,
     RECORD_HEADER_BYTES,
     Codec,
@@ -18,10 +18,11 @@ from pybk.storage.format.record import (
     RecordKind,
     RunLocations,
     check_body,
+    decode_commit_header,
     decode_header,
     location_dtype,
 )
-from pybk.storage.log.replay import OpenLogFile, ReplayedCommit, scan_commits
+from pybk.storage.log.recovery import OpenLogFile, ReplayedCommit, scan_commits
 from pybk.storage.tiers.registry import tier_of_kind, tiers_by_kind
 from pybk.storage.tiers.tier import LOG, TierFiles
 

@@ -6,9 +6,15 @@ from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple
 
 from pybk.errors import CorruptError
-from pybk.storage.format.log_file import BLOCK_BYTES, COMMIT_HEADER_BYTES, LogFileHeader, decode_file_header
-from pybk.storage.format.record import RECORD_HEADER_BYTES, RecordHeader
-from pybk.storage.log.replay import OpenLogFile, ReplayedCommit, scan_commits
+from pybk.storage.format.log_file import (
+    BLOCK_BYTES,
+    COMMIT_HEADER_BYTES,
+    RECORD_HEADER_BYTES,
+    LogFileHeader,
+    RecordHeader,
+    decode_file_header,
+)
+from pybk.storage.log.recovery import OpenLogFile, ReplayedCommit, scan_commits
 from pybk.storage.repair.inspection import kept_commits
 
 _FILE_HEADER_BYTES: Final = 64

@@ -18,7 +18,6 @@ import numpy as np
 
 from pybk.errors import CookieError, CorruptError, PybkError
 from pybk.flags import StorageHint
-from pybk.storage.consistency import log_file_end, older_environments
 from pybk.storage.directories import (
     INDEX,
     OpenEnvironment,
@@ -27,23 +26,21 @@ from pybk.storage.directories import (
     note_accepted_loss,
     store_directories,
 )
-from pybk.storage.format.catalog import CatalogState, CatalogWriter
+from pybk.storage.format.catalog import CatalogState, CatalogWriter, catalog_ids, catalog_path, newest_catalog
 from pybk.storage.format.cold_segment import ColdSegmentWriter, footer_dtype
 from pybk.storage.format.cookie import Cookie
-from pybk.storage.format.entries_mark import NO_MARK, EntriesMark, write_entries_mark
 from pybk.storage.format.index_rows import CheckpointMark, FileRow, LedgerRow
-from pybk.storage.format.record import RecordKind, RunLocations
+from pybk.storage.format.log_file import RecordKind, RunLocations
 from pybk.storage.format.watermark import Watermark
-from pybk.storage.index.catalog_files import catalog_ids, catalog_path, newest_catalog
 from pybk.storage.index.index import Index
 from pybk.storage.io.filesystem import FileSystem, OsFileSystem
 from pybk.storage.io.lmdb_environment import Environment, LmdbEnvironment
 from pybk.storage.io.permissions import access_of
-from pybk.storage.log.recovery import check_control
-from pybk.storage.log.replay import OpenLogFile, Replay
+from pybk.storage.log.recovery import OpenLogFile, Replay, check_control
 from pybk.storage.repair.inspection import RecordReader, file_rows, locations_of
 from pybk.storage.repair.tiling import tile
-from pybk.storage.tiers.lmdb_tier import environment_is_there
+from pybk.storage.store_parts import log_file_end, older_environments
+from pybk.storage.tiers.lmdb_tier import NO_MARK, EntriesMark, environment_is_there, write_entries_mark
 from pybk.storage.tiers.tier import COLD, LOG, OpenedFiles
 from pybk.storage.volumes import Volumes
 

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pybk.storage.format.record import RunLocations
-from pybk.storage.index.locations import NOTHING, last_entry, untiled
+from pybk.storage.format.log_file import RunLocations
+from pybk.storage.index.index import NOTHING, last_entry, untiled
 
 Gap = tuple[int, int]
 """First and last entry id of a stretch that no record holds."""

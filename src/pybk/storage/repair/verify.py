@@ -43,22 +43,19 @@ from pybk.errors import (
 from pybk.flags import StorageHint
 from pybk.ledger.digest import DigestType, EntryDigest, entry_digest
 from pybk.ledger.entry import EntryBatch
-from pybk.ledger.keys import KeyRing, LedgerKeys
+from pybk.ledger.keys import KeyRing, LedgerKeys, LedgerSeal
 from pybk.ledger.ledger_check import LastEntry, SealState, check_last, check_seal, digest_with, end_of, find_seal
 from pybk.ledger.ledger_metadata import LedgerMetadata, LedgerState
-from pybk.ledger.seal import LedgerSeal
 from pybk.storage.directories import INDEX, OpenEnvironment, checked_mark, main_cookie, store_directories
-from pybk.storage.format.catalog import CatalogState, read_catalog
+from pybk.storage.format.catalog import CatalogState, catalog_path, newest_catalog, read_catalog
 from pybk.storage.format.extent import Extent
 from pybk.storage.format.index_rows import CheckpointMark, FileRow, LedgerRow
-from pybk.storage.format.record import RunLocations, entry_ends
+from pybk.storage.format.log_file import RunLocations, entry_ends
 from pybk.storage.format.watermark import Watermark
-from pybk.storage.index.catalog_files import catalog_path, newest_catalog
-from pybk.storage.index.index import Index
-from pybk.storage.index.locations import NOTHING, last_entry, untiled
+from pybk.storage.index.index import NOTHING, Index, last_entry, untiled
 from pybk.storage.io.filesystem import FileSystem, OsFileSystem
 from pybk.storage.io.lmdb_environment import Environment
-from pybk.storage.log.replay import OpenLogFile
+from pybk.storage.log.recovery import OpenLogFile
 from pybk.storage.readonly import ReadOnlyStore, open_environment_read_only
 from pybk.storage.repair.inspection import RecordReader
 from pybk.storage.repair.log_check import LogProblem, check_kept_file, check_log_from

@@ -1,24 +1,32 @@
-"""The SSD tier: one LMDB environment in each of its directories, with one row per record."""
+"""The SSD tier: one LMDB environment in each of its directories, with one row per record and a row of its version.
+
+Above level BASE, the version row (``EntriesMark``) shows that an environment was replaced by an older copy. It counts
+the transactions that put records, and holds the catalog location at which records were last removed. The index stores
+in the file's row the count that it relies on. So an environment is older than the index if its count is lower, and the
+index is older than the environment if records were removed at a catalog location that the index has not reached.
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, ClassVar, Final
+from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple
 
 from pybk.deferral import np
 from pybk.errors import CorruptError, StorageFullError
 from pybk.feature_level import FeatureLevel
 from pybk.flags import StorageHint
-from pybk.storage.format.cold_segment import footer_dtype
-from pybk.storage.format.entries_mark import (
-    ENTRIES_MARK_KEY,
-    catalog_location,
-    read_entries_mark,
-    write_entries_mark,
+from pybk.storage import format as layouts
+from pybk.storage.format.index_rows import (
+    CheckpointMark,
+    FileRow,
+    decode_value,
+    dump_json,
+    encode_value,
+    entries_key,
+    load_json,
 )
-from pybk.storage.format.index_rows import CheckpointMark, FileRow, entries_key
-from pybk.storage.format.record import (
+from pybk.storage.format.log_file import (
     LOCATION_COMPRESSED,
     RECORD_HEADER_BYTES,
     Codec,
@@ -28,7 +36,7 @@ from pybk.storage.format.record import (
     encode_entries,
     encode_entries_header,
 )
-from pybk.storage.io.lmdb_file import LMDB_FILE
+from pybk.storage.io.lmdb_environment import LMDB_FILE, ReadTransaction, WriteTransaction
 from pybk.storage.tiers.tier import (
     ENTRIES,
     DumpRow,
@@ -49,6 +57,47 @@ if TYPE_CHECKING:
     from pybk.config import StoreConfig
     from pybk.storage.io.filesystem import FileSystem
     from pybk.storage.io.lmdb_environment import WriteTransaction
+
+ENTRIES_MARK_KEY: Final = b"M"
+"""The key of the row; the keys of records have 16 bytes."""
+
+CatalogLocation = tuple[int, int]
+"""A point in the history of the catalog: the catalog's file id, and its length in bytes. Pairs only grow."""
+
+
+class EntriesMark(NamedTuple):
+    """The row: the number of transactions that put records, and the catalog location of the last removal."""
+
+    puts: int
+    removed_at: CatalogLocation
+
+
+NO_MARK: Final = EntriesMark(0, (0, 0))
+"""The mark of an environment without the row: one of level BASE, or a new one."""
+
+
+def catalog_location(mark: CheckpointMark) -> CatalogLocation:
+    """Return the catalog location that an index has reached, from its mark."""
+    return mark.catalog_file_id, mark.catalog_bytes
+
+
+def read_entries_mark(transaction: ReadTransaction) -> EntriesMark:
+    """Return the mark of an environment; CorruptError if its row is damaged."""
+    value = transaction.get(ENTRIES_MARK_KEY)
+    if value is None:
+        return NO_MARK
+    where = "the mark of the SSD tier"
+    fields = load_json(decode_value(ENTRIES_MARK_KEY, value), where=where)
+    puts, removed_at = fields.get("puts"), fields.get("removed_at")
+    if type(puts) is not int or not isinstance(removed_at, list) or len(removed_at) != len(NO_MARK.removed_at):
+        raise CorruptError(f"{where} is {fields}; restore the environment from a backup")
+    return EntriesMark(puts, (int(removed_at[0]), int(removed_at[1])))
+
+
+def write_entries_mark(transaction: WriteTransaction, mark: EntriesMark) -> None:
+    """Set the mark of an environment."""
+    transaction.put(ENTRIES_MARK_KEY, encode_value(ENTRIES_MARK_KEY, dump_json(mark._asdict())))
+
 
 _TRANSACTION_BYTES: Final = 16 << 20
 ENTRIES_RESERVE_BYTES: Final = 512 << 10
@@ -178,7 +227,7 @@ class LmdbTier(Tier):
                 flags = 0 if header.codec == Codec.PLAIN else LOCATION_COMPRESSED
                 run = (first, header.entry_count, header.stride, 0, row.file_id, header.body_bytes, flags)
                 rows.append((header.ledger_id, *run))
-        return np.array(rows, footer_dtype())
+        return np.array(rows, layouts.footer_dtype())
 
     def check(self, files: TierFiles, row: FileRow) -> Iterator[FileDamage]:
         """Check the one row that is not a record: the mark. An environment that did not open was reported before."""

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Final
 
 from pybk.flags import StorageHint
-from pybk.storage.tiers.cold_tier import ColdTier
+from pybk.storage.tiers.file_tier import ColdTier, LogTier
 from pybk.storage.tiers.lmdb_tier import LmdbTier
-from pybk.storage.tiers.log_tier import LogTier
 from pybk.storage.tiers.tier import Tier
 
 TIERS: Final[tuple[Tier, ...]] = (LogTier(), LmdbTier(), ColdTier())

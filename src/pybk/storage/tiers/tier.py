@@ -33,8 +33,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, Protocol
 
 from pybk.deferral import np
 from pybk.errors import CorruptError, UsageError
-from pybk.storage.format.log_file import BLOCK_BYTES
-from pybk.storage.format.record import (
+from pybk.storage.format.log_file import (
+    BLOCK_BYTES,
     RECORD_HEADER_BYTES,
     RecordHeader,
     RecordKind,
@@ -50,9 +50,8 @@ if TYPE_CHECKING:
     from pybk.feature_level import FeatureLevel
     from pybk.flags import StorageHint
     from pybk.storage.format.index_rows import CheckpointMark, FileRow
-    from pybk.storage.io.filesystem import FileSystem
+    from pybk.storage.io.filesystem import FileSystem, Mapped
     from pybk.storage.io.lmdb_environment import Environment
-    from pybk.storage.io.mapped_memory import Mapped
 
 LOG: Final = "log"
 COLD: Final = "cold"

@@ -1,4 +1,4 @@
-"""Calls that other threads post to an event loop; several calls in a row wake the loop once."""
+"""How one thread wakes another, or an event loop; several calls in a row wake the loop once."""
 
 from __future__ import annotations
 
@@ -7,9 +7,37 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Final
 
 from pybk.deferral import asyncio
+
+
+class WakeUp:
+    """What one thread waits for; unlike a ``threading.Event``, a signal handler may wake it.
+
+    It begins asleep. Threads: ``wake`` from any, ``wait`` and ``sleep`` from the one that waits.
+    """
+
+    __slots__ = ("_still",)
+
+    def __init__(self) -> None:
+        self._still = threading.Lock()
+        self._still.acquire()
+
+    def wake(self) -> None:
+        """Have the present or the next ``wait`` return."""
+        with suppress(RuntimeError):  # it is awake
+            self._still.release()
+
+    def sleep(self) -> None:
+        """Forget earlier calls of ``wake``."""
+        self._still.acquire(blocking=False)
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait for ``wake``; returns False if it was not called within ``timeout`` seconds."""
+        return self._still.acquire(timeout=-1 if timeout is None else timeout)
+
 
 _LOCK: Final = threading.Lock()
 _OF_LOOPS: Final[weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, LoopCalls]] = weakref.WeakKeyDictionary()

@@ -1,15 +1,57 @@
-"""JSON as it is stored: one text for the same values, and errors that name what cannot be decoded."""
+"""Values that callers give or that are stored: mappings that cannot be changed, whole numbers of any type, and JSON."""
 
 from __future__ import annotations
 
 import json
 from binascii import a2b_base64, b2a_base64
 from collections.abc import Callable
-from typing import Any, Final, TypeVar
+from operator import index
+from typing import Any, Final, NoReturn, Self, TypeVar
 
 from pybk.errors import CorruptError
 
+K = TypeVar("K")
+V = TypeVar("V")
 T = TypeVar("T")
+
+_MESSAGE: Final = "this mapping cannot be changed; change a copy of it: dict(mapping)"
+
+
+class FrozenDict(dict[K, V]):
+    """A dict that refuses every change.
+
+    It is a dict, so that ``dataclasses.asdict``, ``json`` and ``pickle`` take it as one.
+
+    Threads: any.
+    """
+
+    __slots__ = ()
+
+    def _refuse(self, *_: Any, **__: Any) -> NoReturn:
+        """Refuse a change."""
+        raise TypeError(_MESSAGE)
+
+    __setitem__ = __delitem__ = __ior__ = _refuse
+    clear = pop = popitem = setdefault = update = _refuse
+
+    def __copy__(self) -> Self:
+        """Return the mapping itself, because it cannot be changed."""
+        return self
+
+    def __reduce__(self) -> tuple[type[Self], tuple[dict[K, V]]]:
+        """Pickle as a call of the class, because unpickling a dict item by item would change it."""
+        return type(self), (dict(self),)
+
+
+def whole(value: Any) -> int | None:
+    """Return a whole number as ``int``; None for anything that is not one, and for ``bool``."""
+    if isinstance(value, bool):
+        return None
+    try:
+        return index(value)
+    except TypeError:
+        return None
+
 
 _encode_json: Final = json.JSONEncoder(ensure_ascii=False, sort_keys=True, separators=(",", ":")).encode
 

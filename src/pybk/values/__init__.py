@@ -1,1 +1,0 @@
-"""Values that callers give, or that cannot change."""
