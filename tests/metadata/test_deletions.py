@@ -8,7 +8,14 @@ from dataclasses import replace
 
 import pytest
 
-from pybk.errors import CorruptError, LedgerDeletedError, LedgerExistsError, UsageError
+from pybk.errors import (
+    CorruptError,
+    LedgerDeletedError,
+    LedgerExistsError,
+    MetadataForgedError,
+    UnsupportedFormatError,
+    UsageError,
+)
 from pybk.feature_level import FeatureLevel
 from pybk.metadata import deletions
 from pybk.metadata.authenticated_values import ValueKind
@@ -19,7 +26,7 @@ from pybk.metadata.registration import BookieState
 from pybk.metadata.store import MetadataStore
 from pybk.values import encode_json
 from tests.metadata.harness import SimWorld, World
-from tests.metadata.records import bookie, cluster_on, ledger
+from tests.metadata.records import KEY, bookie, cluster_on, ledger
 from tests.metadata.simulated_store import Fault
 
 
@@ -217,6 +224,60 @@ def test_a_damaged_value_of_deleted_ids_is_made_again_and_gives_none_of_them(wor
     cluster.create_ledger(ledger(12))
     cluster.record_deletion_position(bookie(1), cluster.append_deletions([11]))
     assert (cluster.trim_deletions(), cluster.is_folded(11)) == (1, True)
+
+
+def test_other_tombstones_are_folded_while_one_value_of_deleted_ids_is_damaged(world: World) -> None:
+    cluster = cluster_on(world.open())
+    cluster.claim_cookie(bookie(1))
+    cluster.record_deletion_position(bookie(1), deleted_on_a_page(cluster, 7))
+    assert cluster.trim_deletions() == 1
+    delete(cluster, 8, 30_000, 30_001)
+    store, key = world.open(), deleted_ids_key(7)
+    store.put(key, b"\x02damaged", store_version(store, key))
+    cluster.append_deletions([8, 30_000])
+    cluster.record_deletion_position(bookie(1), cluster.append_deletions([30_001]))
+    assert cluster.trim_deletions() == 1, "the page of the other tombstone stays until the value is repaired"
+    assert tombstones(cluster) == {8}
+    assert cluster.is_folded(30_000)
+    assert cluster.is_folded(30_001)
+    assert cluster.repair_deleted_ids() == [key]
+    assert (cluster.trim_deletions(), cluster.is_folded(8), tombstones(cluster)) == (1, True, set())
+
+
+@pytest.mark.parametrize("bit", range(8 * 8))
+def test_a_flipped_bit_in_the_header_of_deleted_ids_is_repaired(bit: int) -> None:
+    """The header says which format the value has, and which secret: neither can be one that the cluster never had."""
+    world = SimWorld()
+    cluster = cluster_on(world.open())
+    cluster.claim_cookie(bookie(1))
+    cluster.record_deletion_position(bookie(1), deleted_on_a_page(cluster, 7))
+    cluster.trim_deletions()
+    store, key = world.open(), deleted_ids_key(7)
+    node = store.get(key)
+    assert node is not None
+    value = bytearray(node.value)
+    value[bit // 8] ^= 1 << bit % 8
+    store.put(key, bytes(value), node.version)
+    with pytest.raises((CorruptError, MetadataForgedError, UnsupportedFormatError)):
+        cluster.is_folded(7)
+    assert cluster.repair_deleted_ids() == [key]
+    assert cluster.is_folded(7)
+
+
+def test_deleted_ids_of_a_secret_that_is_not_given_here_are_not_repaired() -> None:
+    world = SimWorld()
+    secrets = [KEY, b"n" * 32]
+    old = cluster_on(world.open())
+    with_both = ClusterMetadata(world.open(), key_for=lambda identity: secrets, cost=2)
+    with_both.add_secret()
+    with_both.switch_secret()
+    with_both.claim_cookie(bookie(1))
+    with_both.record_deletion_position(bookie(1), deleted_on_a_page(with_both, 7))
+    assert with_both.trim_deletions() == 1
+    with pytest.raises(MetadataForgedError, match="secret"):
+        old.repair_deleted_ids()
+    assert with_both.is_folded(7)
+    assert not with_both.is_folded(8)
 
 
 def test_a_tombstone_that_is_removed_while_deleted_ids_are_made_again_is_not_forgotten(

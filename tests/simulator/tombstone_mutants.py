@@ -68,8 +68,8 @@ TOMBSTONE_MUTANTS = (
         (
             Piece(
                 DELETIONS + "_fold",
-                "self._record_deleted(key, folded := list(group))",
-                "folded = list(group)",
+                "self._record_deleted(key, chosen)",
+                "pass",
             ),
         ),
     ),

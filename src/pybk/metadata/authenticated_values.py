@@ -198,7 +198,15 @@ def decode_authenticated(key: str, value: bytes, keys: MetadataKeys | None) -> t
 
 
 class UnknownEpochError(MetadataForgedError):
-    """A value names a key epoch that this process does not know; it may know it once it has looked again."""
+    """A value names a key epoch that this process does not know; it may know it once it has looked again.
+
+    Attributes:
+        epoch: The epoch.
+    """
+
+    def __init__(self, message: str, epoch: int) -> None:
+        super().__init__(message)
+        self.epoch = epoch
 
 
 def _accepted_key(key: str, epoch: int, keys: MetadataKeys) -> bytes:
@@ -213,7 +221,8 @@ def _accepted_key(key: str, epoch: int, keys: MetadataKeys) -> bytes:
         )
     raise UnknownEpochError(
         f"metadata key {key!r} was written with secret {epoch} of the cluster, which is not given here: give it, too; "
-        "if the cluster has no such secret, restore the key"
+        "if the cluster has no such secret, restore the key",
+        epoch,
     )
 
 

@@ -47,6 +47,7 @@ from pybk.errors import (
     MetadataForgedError,
     MetadataVersionError,
     PybkError,
+    UnsupportedFormatError,
     UsageError,
 )
 from pybk.feature_level import FeatureLevel
@@ -156,6 +157,8 @@ class Deletions(Ledgers, Bookies):
 
         It may be stopped, and repeated at any time, also by two processes at once.
 
+        A page with tombstones whose value of folded ones is damaged stays, and the others are folded meanwhile.
+
         Returns:
             How many pages were removed.
 
@@ -170,9 +173,12 @@ class Deletions(Ledgers, Bookies):
             node = self._store.get(key)
             if node is None:
                 continue
-            left -= self._fold(self._announced(key, node.value), left)
+            folded, whole = self._fold(self._announced(key, node.value), left)
+            left -= folded
             if left <= 0:
                 break
+            if not whole:
+                continue
             with suppress(MetadataVersionError):  # another auditor has removed it
                 self._delete(key, node.version)
                 removed += 1
@@ -187,7 +193,7 @@ class Deletions(Ledgers, Bookies):
             logger.warning("the tombstones of a deletion page stay until they are announced again: %s", error)
             return []
 
-    def _fold(self, ledger_ids: list[int], count: int) -> int:
+    def _fold(self, ledger_ids: list[int], count: int) -> tuple[int, bool]:
         """Fold those tombstones that ledgers have (DT3).
 
         Args:
@@ -195,18 +201,27 @@ class Deletions(Ledgers, Bookies):
             count: How many are folded at most.
 
         Returns:
-            How many were folded.
+            How many were folded, and whether no other has to wait until a damaged value is repaired.
         """
         if self.feature_level < FeatureLevel.STREAMS:
-            return 0  # an older pybk would take the metadata for outdated
+            return 0, True  # an older pybk would take the metadata for outdated
         versions = self._tombstones(ledger_ids)
-        chosen = list(versions)[:count]
-        for key, group in groupby(chosen, deleted_ids_key):
-            self._record_deleted(key, folded := list(group))
-            for ledger_id in folded:
+        folded, whole = 0, True
+        for key, group in groupby(versions, deleted_ids_key):
+            chosen = list(group)[: count - folded]
+            if not chosen:
+                break
+            try:
+                self._record_deleted(key, chosen)
+            except (CorruptError, MetadataForgedError, UnsupportedFormatError) as error:
+                logger.warning("%d tombstones are not folded: %s", len(chosen), error)
+                whole = False
+                continue
+            for ledger_id in chosen:
                 with suppress(MetadataVersionError):  # another auditor has removed it
                     self._delete(f"{LEDGERS_KEY}/{ledger_path(ledger_id)}", versions[ledger_id], reused=True)
-        return len(chosen)
+            folded += len(chosen)
+        return folded, whole
 
     def _record_deleted(self, key: str, ledger_ids: Sequence[int]) -> None:
         """Record durably that ledgers were deleted."""
@@ -252,15 +267,23 @@ class Deletions(Ledgers, Bookies):
 
     def _damaged_deleted_ids(self) -> list[str]:
         """Return the keys of the values of deleted ids that are damaged."""
-        damaged = []
-        for key in [key for key, _ in self._store.walk() if _DELETED_IDS_KEY.fullmatch(key)]:
-            try:
-                self._deleted_ids(key)
-            except UnknownEpochError:
-                continue  # it may be sound: a process that has the secret can read it
-            except (CorruptError, MetadataForgedError):
-                damaged.append(key)
-        return damaged
+        found = [key for key, _ in self._store.walk() if _DELETED_IDS_KEY.fullmatch(key)]
+        return [key for key in found if self._is_damaged(key)]
+
+    def _is_damaged(self, key: str) -> bool:
+        """Return whether no process can read a value of deleted ids.
+
+        Its header may name a secret, or have a format, that this process does not know. It is sound only if the cluster
+        has such a secret, or a feature level with such a format.
+        """
+        try:
+            self._deleted_ids(key)
+            return False
+        except UnknownEpochError as error:
+            return self.keys is None or error.epoch not in self.keys.unknown
+        except (CorruptError, MetadataForgedError, UnsupportedFormatError):
+            self.refresh_keys()  # raises if this process lacks the cluster's secret, or does not know its level
+            return True
 
     def _ids_with_keys(self, key: str) -> set[int]:
         """Return the ids of a value of deleted ids that have metadata, a tombstone, or a damaged value."""
