@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from pybk import LedgerManager, Log, LogEnd, NewRecord, OutOfOrderError, TxId, WriteAheadLog
+from pybk import LedgerManager, Log, LogEnd, Namespace, NewRecord, OutOfOrderError, TxId, WriteAheadLog
 from pybk.admin.cli import main
 from pybk.errors import (
     CorruptError,
@@ -24,6 +24,7 @@ from pybk.errors import (
     UsageError,
 )
 from pybk.manager.ledger_manager import backend_of
+from pybk.streams.list_record import ListKind, new_list
 from tests.streams.test_log import PASSWORD, data_of, opened
 
 RECORD = "logs/log"
@@ -174,6 +175,70 @@ def test_the_command_that_the_error_of_a_damaged_or_lost_record_names_makes_it_a
     assert main(words) == 0, capsys.readouterr()
     with LedgerManager.open(tmp_path) as manager, open_kind(manager, "my log", password=PASSWORD) as log:
         assert len(log) == 2
+
+
+@pytest.mark.parametrize("kind", ["log", "wal"])
+def test_a_log_whose_record_was_lost_is_not_made_anew(
+    kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYBK_PASSWORD", PASSWORD.decode())
+    open_kind: Callable[..., Log | WriteAheadLog] = Log.open if kind == "log" else WriteAheadLog.open
+    with LedgerManager.open(tmp_path) as manager:
+        for name in ("my log", "other"):
+            with open_kind(manager, name, password=PASSWORD) as log, ExitStack() as stack:
+                writer = log if isinstance(log, WriteAheadLog) else stack.enter_context(log.writer())
+                writer.append(b"a")
+        lose_record(manager, f"{kind}s/my log")
+    with LedgerManager.open(tmp_path) as manager:
+        with open_kind(manager, "a new one", password=PASSWORD):
+            pass
+        with pytest.raises(CorruptError) as raised:
+            open_kind(manager, "my log", password=PASSWORD)
+        if kind == "log":
+            with Namespace.open(manager, password=PASSWORD) as logs, pytest.raises(CorruptError, match="has no record"):
+                logs.create("my log")
+    (command,) = re.findall(r"`pybk ([^`]+)`", str(raised.value))
+    assert main([str(tmp_path) if word == "PATH" else word for word in shlex.split(command)]) == 0, capsys.readouterr()
+    with LedgerManager.open(tmp_path) as manager, open_kind(manager, "my log", password=PASSWORD) as log:
+        assert len(log) == 1
+
+
+def test_the_name_of_a_log_whose_ledgers_were_deleted_after_its_record_was_lost_is_free(tmp_path: Path) -> None:
+    with LedgerManager.open(tmp_path) as manager:
+        with Log.open(manager, "log", password=PASSWORD) as log, log.writer() as writer:
+            writer.append(b"a")
+        lose_record(manager)
+    with LedgerManager.open(tmp_path) as manager:
+        with pytest.raises(CorruptError, match="to begin anew without them, delete these ledgers first"):
+            Log.open(manager, "log", password=PASSWORD)
+        for ledger_id in list(manager.list_ledgers()):
+            manager.delete_ledger(ledger_id)
+        with Log.open(manager, "log", password=PASSWORD) as log:
+            assert len(log) == 0
+
+
+def test_a_log_that_was_made_in_place_of_a_lost_one_and_not_written_is_replaced_by_it(manager: LedgerManager) -> None:
+    with opened(manager) as log:
+        rolled_log(log)
+        before = list(log.reader())
+    lose_record(manager)
+    with pytest.raises(NoSuchLogError):
+        opened(manager, create=False)
+    backend_of(manager).write_record(RECORD, new_list("log", ListKind.LOG, bytes(16), 0).encode(), None)
+    with opened(manager) as empty, empty.subscribe("sub") as subscription:
+        assert len(empty) == 0
+        assert subscription.name == "sub"
+    Log.rebuild(manager, "log", password=PASSWORD)
+    with opened(manager) as log:
+        assert [each.data for each in log.reader()] == [each.data for each in before]
+        assert list(log.subscriptions()) == ["sub"]
+    with pytest.raises(IllegalOperationError, match="sound record"):
+        Log.rebuild(manager, "log", password=PASSWORD)
+
+
+def test_a_sound_log_without_ledgers_is_not_made_again(manager: LedgerManager) -> None:
+    with opened(manager), pytest.raises(IllegalOperationError, match="sound record"):
+        Log.rebuild(manager, "log", password=PASSWORD)
 
 
 def test_what_a_dead_process_left_is_swept_and_nothing_else(manager: LedgerManager) -> None:

@@ -479,6 +479,10 @@ class LedgerSteps:
             return ""
         return f"; `pybk {kind} rebuild PATH {shlex.quote(name)}` makes {what} again from the ledgers"
 
+    def lost_remedy(self) -> str:
+        """Return what makes the record again if it was lost, for an error."""
+        return self._remedy(self.name, "a record that was lost")
+
     def _keep(self, found: Found) -> Found:
         """Keep a record for the next read if it is long, because most logs are short and at rest; returns it.
 
@@ -509,8 +513,7 @@ class LedgerSteps:
         """
         found = self.read()
         if found is None or (found.record.dropped and not of_dropped):
-            lost = self._remedy(self.name, "a record that was lost")
-            raise ledger_list.absent(self.title, found, lost)
+            raise ledger_list.absent(self.title, found, self.lost_remedy())
         return found
 
     def settings(self) -> LogSettings:

@@ -122,9 +122,14 @@ class NamedList(Handle):
 
         Raises:
             NoSuchLogError: There is none.
+            CorruptError: It has ledgers, but its record was lost.
             UnauthorizedError: The password is not the log's.
         """
         if create:
+            backend = backend_of(self._manager)
+            is_new = not backend.is_cluster and self._steps.read() is None
+            if is_new and next(backend.ledgers(), None) is not None:
+                streams.sweep.check_not_lost(self._steps)
             uid, kept = secrets.token_bytes(UID_BYTES), self._spec.asked.as_properties()
             self._steps.perform(ledger_list.create(self.name, self._kinds[0], uid, self._first_seq, kept))
         self._steps.pin()

@@ -28,6 +28,7 @@ from pybk.streams.list_writer import ListWriter, RollPolicy
 from pybk.streams.log import FIRST_SEQ, Log
 from pybk.streams.name_watch import NameWatch
 from pybk.streams.named_list import manager_at
+from pybk.streams.sweep import check_not_lost
 from pybk.threads.call_threads import asyncio_form
 
 
@@ -155,6 +156,7 @@ class Namespace(Handle):
 
         Raises:
             LogExistsError: There is a log of that name.
+            CorruptError: Ledgers have records of such a log, but its record was lost; see ``Log.rebuild``.
             IllegalOperationError: The namespace is open for reading.
             UsageError: The name cannot be one.
 
@@ -164,6 +166,7 @@ class Namespace(Handle):
         self._check_writable()
         uid = secrets.token_bytes(UID_BYTES)
         steps = self._steps(name)
+        check_not_lost(steps)
         if steps.perform(ledger_list.create(name, ListKind.LOG, uid, FIRST_SEQ)).uid != uid:
             raise LogExistsError(f"log {name!r} exists in {self._manager.location}; open it, or choose another name")
         return self.log(name, create=False)

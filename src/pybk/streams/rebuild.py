@@ -69,15 +69,20 @@ def rebuild(manager: LedgerManager, name: str, spec: LedgerSpec, first_seq: int 
         first_seq: The first record to keep; those before are given up. None for the first that is there.
 
     Raises:
-        IllegalOperationError: The record is sound.
+        IllegalOperationError: The record is sound, and the log has or had ledgers.
         NoSuchLogError: No ledger names the list.
         CorruptError: Records are missing, or nothing says with which record the log continues.
         UsageError: Ledgers of several lists have this name.
         UnauthorizedError: The password is not that of the ledgers.
     """
     steps = LedgerSteps(manager, name, spec)
-    version = _version_of(manager, name, spec)
-    found = _ledgers_of(manager, name, spec)
+    version, is_sound = _version_of(manager, name, spec)
+    try:
+        found = _ledgers_of(manager, name, spec)
+    except NoSuchLogError:
+        if is_sound:
+            raise _sound(name) from None
+        raise
     ends: dict[int, Highest] = {}
     segments = [segment for each in found if (segment := _segment_of(steps, each, ends)) is not None]
     kept = _continuous(name, segments, first_seq)
@@ -123,17 +128,36 @@ def rebuild(manager: LedgerManager, name: str, spec: LedgerSpec, first_seq: int 
     )
 
 
-def _version_of(manager: LedgerManager, name: str, spec: LedgerSpec) -> int | None:
-    """Return the version of a record that is damaged; None if there is none."""
+def _version_of(manager: LedgerManager, name: str, spec: LedgerSpec) -> tuple[int | None, bool]:
+    """Return the version of the record that is to be replaced, None if there is none, and whether that is sound.
+
+    A sound one is replaced only if the log never had a ledger: it was made when the record of an older one was lost.
+
+    Raises:
+        IllegalOperationError: It is sound, and the log has or had ledgers.
+    """
     found = backend_of(manager).read_record(f"{spec.kind.group}/{name}")
     if found is None:
-        return None
+        return None, False
     with suppress(CorruptError):
         record = ListRecord.decode(found.value, where=f"the record of log {name!r}")
+        if _never_written(record):
+            return found.version, True
         if not record.dropped:
             LedgerSteps(manager, name, spec).all_segments()
-        raise IllegalOperationError(f"log {name!r} has a sound record, so it is not made again; open the log")
-    return found.version
+        raise _sound(name)
+    return found.version, False
+
+
+def _never_written(record: ListRecord) -> bool:
+    """Return whether a list never had a ledger: it was made in place of one whose record was lost, or is new."""
+    return not (
+        record.epoch or record.segments or record.pages or record.checkpoints or record.uploads or record.dropped
+    )
+
+
+def _sound(name: str) -> IllegalOperationError:
+    return IllegalOperationError(f"log {name!r} has a sound record, so it is not made again; open the log")
 
 
 def _ledgers_of(manager: LedgerManager, name: str, spec: LedgerSpec) -> list[Described]:

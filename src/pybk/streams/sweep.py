@@ -1,13 +1,15 @@
-"""Deletes ledgers that processes created for lists and never listed, because they died in between."""
+"""Looks through the ledgers of lists for those that no list names: of processes that died, or of a lost record."""
 
 from __future__ import annotations
 
 import logging
 from collections import defaultdict
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from contextlib import suppress
+from typing import Any, Final, NamedTuple
+from weakref import WeakKeyDictionary
 
-from pybk.errors import CorruptError
+from pybk.errors import CorruptError, NoSuchLedgerError
 from pybk.ledger.ledger_metadata import LedgerMetadata
 from pybk.manager.ledger_manager import LedgerManager, backend_of
 from pybk.streams import ledger_list
@@ -68,6 +70,59 @@ def _described(metadata: LedgerMetadata) -> Described | None:
         return Described(metadata, bytes.fromhex(values["uid"]), values["name"], values["epoch"], None, covers)
 
     return decode_json(blob, make, where=where)
+
+
+_LOST: Final[WeakKeyDictionary[LedgerManager, dict[ListKind, frozenset[str]]]] = WeakKeyDictionary()
+"""The lists whose records were lost, as of the first look of a manager: only what is on disk when a store is opened can
+have lost one."""
+
+
+def check_not_lost(steps: LedgerSteps) -> None:
+    """Raise CorruptError if a list has no record, but ledgers with records, so that its record was lost.
+
+    To create the list anew would hide them. Not in a cluster, whose ledgers may be too many to be looked through; there
+    ``rebuild`` replaces the record of a list that has no ledger yet.
+
+    Cost: One pass over the metadata of a store's ledgers for each manager and kind of list.
+    """
+    manager, name, kind = steps.manager, steps.name, steps.spec.kind
+    if backend_of(manager).is_cluster or steps.read() is not None:
+        return
+    lost = _LOST.setdefault(manager, {})
+    if kind not in lost:
+        lost[kind] = frozenset(_unlisted(manager, steps.spec))
+    if name not in lost[kind]:
+        return
+    ledgers = _unlisted(manager, steps.spec).get(name, [])  # some may have been deleted since
+    if ledgers and steps.read() is None:
+        raise CorruptError(
+            f"{steps.title} has no record, but ledgers with records of it: {', '.join(map(str, ledgers))}"
+            f"{steps.lost_remedy()}; to begin anew without them, delete these ledgers first"
+        )
+
+
+def _unlisted(manager: LedgerManager, spec: LedgerSpec) -> dict[str, list[int]]:
+    """Return the ledgers that have records and are of a list that has no record under any name, by the list's name."""
+    backend = backend_of(manager)
+    found: defaultdict[bytes, list[Described]] = defaultdict(list)
+    for each in described_ledgers(manager, spec.kind):
+        if each.header is None:
+            continue
+        with suppress(NoSuchLedgerError):  # it was deleted meanwhile
+            confirmed = backend.confirmed(each.metadata.ledger_id)
+            if confirmed is not None and confirmed[0] > 0:  # the first entry is the header
+                found[each.uid].append(each)
+    if found:
+        for name in names_of(manager, spec.kind):
+            with suppress(CorruptError):  # a damaged record says itself what makes it again
+                listed = LedgerSteps(manager, name, spec).read()
+                if listed is not None:
+                    found.pop(listed.record.uid, None)
+    lost: defaultdict[str, list[int]] = defaultdict(list)
+    for ledgers in found.values():
+        for each in ledgers:
+            lost[each.name].append(each.metadata.ledger_id)
+    return lost
 
 
 def sweep(manager: LedgerManager, spec: LedgerSpec, prefix: str = "") -> list[int]:
