@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -11,8 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from pybk.admin.cli import main
 from pybk.backup import back_up
+from pybk.errors import CorruptError, PybkError
+from pybk.flags import StorageHint
 from pybk.storage.io.filesystem import open_regular, read_regular
+from tests.remedies import COMMAND
 from tests.storage.real_store import open_quick, python_path
 from tests.waiting import WAIT_S
 
@@ -78,6 +83,36 @@ def test_a_store_with_something_else_in_place_of_a_file_is_refused(name: str, tm
     # All but the watermark can be made again from others if they are regular files and damaged.
     assert found.pop("sparse") in refusals | ({"done"} if name != "watermark" else set()), found
     assert set(found.values()) <= refusals, found
+
+
+@pytest.mark.parametrize("kind", ["fifo", "device", "directory"])
+@pytest.mark.parametrize("name", ["cookie", "hdd/cookie", "catalog-*", "directories"])
+def test_what_lies_in_place_of_a_file_is_named_and_the_store_opens_once_it_is_moved_away(
+    name: str, kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = tmp_path / "store"
+    with open_quick(store) as manager:
+        manager.create_ledger(insecure=True, storage_hints={StorageHint.HDD}).append(b"entry")
+        manager.checkpoint()
+    (path,) = store.glob(name)
+    put(kind, path)
+    says = {"fifo": "a FIFO", "device": "a character device", "directory": "a directory"}[kind]
+    for words in (("store", "verify"), ("ledger", "list")):
+        assert main([*words, str(store)]) != 0
+        assert f"{says}, and not a" in "".join(capsys.readouterr()), words
+    with pytest.raises(PybkError) as raised:
+        open_quick(store)
+    text = str(raised.value)
+    assert f"{path} is {says}, and not a" in text
+    assert "move it away" in text
+    assert "mend the device" not in text
+    path.rename(tmp_path / "away")
+    try:
+        open_quick(store).close()
+    except CorruptError as error:
+        (command,) = COMMAND.findall(str(error))
+        assert main(shlex.split(command)[1:]) == 0, "the next open says what makes the file again"
+        open_quick(store).close()
 
 
 def test_a_store_with_something_else_in_place_of_a_log_file_is_refused(tmp_path: Path) -> None:

@@ -19,13 +19,14 @@ from pybk.errors import (
     StorageRefusedError,
     UsageError,
 )
-from pybk.storage.io.failures import is_full
+from pybk.storage.io.failures import IrregularFileError, is_full
 from pybk.storage.io.filesystem import Lock, OsFileSystem, open_regular, replace_file
 
 UNFINISHED: Final = ".tmp"
 """The end of the names of files that are being put."""
 
 _LOCK: Final = "LOCK"
+_MOVE_AWAY: Final = "move it away and restore the file from another copy of the backup"
 
 
 class Target(Protocol):
@@ -111,7 +112,7 @@ class DirectoryTarget:
         """See ``Target``."""
         path = os.path.join(self._path, name)
         try:
-            with open(open_regular(path), "rb") as file:
+            with open(open_regular(path, remedy=_MOVE_AWAY), "rb") as file:
                 size = os.fstat(file.fileno()).st_size
                 check_size(path, size, bytes_max)
                 return file.read(size)
@@ -179,4 +180,6 @@ def target_error(error: Exception, doing: str) -> StorageError:
         return StorageFullError(
             f"{doing}: {said}; free space there, such as by pybk backup prune, and run the command again"
         )
+    if isinstance(error, IrregularFileError):
+        return StorageFailedError(f"{doing} failed: {error.filename} is {error.strerror}")
     return StorageFailedError(f"{doing} failed: {type(error).__name__}: {said}; run the command again")

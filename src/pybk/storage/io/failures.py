@@ -25,6 +25,10 @@ _NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT)
 _PASSING: Final = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)
 
 
+class IrregularFileError(OSError):
+    """Something that is not a regular file lies in the place of one; ``strerror`` says what it is, and the remedy."""
+
+
 class NotOpenedError(OSError):
     """A directory could not be opened to be synced, so nothing was synced and nothing is in doubt."""
 
@@ -63,6 +67,8 @@ def storage_error(
         return StorageFullError(f"{doing}: {error}; free space on the device or delete ledgers, then try again")
     if is_passing(error):
         return refused(error, doing)
+    if isinstance(error, IrregularFileError):
+        return StorageFailedError(f"{doing} failed: {error.filename} is {error.strerror}")
     return StorageFailedError(f"{doing} failed: {error}; {remedy}")
 
 

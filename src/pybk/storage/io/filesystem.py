@@ -35,7 +35,7 @@ from typing import Any, Final, NamedTuple, Protocol, Self, cast
 
 from pybk.deferral import np
 from pybk.errors import CorruptError, StorageError, StoreLockedError
-from pybk.storage.io.failures import NotOpenedError, is_passing, refused
+from pybk.storage.io.failures import IrregularFileError, NotOpenedError, is_passing, refused
 from pybk.storage.io.permissions import PRIVATE, Access, paths_too_open
 from pybk.storage.io.spare_descriptors import (
     KEPT_FOR_SYNCS,
@@ -45,6 +45,10 @@ from pybk.storage.io.spare_descriptors import (
     open_with_spare,
     release_spares,
     with_spare,
+)
+
+_MOVE_AWAY: Final = (
+    "move it away and restore the file from a backup; without one, the next open makes the file again or says what does"
 )
 
 Buffers = Sequence[bytes | memoryview]
@@ -618,7 +622,8 @@ class OsFileSystem:
     def open(self, path: str, *, writable: bool = False) -> OsFile:
         """See :meth:`FileSystem.open`."""
         flags = os.O_RDWR if writable else os.O_RDONLY
-        return OsFile(with_spare(lambda: open_regular(path, flags), keep=KEPT_FOR_SYNCS), path)
+        opened = with_spare(lambda: open_regular(path, flags, remedy=_MOVE_AWAY), keep=KEPT_FOR_SYNCS)
+        return OsFile(opened, path)
 
     def view(self, path: str) -> memoryview:
         """See :meth:`FileSystem.view`."""
@@ -1028,22 +1033,28 @@ _KINDS: Final = {
 }
 
 
-def open_regular(path: str, flags: int = os.O_RDONLY) -> int:
+def open_regular(path: str, flags: int = os.O_RDONLY, *, remedy: str = "name a regular file") -> int:
     """Open a file that exists; returns its descriptor, which exec does not inherit.
 
+    Args:
+        path: The file.
+        flags: As for ``os.open``.
+        remedy: What to do if it is not a regular file.
+
     Raises:
-        OSError: It cannot be opened; EISDIR and EINVAL: it is a directory, or something else that is no regular file.
+        IrregularFileError: It is a directory (EISDIR), or something else that is not a regular file (EINVAL).
+        OSError: It cannot be opened.
     """
     try:
         descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)  # without effect on a regular file
     except OSError as error:
-        if error.errno == errno.ENXIO:
-            raise _irregular(path, os.stat(path).st_mode) from error
+        if error.errno in (errno.ENXIO, errno.EISDIR):
+            raise _irregular(path, os.stat(path).st_mode, remedy) from error
         raise
     try:
         mode = os.fstat(descriptor).st_mode
         if not stat.S_ISREG(mode):
-            raise _irregular(path, mode)
+            raise _irregular(path, mode, remedy)
     except BaseException:
         os.close(descriptor)
         raise
@@ -1067,8 +1078,8 @@ def read_regular(path: str, bytes_max: int) -> bytes:
         return file.read(size)
 
 
-def _irregular(path: str, mode: int) -> OSError:
+def _irregular(path: str, mode: int, remedy: str) -> IrregularFileError:
     if stat.S_ISDIR(mode):
-        return IsADirectoryError(errno.EISDIR, "a directory, and not a file", path)
+        return IrregularFileError(errno.EISDIR, f"a directory, and not a file; {remedy}", path)
     kind = _KINDS.get(stat.S_IFMT(mode), "no regular file")
-    return OSError(errno.EINVAL, f"{kind}, and not a regular file", path)
+    return IrregularFileError(errno.EINVAL, f"{kind}, and not a regular file; {remedy}", path)
