@@ -124,6 +124,20 @@ def index_device_lost(cluster: Inside) -> None:
     assert rebuild_index(root, accept_loss=True).lost
 
 
+def log_device_lost(cluster: Inside) -> None:
+    """Lose the device of the log after a start that no checkpoint has, and do what the error of the start says."""
+    with offline(cluster) as replicas:
+        replicas.store.scheduler.checkpoint()
+    cluster.open_bookie(0).close()
+    root = cluster.directory / "bookie-0"
+    shutil.rmtree(root / "nvme")
+    with pytest.raises(CookieError, match=rf"make an empty directory there, and run `pybk store rebuild-index {root}`"):
+        cluster.open_bookie(0)
+    (root / "nvme").mkdir(0o700)
+    assert not rebuild_index(root).made
+    assert rebuild_index(root, accept_loss=True).made
+
+
 def ask(service: BookieServer, request: Request) -> Reply | ReadReply:
     (effect,) = BookieMachine(service.replicas).receive("sender", request, None, 0)
     assert isinstance(effect, Respond)
@@ -154,6 +168,7 @@ def entries(service: BookieServer, ledger_id: int, count: int) -> dict[int, byte
         pytest.param(cold_files_lost, marks=pytest.mark.long),
         pytest.param(watermark_lost, marks=pytest.mark.long),
         index_device_lost,
+        log_device_lost,
     ],
 )
 def test_a_bookie_that_lost_something_durable_gets_it_back(

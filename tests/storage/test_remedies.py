@@ -5,6 +5,7 @@ After that the store opens, and everything is there that was not damaged.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import re
@@ -28,9 +29,11 @@ from pybk.storage.io.lmdb_environment import LmdbEnvironment, WriteTransaction
 from pybk.storage.repair.verify import verify_store
 from tests.internals import store_of
 from tests.remedies import COMMAND, remedies
+from tests.sampling import every
 from tests.sealing import open_at
 from tests.storage.repair.test_rebuild import (
     Contents,
+    check_known_or_lost,
     cut_to,
     files_of,
     fill,
@@ -54,6 +57,7 @@ class Damage(NamedTuple):
         first: What else the errors say, to be done before the commands.
         restored: Files that are restored from a backup, as the errors say.
         later: Damages the store, too, but while it is open for reading.
+        cut: Whether commits are lost, so that ledgers may have entries that are not known.
     """
 
     harm: Callable[[Path], object]
@@ -62,6 +66,7 @@ class Damage(NamedTuple):
     first: Callable[[Path], object] = lambda path: None
     restored: tuple[str, ...] = ()
     later: Callable[[Path], object] = lambda path: None
+    cut: bool = False
 
 
 def change_rows(change: Callable[[WriteTransaction], object]) -> Callable[[Path], None]:
@@ -228,7 +233,17 @@ DAMAGE: dict[str, Damage] = {
     "lost commit": Damage(
         lambda path: flip(tail_log(path), 4096 + 10),
         ("storage/log/recovery.py:_REMEDY", "storage/readonly.py:ReadOnlyStore.catch_up"),
-        restored=("nvme",),
+        cut=True,
+    ),
+    "lost tier with commits": Damage(
+        lambda path: shutil.rmtree(path / "nvme"),
+        ("storage/directories.py:store_directories",),
+        first=lambda path: (path / "nvme").mkdir(),
+        cut=True,
+    ),
+    "lost cookie": Damage(lambda path: (path / "cookie").unlink(), ("storage/directories.py:lost_cookie",)),
+    "lost list of directories": Damage(
+        lambda path: (path / "directories").unlink(), ("storage/volumes.py:_how_to_list",)
     ),
 }
 
@@ -310,7 +325,10 @@ def test_a_remedy_that_an_error_names_mends_the_store(
         run(text, path, capsys)
     for part in damage.restored:
         shutil.copytree(source / part, path / part, dirs_exist_ok=True)
-    check_contents(path, given, damage.lost)
+    if damage.cut:
+        check_known_or_lost(path, given)
+    else:
+        check_contents(path, given, damage.lost)
 
 
 def test_a_warning_of_others_that_may_read_a_store_names_what_ends_that(
@@ -337,6 +355,114 @@ def test_an_error_of_a_store_of_an_older_level_names_what_raises_it(
     with open_store(tmp_path) as manager:
         store = store_of(manager)
         store.named.compare_and_set("name", None, b"value", level=store.feature_level)
+
+
+# ---- several losses at once --------------------------------------------------------------------------------------
+
+
+def lose(*names: str) -> Callable[[Path], None]:
+    """Return a harm that loses files or directories, those that match patterns below the store's directory."""
+
+    def harm(path: Path) -> None:
+        for name in names:
+            for found in sorted(path.glob(name)):
+                if found.is_dir():
+                    shutil.rmtree(found)
+                else:
+                    found.unlink()
+
+    return harm
+
+
+def lose_the_last_log_file(path: Path) -> None:
+    for file in files_of(path, "log")[-1:]:
+        file.unlink()
+
+
+MADE_AGAIN: dict[str, Callable[[Path], None]] = {
+    "index": lose("ssd/index"),
+    "catalog": lose("catalog-*"),
+    "watermark": lose("watermark"),
+    "cookie": lose("cookie"),
+    "cookie of the NVMe tier": lose("nvme/cookie"),
+    "cookie of the SSD tier": lose("ssd/cookie"),
+    "cookie of the HDD tier": lose("hdd/cookie"),
+    "list of directories": lose("directories"),
+}
+"""Parts that are made again from others."""
+
+ENTRIES_LOST: dict[str, Callable[[Path], None]] = {
+    "NVMe tier": lose("nvme"),
+    "SSD tier": lose("ssd"),
+    "HDD tier": lose("hdd"),
+    "log files": lose("nvme/*.log"),
+    "last log file": lose_the_last_log_file,
+    "cold segments": lose("*/*.cold"),
+    "records of the SSD tier": lose("ssd/entries"),
+}
+LOSSES = MADE_AGAIN | ENTRIES_LOST
+COMBINATIONS = [
+    names
+    for count in (1, 2, 3)
+    for names in itertools.combinations(LOSSES, count)
+    if not {"watermark", "last log file"} <= {*names}
+]
+"""Without the watermark nothing says that commits are missing at the end of the log, so that these are left out."""
+
+TRIED = [names for number, names in enumerate(COMBINATIONS) if len(names) == 1 or number % every(13) == 0]
+
+
+def mend(path: Path, capsys: pytest.CaptureFixture[str]) -> str | None:
+    """Run what the errors of opens name, as it is printed, until the store opens.
+
+    Returns:
+        None; or the last text, if it names no command.
+    """
+    text = ""
+    for _ in range(2 * len(LOSSES)):
+        if not text:
+            try:
+                open_store(path).close()
+            except PybkError as error:
+                text = str(error)
+            else:
+                return None
+        commands = COMMAND.findall(text)
+        if not commands:
+            return text
+        words = shlex.split(commands[-1])[1:]
+        if "make an empty directory there" in text:
+            for missing in [text.split(" is not there")[0], *(word.partition("=")[2] for word in words if "=" in word)]:
+                if missing.startswith(str(path)) and " " not in missing:
+                    Path(missing).mkdir(exist_ok=True)
+        words += [] if str(path) in words else [str(path)]
+        capsys.readouterr()
+        status = main(words)
+        out, err = capsys.readouterr()
+        if status and "give --accept-loss" in out:
+            assert "--accept-loss" in text, (text, out)
+            assert main([*words, "--accept-loss"]) == 0, capsys.readouterr()
+        text = err.removeprefix("pybk: ") if status and "give --accept-loss" not in out else ""
+    raise AssertionError(f"the remedies lead in a circle: {text}")
+
+
+@pytest.mark.parametrize("names", TRIED, ids=" and ".join)
+def test_what_errors_name_opens_a_store_that_lost_several_parts(
+    names: tuple[str, ...], sound: tuple[Path, Contents], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, given = sound
+    path = Path(shutil.copytree(source, tmp_path / "store"))
+    for name in names:
+        LOSSES[name](path)
+    left = mend(path, capsys)
+    if "catalog" in names and {"index", "SSD tier"} & {*names}:
+        assert left is not None, "nothing else says which ledgers there are"
+        assert re.search(r"restore (it|the \w+) from a backup", left)
+        return
+    assert left is None
+    whole = frozenset(given) if MADE_AGAIN.keys() >= {*names} else frozenset()
+    check_known_or_lost(path, given, whole)
+    assert not any("run `" in problem.message for problem in verify_store(str(path), password=b"p").problems)
 
 
 COVERED = frozenset({PERMISSIONS, LEVEL, *(where for damage in DAMAGE.values() for where in damage.named)})

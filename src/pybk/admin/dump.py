@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from pybk.errors import CookieError, PybkError, UnsupportedFormatError
-from pybk.storage.directories import main_cookie, store_directories
+from pybk.storage.directories import find_cookie, lost_cookie, store_directories
 from pybk.storage.format.catalog import newest_catalog
+from pybk.storage.format.cookie import COOKIE_NAME
 from pybk.storage.format.index_rows import FileRow
 from pybk.storage.format.log_file import BLOCK_BYTES, RECORD_HEADER_BYTES, decode_file_header
 from pybk.storage.format.watermark import Watermark
@@ -38,12 +39,14 @@ def dump_store(path: str, *, contents: bool = True) -> Iterator[DumpRow]:
     """
     fs = OsFileSystem()
     root = os.path.abspath(path)
-    cookie = main_cookie(fs, root)
+    cookie = find_cookie(fs, root, None)
     if cookie is None:
         raise CookieError(f"there is no store at {root}; name the directory that LedgerManager.open was given")
     volumes = Volumes(fs, root, store_directories(fs, root, cookie, None))
     durable = _durable_lsn(fs, root, cookie.store_id)
     yield {"what": "store", "path": root, "store": cookie.store_id.hex(), "durable_lsn": durable}
+    if not fs.exists(os.path.join(root, COOKIE_NAME)):
+        yield {"what": "problem", "message": lost_cookie(root)}
     for directory in volumes.directories:
         yield {"what": "directory", "tier": directory.tier.value, "number": directory.number, "path": directory.path}
     environments: list[FileRow] = []  # they do not carry their ids

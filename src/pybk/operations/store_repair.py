@@ -72,8 +72,10 @@ def rebuild_index(
 
     Args:
         path: The store's directory.
-        accept_loss: Rebuild the index even if entries are missing; reading those raises CorruptError afterwards,
-            and a bookie copies them back from its peers.
+        accept_loss: Rebuild the index even if entries, or commits of the log, are missing. Reading missing entries
+            raises CorruptError afterwards, and a bookie copies them back from its peers. If commits are missing, each
+            ledger of an embedded store that may have had more entries gets one missing entry at its end. Ids of ledgers
+            that may have been created in these commits raise CorruptError, and are not used again.
         tiers: Directories of tiers that lie elsewhere than the store remembers, as for ``LedgerManager.open``.
         progress: Called with the bytes read so far and the bytes to read in all, in the calling thread.
 
@@ -83,8 +85,8 @@ def rebuild_index(
     Raises:
         StoreLockedError: A process has the store open.
         CookieError: There is no store at the path, or a directory belongs to another store.
-        CorruptError: The catalog or the end of the log is damaged, so that it is unknown what the index should hold;
-            nothing was changed. Damaged entries alone are among the ``problems``, and the store opens with them.
+        CorruptError: The catalog is damaged, so that it is unknown what the index should hold; nothing was changed.
+            Damage of the log is among the ``problems``.
         StorageFullError: There is not enough space for the new index; nothing was changed.
 
     Durability: On return the new index is durable. After a crash the store has its old index, the new one, or none;

@@ -47,7 +47,7 @@ OpenEnvironment = Callable[[str], Environment]
 
 
 ACCEPTED_LOSS: Final = "accepted-loss"
-"""An empty file that ``note_accepted_loss`` makes."""
+"""A file that ``note_accepted_loss`` makes."""
 
 _PLANNED: Final = "cookie.planned"
 
@@ -96,7 +96,8 @@ def find_cookie(fs: FileSystem, root: str, tiers: Mapping[StorageHint, str | Seq
     catalogs, which repeat it above level BASE. Its level is the highest that any of them names.
 
     Raises:
-        CookieError: ``root`` is a tier's directory, or the parts name different stores.
+        CookieError: ``root`` is a tier's directory, the parts name different stores, or the cookie is missing, and
+            nothing repeats it.
         CorruptError: The cookie is damaged, and nothing repeats it.
     """
     damage: CorruptError | None = None
@@ -118,9 +119,10 @@ def find_cookie(fs: FileSystem, root: str, tiers: Mapping[StorageHint, str | Seq
             "directories in their places, or restore the cookie from a backup"
         )
     if not others:
-        if damage is not None:
-            raise damage
-        return None
+        raise damage or CookieError(
+            f"{os.path.join(root, COOKIE_NAME)} is missing, but {_trace_of(fs, root)} is there, so it is the directory "
+            "of a store; neither its tiers nor a catalog repeat the cookie: restore it from a backup"
+        )
     logger.warning(
         "%s %s; it is made again from what the tiers and the catalog repeat of it",
         os.path.join(root, COOKIE_NAME),
@@ -130,9 +132,24 @@ def find_cookie(fs: FileSystem, root: str, tiers: Mapping[StorageHint, str | Seq
     return replace(others[0], instance=secrets.token_bytes(16), tier=MAIN, directory=0, level=level)
 
 
+def lost_cookie(root: str) -> str:
+    """Return what is wrong with a store without a cookie of its own, which ``find_cookie`` found elsewhere."""
+    return (
+        f"{os.path.join(root, COOKIE_NAME)} is missing; run `pybk store rebuild-index {root}`, which makes it again "
+        "from what the tiers and the catalog repeat of it"
+    )
+
+
 def _lost_its_cookie(fs: FileSystem, root: str) -> bool:
     """Return whether a directory without a cookie is a store, and not a directory for a new one."""
-    return fs.exists(root) and not fs.exists(os.path.join(root, _PLANNED)) and bool(catalog_ids(fs, root))
+    return fs.exists(root) and not fs.exists(os.path.join(root, _PLANNED)) and _trace_of(fs, root) is not None
+
+
+def _trace_of(fs: FileSystem, root: str) -> str | None:
+    """Return a file that only a store has in its directory; None if there is none."""
+    catalogs = [catalog_path(root, file_id) for file_id in catalog_ids(fs, root)]
+    others = (os.path.join(root, name) for name in ("watermark", "directories"))
+    return next((path for path in (*catalogs, *others) if fs.exists(path)), None)
 
 
 def _repeated_cookies(
@@ -200,12 +217,17 @@ def store_directories(
         if found is None:
             raise CookieError(
                 f"{directory.path} is not there or has no cookie, but store {root} keeps its {directory.tier} tier "
-                "there; mount the device, or name where it is now: LedgerManager.open(path, tiers={...}); if it is "
+                f"there; mount the device, or name where it is now: {_named_elsewhere(root, directory)}; if it is "
                 f"lost, make an empty directory there, and run `pybk store rebuild-index {root}`, with --accept-loss "
                 "to continue without the entries that it lists as missing"
             )
         check_cookie(found, replace(expected, instance=found.instance), directory.path)
     return directories
+
+
+def _named_elsewhere(root: str, directory: Directory) -> str:
+    """Return the call that names another directory of a tier, as text."""
+    return f"LedgerManager.open({root!r}, tiers={{StorageHint.{directory.tier.name}: DIRECTORY}})"
 
 
 def check_doubtful(
@@ -221,12 +243,13 @@ def check_doubtful(
     """
     for directory in doubtful:
         mine = [row for row in files.values() if (row.tier, row.directory) == (directory.tier.value, directory.number)]
-        if not any(volumes.exists(row) for row in mine) and not _has_log_file(volumes, directory, store_id):
+        if not any(volumes.exists(row) for row in mine) and not has_log_file(volumes, directory, store_id):
             raise CookieError(
                 f"{directory.path} is not there or has no cookie, but store {volumes.root} keeps its {directory.tier} "
-                "tier there; mount the device, or name where it is now: LedgerManager.open(path, tiers={...}); if this "
-                f"is the directory, and it is empty, run `pybk store rebuild-index {volumes.root}`, which makes its "
-                "cookie again, with --accept-loss to continue without the entries that it lists as missing"
+                "tier there; mount the device, or name where it is now: "
+                f"{_named_elsewhere(volumes.root, directory)}; if this is the directory, and it is empty, run "
+                f"`pybk store rebuild-index {volumes.root}`, which makes its cookie again, with --accept-loss to "
+                "continue without the entries that it lists as missing"
             )
         logger.warning(
             "the cookie of %s is lost or damaged; it is made again, because the files that belong there are there",
@@ -234,7 +257,7 @@ def check_doubtful(
         )
 
 
-def _has_log_file(volumes: Volumes, directory: Directory, store_id: bytes) -> bool:
+def has_log_file(volumes: Volumes, directory: Directory, store_id: bytes) -> bool:
     """Return whether a directory of the NVMe tier has a log file whose header names the store."""
     if directory.tier is not StorageHint.NVME:
         return False
@@ -323,7 +346,8 @@ def check_index_present(fs: FileSystem, path: str, root: str) -> None:
     if not environment_is_there(fs, path):
         raise CorruptError(
             f"{path} is missing or empty, the index of {root}; mount its device, or, if that is lost, run "
-            f"`pybk store rebuild-index {root}` to make it again from the files",
+            f"`pybk store rebuild-index {root}` to make it again from the files, with --accept-loss to continue "
+            "without the entries that it lists as missing",
             path=path,
         )
 
@@ -373,12 +397,43 @@ def note_lost_environments(volumes: Volumes) -> None:
             replace_file(volumes.fs, volumes.path_of(row) + LOST_SUFFIX, b"")
 
 
-def note_accepted_loss(fs: FileSystem, root: str) -> None:
+def note_accepted_loss(fs: FileSystem, root: str, ledger_ids: Iterable[range] = ()) -> None:
     """Note, durably, that a rebuild may have made an index without entries that the store had acknowledged.
 
     A bookie has to know it, because such an index alone opens as if nothing were missing.
+
+    Args:
+        fs: The file system.
+        root: The store's directory.
+        ledger_ids: The ids of ledgers that may have existed and are lost; added to those that were noted before.
     """
-    replace_file(fs, os.path.join(root, ACCEPTED_LOSS), b"")
+    noted = dict.fromkeys((*_lost_ids(fs, root), *ledger_ids))
+    replace_file(fs, os.path.join(root, ACCEPTED_LOSS), "".join(f"{ids.start} {ids.stop}\n" for ids in noted).encode())
+
+
+def may_be_lost(fs: FileSystem, root: str, ledger_id: int) -> bool:
+    """Return whether a ledger that a store does not have may have been created in commits whose loss was accepted."""
+    return any(ledger_id in ids for ids in _lost_ids(fs, root))
+
+
+def _lost_ids(fs: FileSystem, root: str) -> list[range]:
+    """Return the ids that ``note_accepted_loss`` noted; none if it was never called, or by an older pybk.
+
+    Raises:
+        CorruptError: The file is damaged.
+    """
+    path = os.path.join(root, ACCEPTED_LOSS)
+    if not fs.exists(path):
+        return []
+    file = fs.open(path)
+    try:
+        lines = file.read(0, file.size).decode("ascii", "replace").splitlines()
+    finally:
+        file.close()
+    try:
+        return [range(*map(int, line.split())) for line in lines]
+    except (TypeError, ValueError) as error:
+        raise CorruptError(f"{path} is damaged: {error}; restore it from a backup", path=path) from error
 
 
 def check_present(volumes: Volumes) -> None:

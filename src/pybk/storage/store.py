@@ -1139,7 +1139,7 @@ def _make_index_again(opener: PartsOpener, error: OlderIndexError) -> None:
     if not found.made:
         raise CorruptError(
             f"the index of {root} is older than its catalog, and making it again would lose "
-            f"{sum(one.last_entry_id + 1 - one.first_entry_id for one in found.lost)} entries "
+            f"{sum(one.last_entry_id + 1 - one.first_entry_id for one in found.lost)} entries or more "
             f"({'; '.join(found.problems) or 'files are missing or older'}); nothing was changed: put the newer files "
             f"back, or run `pybk store rebuild-index {root} --accept-loss`"
         ) from error

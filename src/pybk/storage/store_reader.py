@@ -19,6 +19,7 @@ from pybk.ledger.ledger_metadata import LedgerMetadata
 from pybk.metrics import Metrics
 from pybk.storage.batches import SPAN_FACTOR, entry_span, locate_entries, make_batch, take_locations
 from pybk.storage.descriptor import LedgerDescriptor, Page
+from pybk.storage.directories import may_be_lost
 from pybk.storage.format.index_rows import NamedRow
 from pybk.storage.format.log_file import (
     RECORD_HEADER_BYTES,
@@ -175,9 +176,16 @@ class StoreReader:
 
         Raises:
             NoSuchLedgerError: It never existed or was deleted.
+            CorruptError: It may have been created in commits of the log that are lost.
         """
         with self.lock:
             descriptor = self._find(ledger_id)
+        if descriptor is None and may_be_lost(self.fs, self.volumes.root, ledger_id):
+            raise CorruptError(
+                f"it is unknown whether ledger {ledger_id} was in {self.volumes.root}: commits of the log that "
+                "may have created it are lost, and a rebuild of the index accepted that; restore the store from a "
+                "backup"
+            )
         if descriptor is None or descriptor.deleted or not descriptor.created:
             raise NoSuchLedgerError(
                 f"ledger {ledger_id} does not exist in {self.volumes.root}: never created, or deleted"

@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shlex
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -15,8 +16,9 @@ from typing import Final, NamedTuple
 
 from xxhash import xxh3_64_hexdigest
 
-from pybk.errors import CookieError, CorruptError, StorageError, UnsupportedFormatError, UsageError
+from pybk.errors import CookieError, CorruptError, PybkError, StorageError, UnsupportedFormatError, UsageError
 from pybk.flags import StorageHint
+from pybk.storage.format.cookie import read_cookie
 from pybk.storage.format.index_rows import FileRow
 from pybk.storage.format.log_file import RESERVED_FILE_BYTES
 from pybk.storage.io.failures import is_passing, refused
@@ -108,7 +110,7 @@ def load_directories(fs: FileSystem, root: str) -> list[Directory]:
     """
     path = os.path.join(root, "directories")
     if not fs.exists(path):
-        raise CorruptError(f"{path} is missing; name the directories once: LedgerManager.open({root!r}, tiers={{...}})")
+        raise CorruptError(f"{path} is missing; {_how_to_list(fs, root)}", path=path)
     file = fs.open(path)
     try:
         data = file.read(0, min(file.size, 1 << 20))
@@ -116,7 +118,7 @@ def load_directories(fs: FileSystem, root: str) -> list[Directory]:
         file.close()
     body, _, checksum = data.decode("utf-8", "replace").partition("\n")
     if checksum != xxh3_64_hexdigest(body.encode()) + "\n":
-        raise CorruptError(f"{path} is damaged; name the directories once: LedgerManager.open({root!r}, tiers={{...}})")
+        raise CorruptError(f"{path} is damaged; {_how_to_list(fs, root)}", path=path)
     content = json.loads(body)
     if content["format"] != _DIRECTORIES_FORMAT:
         raise UnsupportedFormatError(f"{path} has format {content['format']}; this pybk reads {_DIRECTORIES_FORMAT}")
@@ -124,6 +126,33 @@ def load_directories(fs: FileSystem, root: str) -> list[Directory]:
         Directory(StorageHint(tier), number, os.path.normpath(os.path.join(root, where)))
         for tier, number, where in content["directories"]
     ]
+
+
+def _how_to_list(fs: FileSystem, root: str) -> str:
+    """Return the command that lists a store's tier directories again: those that lie in the store's own directory."""
+    found: dict[StorageHint, list[tuple[int, str]]] = {tier: [] for tier in StorageHint}
+    for name in fs.list_directory(root):
+        path = os.path.join(root, name)
+        with suppress(PybkError, OSError):
+            cookie = read_cookie(fs, path)
+            if cookie is not None and cookie.tier in found:
+                found[StorageHint(cookie.tier)].append((cookie.directory, path))
+    paths = {tier: [path for _, path in sorted(found[tier])] or [os.path.join(root, tier.value)] for tier in found}
+    named = [f"{tier.value}={path}" for tier in paths for path in paths[tier]]
+    options = " ".join(shlex.join(("--tier-directory", each)) for each in named)
+    unknown = [tier.value for tier in found if not found[tier]]
+    remark = (
+        ""
+        if not unknown
+        else (
+            f"; {root} has no directory of the tiers {', '.join(unknown)}: name them where they are, or make an empty "
+            "directory there for one that is lost"
+        )
+    )
+    return (
+        f"run `pybk store rebuild-index {shlex.quote(root)} {options}`, which makes it again, with --accept-loss to "
+        f"continue without the entries that it lists as missing{remark}"
+    )
 
 
 def _relative(root: str, path: str) -> str:

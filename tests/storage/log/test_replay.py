@@ -306,7 +306,9 @@ def test_nothing_at_all() -> None:
     ids=["first file", "next file", "a file that was never begun", "going back", "a header damaged"],
 )
 def test_missing_commits_are_refused(files: list[tuple[int, bytes]]) -> None:
-    with pytest.raises(CorruptError, match=r"but log-\d begins with LSN \d.*restore .* or run `pybk store verify`"):
+    with pytest.raises(
+        CorruptError, match=r"but log-\d begins with LSN \d.*restore .* or run `pybk store rebuild-index`"
+    ):
         run(files)
 
 

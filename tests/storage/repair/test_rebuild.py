@@ -16,8 +16,10 @@ from pybk.config import StoreConfig
 from pybk.errors import CookieError, CorruptError, DigestMismatchError, PybkError, StoreLockedError, UnauthorizedError
 from pybk.flags import StorageHint
 from pybk.ledger.digest import DigestType
+from pybk.ledger.ledger_metadata import LedgerMetadata
 from pybk.manager.ledger_manager import LedgerManager
 from pybk.manager.ledger_reader import LedgerReader
+from pybk.storage.format.extent import EXTENT_KEY, Extent
 from pybk.storage.format.index_rows import entries_key
 from pybk.storage.format.log_file import location_dtype
 from pybk.storage.io.filesystem import OsFileSystem
@@ -25,7 +27,7 @@ from pybk.storage.io.lmdb_environment import LmdbEnvironment
 from pybk.storage.repair.rebuild import LostEntries, rebuild_index
 from pybk.storage.repair.tiling import tile
 from pybk.storage.repair.verify import verify_store
-from tests.internals import store_view_of
+from tests.internals import store_of, store_view_of
 
 CONFIG = StoreConfig(
     background=False,
@@ -385,16 +387,149 @@ def test_a_lost_watermark_is_made_again(tmp_path: Path) -> None:
     assert contents(tmp_path) == given
 
 
-def test_a_log_that_does_not_follow_the_catalog_is_refused(tmp_path: Path) -> None:
-    fill(tmp_path)
-    with open_store(tmp_path, read_only=True) as manager:
+# ---- commits of the log that are lost -----------------------------------------------------------------------------
+
+
+def tail_logs(path: Path) -> list[Path]:
+    """Return the log files that no checkpoint has covered yet."""
+    with open_store(path, read_only=True) as manager:
         mark = store_view_of(manager).index.mark()
     assert mark is not None
-    tail = [file for file in files_of(tmp_path, "log") if int(file.stem, 16) >= mark.first_log_file_id]
-    for file in tail:
+    return [file for file in files_of(path, "log") if int(file.stem, 16) >= mark.first_log_file_id]
+
+
+def lose_the_tail(path: Path) -> None:
+    for file in tail_logs(path):
         file.unlink()
-    with pytest.raises(CorruptError, match="durable"):
-        rebuild_index(str(tmp_path))
+
+
+def lose_the_nvme_tier(path: Path) -> None:
+    shutil.rmtree(path / "nvme")
+    (path / "nvme").mkdir()
+
+
+def check_known_or_lost(path: Path, given: Contents, whole: frozenset[int] = frozenset()) -> None:
+    """Check that each entry that was acknowledged can be read or is lost, and that no ledger ends before its end.
+
+    Args:
+        path: The store.
+        given: What was acknowledged; ledgers that are not there must be unknown, and not absent.
+        whole: Ledgers that have lost nothing.
+    """
+    for read_only in (False, True):
+        with open_store(path, read_only=read_only) as manager:
+            there = set(manager.list_ledgers())
+            assert whole <= there
+            for ledger_id, payloads in given.items():
+                if ledger_id not in there:
+                    with pytest.raises(CorruptError, match=f"unknown whether ledger {ledger_id} was"):
+                        manager.open_ledger(ledger_id, password=b"p", recover=False)
+                    continue
+                reader = open_ledger(manager, ledger_id)
+                end = reader.last_add_confirmed
+                found: list[bytes | None] = [payload_or_lost(reader, entry_id) for entry_id in range(end + 1)]
+                if ledger_id in whole:
+                    assert found == payloads
+                elif found != payloads:
+                    assert None in found, "a reader must meet the loss before the end of the ledger"
+                    assert all(known in (None, payload) for known, payload in zip(found, payloads, strict=False))
+
+
+def payload_or_lost(reader: LedgerReader, entry_id: int) -> bytes | None:
+    """Return an entry, None if it is lost."""
+    try:
+        return next(iter(reader.read(entry_id, entry_id))).payload
+    except CorruptError:
+        return None
+
+
+@pytest.mark.parametrize("lose", [lose_the_tail, lose_the_nvme_tier])
+def test_a_log_whose_commits_are_lost_is_refused_and_left_out_when_that_is_accepted(
+    tmp_path: Path, lose: Callable[[Path], None]
+) -> None:
+    given = fill(tmp_path)
+    with open_store(tmp_path) as manager:
+        with manager.create_ledger(password=b"p") as writer:
+            writer.append(b"after the checkpoint")
+        given[writer.ledger_id] = [b"after the checkpoint"]
+        lsn = store_of(manager).log.durable_lsn
+    lose(tmp_path)
+    before = dump_index(tmp_path)
+    refused = rebuild_index(str(tmp_path))
+    assert (refused.made, dump_index(tmp_path)) == (False, before)
+    assert any("commits up to LSN" in problem for problem in refused.problems)
+    assert any("may have had more entries" in problem for problem in refused.problems)
+
+    accepted = rebuild_index(str(tmp_path), accept_loss=True)
+    assert accepted.made
+    assert accepted.lost == refused.lost
+    # Ledger 2 was closed before the checkpoint, and lies in another tier: its end is known, and so are its entries.
+    check_known_or_lost(tmp_path, given, whole=frozenset({2}))
+    with open_store(tmp_path) as manager:
+        with manager.create_ledger(insecure=True) as writer:
+            writer.append(b"new")
+        assert writer.ledger_id > max(given), "an id that may have been used is not used again"
+        assert store_of(manager).log.durable_lsn > lsn, "nor is an LSN, because versions of named records are LSNs"
+        manager.checkpoint()
+    check_known_or_lost(tmp_path, given, whole=frozenset({2}))
+    assert rebuild_index(str(tmp_path)).lost == (), "what was accepted as lost is not asked for again"
+
+
+def test_what_comes_after_lost_commits_is_kept(tmp_path: Path) -> None:
+    config = replace(CONFIG, log_file_bytes=1 << 20, unchecked_tail_bytes=64 << 20)
+    with LedgerManager.open(tmp_path, config=config) as manager:
+        writer = manager.create_ledger(password=b"p", digest_type=DigestType.CRC32C)
+        idle = manager.create_ledger(password=b"p", digest_type=DigestType.CRC32C)
+        idle.append(b"idle")
+        for number in range(40):
+            writer.append(bytes([number]) * 100_000)
+        closed = manager.create_ledger(password=b"p", digest_type=DigestType.CRC32C)
+        closed.append(b"closed")
+        closed.close()
+    _, lost, *kept = tail_logs(tmp_path)
+    assert kept
+    lost.unlink()
+    found = rebuild_index(str(tmp_path), accept_loss=True)
+    (gap, *others) = found.lost
+    assert (gap.ledger_id, [each.ledger_id for each in others]) == (writer.ledger_id, [idle.ledger_id])
+    assert 0 < gap.first_entry_id <= gap.last_entry_id < 39, "entries before the gap and after it are kept"
+    given = {
+        writer.ledger_id: [bytes([number]) * 100_000 for number in range(40)],
+        idle.ledger_id: [b"idle"],
+        closed.ledger_id: [b"closed"],
+    }
+    check_known_or_lost(tmp_path, given, whole=frozenset({closed.ledger_id}))
+    with open_store(tmp_path) as manager:
+        reader = open_ledger(manager, writer.ledger_id)
+        assert reader.last_add_confirmed == 39, "its end is known, because the last commits are there"
+        known = [payload_or_lost(reader, entry_id) for entry_id in range(40)]
+        gone = range(gap.first_entry_id, gap.last_entry_id + 1)
+        assert [entry_id for entry_id in range(40) if known[entry_id] is None] == list(gone)
+
+
+def test_ledgers_of_a_bookie_get_no_entry_that_their_peers_may_not_have(tmp_path: Path) -> None:
+    extent = Extent(7, 0, 1, 0).encode()
+    with open_store(tmp_path) as manager:
+        store = store_of(manager)
+        part = LedgerMetadata(
+            ledger_id=store.new_ledger_id(),
+            digest_type=DigestType.NONE,
+            creation_time_ns=0,
+            creation_sequence=store.new_creation_sequence(),
+            custom_metadata={EXTENT_KEY: extent},
+            tier=StorageHint.NVME,
+            key_salt=b"",
+            verifier=b"",
+        )
+        store.create(part)
+        manager.checkpoint()
+        manager.create_ledger(insecure=True)
+    lose_the_tail(tmp_path)
+    found = rebuild_index(str(tmp_path), accept_loss=True)
+    assert (found.made, found.lost) == (True, ())
+    with open_store(tmp_path) as manager:
+        assert store_of(manager).accepted_loss, "it puts all its ledgers in limbo"
+        assert store_of(manager).descriptor(part.ledger_id).last_durable == -1
 
 
 def flip_a_byte(file: Path, offset: int) -> None:
@@ -403,18 +538,34 @@ def flip_a_byte(file: Path, offset: int) -> None:
     file.write_bytes(data)
 
 
-def test_a_damaged_control_record_of_the_log_is_refused_because_the_store_would_not_open(tmp_path: Path) -> None:
-    with open_store(tmp_path) as manager, manager.create_ledger(ledger_type="marker", password=b"p") as writer:
-        writer.append(b"payload")
+def test_a_damaged_control_record_of_the_log_is_refused_and_left_out_when_that_is_accepted(tmp_path: Path) -> None:
+    with open_store(tmp_path) as manager:
+        with manager.create_ledger(password=b"p") as sound:
+            sound.append(b"sound")
+        with manager.create_ledger(ledger_type="marker", password=b"p") as writer:
+            writer.append(b"payload")
     (log,) = files_of(tmp_path, "log")
     flip_a_byte(log, log.read_bytes().index(b"marker"))
     before = dump_index(tmp_path)
-    with pytest.raises(CorruptError, match="control record of ledger 0") as refused:
-        rebuild_index(str(tmp_path), accept_loss=True)
-    assert dump_index(tmp_path) == before
     with pytest.raises(CorruptError) as opened:
         open_store(tmp_path)
-    assert str(refused.value) == str(opened.value)
+    refused = rebuild_index(str(tmp_path))
+    assert (refused.made, dump_index(tmp_path)) == (False, before)
+    assert str(opened.value) in refused.problems
+    assert rebuild_index(str(tmp_path), accept_loss=True).made
+    check_known_or_lost(
+        tmp_path, {sound.ledger_id: [b"sound"], writer.ledger_id: [b"payload"]}, whole=frozenset({sound.ledger_id})
+    )
+
+
+def test_a_lost_tier_whose_commits_no_watermark_counts_is_not_taken_for_an_empty_one(tmp_path: Path) -> None:
+    with open_store(tmp_path) as manager, manager.create_ledger(password=b"p") as writer:
+        writer.append(b"payload")
+    lose_the_nvme_tier(tmp_path)
+    (tmp_path / "watermark").unlink()
+    assert not rebuild_index(str(tmp_path)).made
+    assert rebuild_index(str(tmp_path), accept_loss=True).made
+    check_known_or_lost(tmp_path, {writer.ledger_id: [b"payload"]})
 
 
 def test_damaged_entries_of_the_log_are_reported_and_the_store_opens(tmp_path: Path) -> None:
@@ -465,9 +616,10 @@ class _Stopping(OsFileSystem):
         super().unlink(path)
 
 
-def test_a_rebuild_that_was_stopped_anywhere_can_be_done_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize("lose", [lose_an_ssd_record, lose_the_nvme_tier])
+def test_a_rebuild_that_was_stopped_anywhere_can_be_done_again(tmp_path: Path, lose: Callable[[Path], None]) -> None:
     given = fill(tmp_path / "made")
-    lose_an_ssd_record(tmp_path / "made")
+    lose(tmp_path / "made")
     for stop_at in range(20):
         path = tmp_path / f"stopped-{stop_at}"
         shutil.copytree(tmp_path / "made", path)

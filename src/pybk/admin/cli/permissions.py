@@ -101,13 +101,13 @@ def _znodes(parsed: argparse.Namespace) -> int:
 @contextmanager
 def _closed_store(root: str, lock: str, access: Access, *, locked: bool) -> Iterator[list[str]]:
     """Provide the paths of a store; with ``locked`` under its lock, so that no process creates files meanwhile."""
-    from pybk.storage.directories import main_cookie
+    from pybk.storage.directories import find_cookie
     from pybk.storage.io.filesystem import OsFileSystem
     from pybk.storage.io.permissions import store_paths
     from pybk.storage.volumes import load_directories
 
     fs = OsFileSystem(access)
-    if main_cookie(fs, root) is None:
+    if find_cookie(fs, root, None) is None:
         raise CookieError(f"there is no store at {root}; name the directory that LedgerManager.open was given")
     taken = fs.lock(lock) if locked else None
     try:

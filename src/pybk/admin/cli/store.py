@@ -23,6 +23,7 @@ from pybk.admin.cli.output import (
 )
 from pybk.admin.shown_text import shown_text
 from pybk.credentials import PASSWORD, SECRET
+from pybk.flags import StorageHint
 
 if TYPE_CHECKING:
     from pybk.storage.repair.rebuild import RebuildReport
@@ -173,11 +174,27 @@ def _summary(found: VerifyReport) -> str:
 # ---- rebuild-index -----------------------------------------------------------------------------------------------
 
 
+def tier_directory(text: str) -> tuple[StorageHint, str]:
+    """Return the tier and the directory that a text such as ``hdd=/mnt/hdd`` names."""
+    name, _, path = text.partition("=")
+    if not path or name not in set(StorageHint):
+        names = ", ".join(hint.value for hint in StorageHint)
+        raise argparse.ArgumentTypeError(
+            f"{text!r:.100} is no tier with its directory: TIER=DIRECTORY, TIER of {names}"
+        )
+    return StorageHint(name), path
+
+
 def _rebuild_index(parsed: argparse.Namespace) -> int:
     from pybk.operations.store_repair import rebuild_index
 
     with progress_bar(parsed, "rebuild-index") as progress:
-        found = rebuild_index(directory_of(parsed), accept_loss=parsed.accept_loss, progress=progress)
+        tiers: dict[StorageHint, list[str]] = {}
+        for tier, path in parsed.tiers:
+            tiers.setdefault(tier, []).append(path)
+        found = rebuild_index(
+            directory_of(parsed), accept_loss=parsed.accept_loss, tiers=tiers or None, progress=progress
+        )
     status = SOUND if found.made else DAMAGED
     if parsed.json:
         print_json({**found._asdict(), "lost": [one._asdict() for one in found.lost]})

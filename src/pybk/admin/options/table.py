@@ -225,7 +225,9 @@ store status @store | show how far the log is durable, and what the last checkpo
 store verify @store @passwords | check everything up to the durable watermark; the store may be open for writing
       meanwhile
 store rebuild-index @store | rebuild the index from the catalog and the files
-  --accept-loss | rebuild although entries are missing; reading these fails from then on
+  --accept-loss | rebuild although entries or commits are missing; reading these fails from then on
+  --tier-directory TIER=DIRECTORY...:store.tier_directory >tiers | a tier's directory, if the store does not
+      remember it; again for more
 store upgrade @either @finalize | show the feature level, or raise it to the newest
 
 backup (make) | make, verify, show and prune backups of stores, bookies and clusters' ledgers

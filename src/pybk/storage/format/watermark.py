@@ -22,7 +22,8 @@ _COMPLEMENT: Final = 4
 _CLEAN: Final = 5
 _TRIES: Final = 100
 _REMEDY: Final = (
-    "restore the directory from a copy, or run `pybk store rebuild-index` on the store, which makes it again"
+    "restore the directory from a copy, or run `pybk store rebuild-index` on the store, which makes it again, with "
+    "--accept-loss to continue without what it lists as missing"
 )
 
 

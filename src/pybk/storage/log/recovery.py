@@ -78,7 +78,10 @@ _SCAN_BYTES: Final = 1 << 20
 _ZEROS: Final = bytes(_SCAN_BYTES)
 _UNCOUNTED_COMMITS_MAX: Final = 1 << 40
 """An upper bound on the commits in files without a header, which do not say what their first LSN is."""
-_REMEDY: Final = "restore the file from a backup, or run `pybk store verify` on the store to see what is left"
+_REMEDY: Final = (
+    "restore the file from a backup; or run `pybk store rebuild-index` on the store, with --accept-loss to continue "
+    "without what it lists as missing"
+)
 
 
 class OpenLogFile(NamedTuple):
@@ -487,7 +490,7 @@ def apply_commit(ledgers: ReplayTarget, file: OpenLogFile, commit: ReplayedCommi
             for member in members_of(commit.records, number):
                 _check_member(ledgers, file, member)
         elif kind == RecordKind.NAMED:
-            ledgers.replayed_named(_named(file, record))
+            ledgers.replayed_named(named_of(file, record))
         else:
             check_control(record, where=file.path)
             if kind == RecordKind.LEDGER:
@@ -521,7 +524,7 @@ def _check_member(ledgers: ReplayTarget, file: OpenLogFile, record: ReplayedReco
     if record.header.kind == RecordKind.ENTRIES:
         _continued(ledgers, file, record)
     elif record.header.kind == RecordKind.NAMED:
-        _named(file, record)
+        named_of(file, record)
     else:
         raise UnsupportedFormatError(
             f"{file.path}: a record of kind {record.header.kind} in a group; this pybk reads groups of entries and "
@@ -529,8 +532,8 @@ def _check_member(ledgers: ReplayTarget, file: OpenLogFile, record: ReplayedReco
         )
 
 
-def _named(file: OpenLogFile, record: ReplayedRecord) -> NamedRow:
-    """Return the change of a named record that a log record contains."""
+def named_of(file: OpenLogFile, record: ReplayedRecord) -> NamedRow:
+    """Return the change of a named record that a log record contains; CorruptError if it is damaged."""
     check_control(record, where=file.path)
     body = bytes(file.data[record.body_start : record.body_end])
     return decode_named(record.header.first_entry_id, body, where=file.path)
@@ -587,18 +590,24 @@ def _continued(ledgers: ReplayTarget, file: OpenLogFile, record: ReplayedRecord)
 def _apply_entries(ledgers: ReplayTarget, file: OpenLogFile, record: ReplayedRecord) -> None:
     header = record.header
     descriptor = _continued(ledgers, file, record)
-    lac, length = -1, descriptor.length_durable
-    if record.sound:
-        start = record.body_start
-        if header.entry_count > 1:
-            table = 4 * header.entry_count
-            start += table + _END.unpack_from(file.data, record.body_start + table - 8)[0]
-        lac, length = _LAC_AND_LENGTH.unpack_from(file.data, start + 16)
+    lac, length = last_prefix(file, record) or (-1, descriptor.length_durable)
     location = (record.body_start - RECORD_HEADER_BYTES) | file.file_id << 32
     words = (header.first_entry_id, header.entry_count | header.stride << 32, location, header.body_bytes)
     descriptor.publish(header.first_entry_id, header.entry_count, length, words)
     if descriptor.deferred:
         descriptor.confirm(lac)
+
+
+def last_prefix(file: OpenLogFile, record: ReplayedRecord) -> tuple[int, int] | None:
+    """Return the last add confirmed and the length that a record's last entry carries; None if it is damaged."""
+    if not record.sound:
+        return None
+    start, count = record.body_start, record.header.entry_count
+    if count > 1:
+        table = 4 * count
+        start += table + _END.unpack_from(file.data, start + table - 8)[0]
+    lac, length = _LAC_AND_LENGTH.unpack_from(file.data, start + 16)
+    return lac, length
 
 
 def _known(ledgers: ReplayTarget, header: RecordHeader, where: str) -> LedgerDescriptor:

@@ -1,8 +1,9 @@
 """Rebuild the index from the catalog and the files.
 
 The catalog names the ledgers, their last entries and the files in use. The files give the locations of the entries. The
-log after the mark is replayed when the store is opened. The new index is written next to the old one, and replaces it
-by a rename when it is complete.
+log after the mark is replayed when the store is opened. If it cannot be, because commits are missing or damaged, what
+is left of it goes into a new catalog (``log_remains.py``). The new index is written next to the old one, and replaces
+it by a rename when it is complete.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from pybk.storage.directories import (
     INDEX,
     OpenEnvironment,
     find_cookie,
+    has_log_file,
     mend_cookies,
     note_accepted_loss,
     store_directories,
@@ -38,11 +40,12 @@ from pybk.storage.io.lmdb_environment import Environment, LmdbEnvironment
 from pybk.storage.io.permissions import access_of
 from pybk.storage.log.recovery import OpenLogFile, Replay, check_control
 from pybk.storage.repair.inspection import RecordReader, file_rows, locations_of
+from pybk.storage.repair.log_remains import read_remains
 from pybk.storage.repair.tiling import tile
 from pybk.storage.store_parts import log_file_end, older_environments
 from pybk.storage.tiers.lmdb_tier import NO_MARK, EntriesMark, environment_is_there, write_entries_mark
 from pybk.storage.tiers.tier import COLD, LOG, OpenedFiles
-from pybk.storage.volumes import Volumes
+from pybk.storage.volumes import Directory, Volumes, load_directories, save_directories
 
 logger = logging.getLogger(__name__)
 
@@ -98,8 +101,9 @@ def rebuild_index(
 
     Args:
         root: The store's directory.
-        accept_loss: Continue although entries are missing. Their ledgers are kept, and reading those entries raises
-            CorruptError. A bookie puts all its ledgers in limbo at its next start.
+        accept_loss: Continue although entries, or commits of the log, are missing. Their ledgers are kept, and reading
+            those entries raises CorruptError. A ledger that may have had more entries gets one lost entry at its end. A
+            bookie puts all its ledgers in limbo at its next start.
         tiers: The tier directories, if they are not where the store remembers them.
         fs: The file system.
         environment: Opens LMDB environments; None opens them on disk.
@@ -111,8 +115,7 @@ def rebuild_index(
     Raises:
         StoreLockedError: A process has the store open.
         CookieError: There is no store, or a directory is not what it should be.
-        CorruptError: The catalog or a control record of the log's tail is damaged, so that it is unknown what there
-            should be; nothing was changed.
+        CorruptError: The catalog is damaged, so that it is unknown what there should be; nothing was changed.
         StorageFullError: No space for the new index; nothing was changed.
 
     Durability: On return the new index is in place. After a stop at any point the store has its old index, none, or the
@@ -178,7 +181,8 @@ class _Rebuilder:
         self._fs = fs
         self._root = root
         self._store_id = cookie.store_id
-        self._volumes = Volumes(fs, root, store_directories(fs, root, cookie, tiers, []))
+        self._without_cookie: list[Directory] = []
+        self._volumes = Volumes(fs, root, store_directories(fs, root, cookie, tiers, self._without_cookie))
         self._environment = environment
         self._progress = progress
         self._entries: dict[int, Environment] = {}
@@ -187,7 +191,9 @@ class _Rebuilder:
         self._opened_files = OpenedFiles(fs, cookie.store_id, self._volumes, self._entries)
         self._reader = RecordReader(self._opened_files)
         self._cookie = cookie
-        self._catalog_is_lost = self._watermark_is_lost = False
+        self._needs_catalog = self._watermark_is_lost = False
+        self._lost_ids: tuple[range, ...] = ()
+        """The ids of ledgers that may have been created in lost commits; empty if no commit is missing."""
         self._watermark_path = os.path.join(root, "watermark")
         self._state = self._read_state() if state is None else state
         self._files = dict(self._state.files)
@@ -199,7 +205,8 @@ class _Rebuilder:
 
     def run(self, *, accept_loss: bool) -> RebuildReport:
         """Rebuild the index; see ``rebuild_index``."""
-        in_log = self._check_log()
+        mark = self._state.mark
+        in_log = self._read_log()
         named, others = self._gather()
         placed, lost = self._place(named, others)
         ledgers = self._state.ledgers
@@ -208,20 +215,22 @@ class _Rebuilder:
         found = RebuildReport(
             len(ledgers), entries, len(in_log), sum(in_log.values()), tuple(lost), problems, made=False, old_index=None
         )
-        if (lost or self._unopened) and not accept_loss:
+        is_lost = lost or self._unopened or self._lost_ids
+        if is_lost and not accept_loss:
             return found
-        if lost or self._unopened or self._watermark_is_lost:
-            note_accepted_loss(self._fs, self._root)
+        if is_lost or self._watermark_is_lost:
+            note_accepted_loss(self._fs, self._root, self._lost_ids)
         self._set_aside_entries()
         self._take_environments()
         if lost:
             self._fill(placed, lost)
-        mark = self._write_catalog()
-        new = self._write_index(placed, mark)
+        written = self._write_catalog()
+        new = self._write_index(placed, written)
         if self._watermark_is_lost:
             Watermark.create(self._fs, self._watermark_path, self._store_id).close()
         mend_cookies(self._fs, self._root, self._cookie, self._volumes.directories)
-        return found._replace(made=True, old_index=self._install(new, keep=mark != self._state.mark))
+        self._list_directories()
+        return found._replace(made=True, old_index=self._install(new, keep=written != mark))
 
     def _read_state(self) -> CatalogState:
         """Return the state in the newest sound catalog; if there is none, the state in the index.
@@ -236,7 +245,7 @@ class _Rebuilder:
             if state is None:
                 raise
             self._problems.append(f"{error}; the catalog is made again from the index, which is sound")
-            self._catalog_is_lost = True
+            self._needs_catalog = True
             return state
 
     def _state_of_index(self) -> CatalogState | None:
@@ -261,7 +270,43 @@ class _Rebuilder:
 
     # ---- reading -------------------------------------------------------------------------------------------------
 
-    def _check_log(self) -> dict[int, int]:
+    def _read_log(self) -> dict[int, int]:
+        """Return what ``_check_log`` does; if commits are missing, take what is left of the log into the state.
+
+        Raises:
+            CorruptError: A log file belongs to another store.
+        """
+        known = len(self._problems)
+        durable = self._watermark()
+        end_is_lost = self._watermark_is_lost and self._lost_log_files()
+        try:
+            ledgers = self._check_log(durable)
+            if not end_is_lost:
+                return ledgers
+            self._problems.append("the watermark is lost, and so are log files, so commits may be missing")
+        except CorruptError as error:
+            del self._problems[known + self._watermark_is_lost :]
+            self._problems.append(str(error))
+        remains = read_remains(
+            self._volumes,
+            self._state,
+            store_id=self._store_id,
+            durable_lsn=max(self._state.mark.durable_lsn, durable),
+            end_is_lost=end_is_lost,
+        )
+        self._problems += remains.problems
+        self._state, self._lost_ids, self._needs_catalog = remains.state, remains.lost_ids, True
+        self._files = dict(self._state.files)
+        return {}
+
+    def _lost_log_files(self) -> bool:
+        """Return whether log files are lost: one that the catalog names, or a directory that has none and no cookie."""
+        return any(row.kind == LOG and not self._volumes.exists(row) for row in self._state.files.values()) or any(
+            directory.tier is StorageHint.NVME and not has_log_file(self._volumes, directory, self._store_id)
+            for directory in self._without_cookie
+        )
+
+    def _check_log(self, watermark: int) -> dict[int, int]:
         """Return the ledgers that the log names from where the catalog ends, with the entries it holds of each.
 
         A damaged record of entries is a problem, because the store opens with it and a read of the entries fails. A
@@ -273,7 +318,7 @@ class _Rebuilder:
         """
         mark = self._state.mark
         rows = [row for file_id, row in self._volumes.found(LOG).items() if file_id >= mark.first_log_file_id]
-        durable = max(mark.durable_lsn, self._watermark())
+        durable = max(mark.durable_lsn, watermark)
         paths = {row.file_id: self._volumes.path_of(row) for row in rows}
         files = (OpenLogFile.load(self._fs, file_id, path) for file_id, path in paths.items())
         ledgers: dict[int, int] = {}
@@ -441,9 +486,20 @@ class _Rebuilder:
             with self._entries[row.file_id].write() as transaction:
                 write_entries_mark(transaction, EntriesMark(row.bytes, NO_MARK.removed_at))
 
+    def _list_directories(self) -> None:
+        """Have the store remember its tier directories, if its list of them is lost or says something else."""
+        directories = self._volumes.directories
+        try:
+            known = load_directories(self._fs, self._root) == directories
+        except CorruptError as error:
+            logger.warning("the list of tier directories is made again: %s", error)
+            known = False
+        if not known:
+            save_directories(self._fs, self._root, directories)
+
     def _write_catalog(self) -> CheckpointMark:
         """Append changed file rows to the catalog, if there are any; return the mark for the index."""
-        if self._catalog_is_lost:
+        if self._needs_catalog:
             return self._new_catalog()
         if self._files == self._state.files:
             return self._state.mark
@@ -460,7 +516,7 @@ class _Rebuilder:
             catalog.close()
 
     def _new_catalog(self) -> CheckpointMark:
-        """Write a new catalog, because none was sound; return the mark for the index."""
+        """Write a new catalog, because none was sound or the log was not; return the mark for the index."""
         file_id = self._volumes.new_id()
         mark = self._state.mark._replace(catalog_file_id=file_id, next_file_id=self._volumes.next_file_id)
         path = catalog_path(self._root, file_id)

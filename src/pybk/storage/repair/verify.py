@@ -46,8 +46,17 @@ from pybk.ledger.entry import EntryBatch
 from pybk.ledger.keys import KeyRing, LedgerKeys, LedgerSeal
 from pybk.ledger.ledger_check import LastEntry, SealState, check_last, check_seal, digest_with, end_of, find_seal
 from pybk.ledger.ledger_metadata import LedgerMetadata, LedgerState
-from pybk.storage.directories import INDEX, OpenEnvironment, checked_mark, main_cookie, store_directories
+from pybk.storage.directories import (
+    INDEX,
+    OpenEnvironment,
+    checked_mark,
+    find_cookie,
+    lost_cookie,
+    main_cookie,
+    store_directories,
+)
 from pybk.storage.format.catalog import CatalogState, catalog_path, newest_catalog, read_catalog
+from pybk.storage.format.cookie import COOKIE_NAME, Cookie
 from pybk.storage.format.extent import Extent
 from pybk.storage.format.index_rows import CheckpointMark, FileRow, LedgerRow
 from pybk.storage.format.log_file import RunLocations, entry_ends
@@ -198,17 +207,9 @@ class _Check:
 
     def run(self, tiers: Mapping[StorageHint, str | Sequence[str]] | None) -> None:
         """Check everything."""
-        try:
-            cookie = main_cookie(self._fs, self._root)
-        except CookieError:
-            raise  # it is the directory of a tier: the caller named another one than meant, and nothing is damaged
-        except (*_DAMAGE, FileNotFoundError) as error:
-            self._add(_problem(error))
-            return
+        cookie = self._read_cookie(tiers)
         if cookie is None:
-            raise CookieError(
-                f"there is no store at {self._root}; name the directory that LedgerManager.open was given"
-            )
+            return
         directories = self._try(lambda: store_directories(self._fs, self._root, cookie, tiers))
         if directories is None:
             return
@@ -233,6 +234,24 @@ class _Check:
             self._check_ledgers(tiers, report_open=tail_is_sound)
             for row in self._index_files().values():
                 self._stable(partial(self._check_file, row))
+
+    def _read_cookie(self, tiers: Mapping[StorageHint, str | Sequence[str]] | None) -> Cookie | None:
+        """Return the store's cookie, or what the tiers and catalogs repeat of a lost one; None if nothing does."""
+        try:
+            own = main_cookie(self._fs, self._root)
+            cookie = own or find_cookie(self._fs, self._root, tiers)
+        except CookieError:
+            raise  # it is the directory of a tier, or no store's: the caller named another one than meant
+        except (*_DAMAGE, FileNotFoundError) as error:
+            self._add(_problem(error))
+            return self._try(lambda: find_cookie(self._fs, self._root, tiers))
+        if cookie is None:
+            raise CookieError(
+                f"there is no store at {self._root}; name the directory that LedgerManager.open was given"
+            )
+        if own is None:
+            self._add(VerifyProblem(lost_cookie(self._root), os.path.join(self._root, COOKIE_NAME)))
+        return cookie
 
     # ---- collecting problems -------------------------------------------------------------------------------------
 
