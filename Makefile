@@ -23,8 +23,8 @@ help:
 	@echo "make demo [INPUT=path]   write, kill, recover, read back: embedded, then a cluster"
 	@echo "make demo-wal [INPUT=]   kill the primary of a database under load, promote its standby, look for losses"
 	@echo "make demo-spark [INPUT=] log files through ledgers and Spark, with an executor killed in the middle"
-	@echo "make test [ARGS=...]     run the tests, in six processes; ARGS=\"-k replay -x\" goes to pytest, -n 0 takes one"
-	@echo "make test-long           run the tests that take long, which make test leaves out"
+	@echo "make test [ARGS=...]     run the tests, in four processes; ARGS=\"-k replay -x\" goes to pytest, -n 0 takes one"
+	@echo "make test-long           run what make test leaves out: tests that take long, and all cases of those that it samples"
 	@echo "make test-floors         run the tests with the lowest versions of packages that are admitted; without Spark"
 	@echo "make test-pure           run the tests of digests and of everyday use without the native core"
 	@echo "make test-native         fuzz the native core under sanitizers, and check it on emulated processors"
@@ -56,15 +56,15 @@ demo-spark: $(VENV)/.spark
 	JAVA_HOME="$$(tools/java home)" && export JAVA_HOME && \
 	    $(BIN)/python examples/pipeline.py --master "local-cluster[3,1,1024]" $(if $(INPUT),"$(INPUT)")
 
-# Six processes on two cores, as tests wait for others for a third of their time. Tests of alert rules need promtool, those of the page Chromium, or are left out.
+# Four processes on two cores, as tests wait for others for a third of their time. Tests of alert rules need promtool, those of the page Chromium, or are left out.
 test: $(VENV)/.test
 	@tools/prometheus home >/dev/null || true
 	@tools/chromium home >/dev/null || true
 	tools/java run $(BIN)/python -m tests.spark.archiving
-	tools/java run $(BIN)/python -m pytest -n 6 -m "not long" $(ARGS)
+	tools/java run $(BIN)/python -m pytest -n 4 -m "not long" $(ARGS)
 
 test-long: $(VENV)/.test
-	tools/java run $(BIN)/python -m pytest -n 4 -m long $(ARGS)
+	PYBK_TEST_SEED=all tools/java run $(BIN)/python -m pytest -n 4 -m "long or sampled" $(ARGS)
 
 test-floors: $(BIN)/python
 	$(BIN)/python -m venv --clear $(VENV)/floors

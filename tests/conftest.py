@@ -1,8 +1,10 @@
-"""What holds for all tests: production's limits at the start of each but for scrypt, the order, and shared workers."""
+"""What holds for all tests: production's limits at the start of each but for scrypt, the sample, order and workers."""
 
 from __future__ import annotations
 
 import asyncio
+import gc
+import hashlib
 import logging
 import os
 import traceback
@@ -15,6 +17,7 @@ from hypothesis import HealthCheck, settings
 from pybk.ledger import keys
 from pybk.storage.format import catalog
 from pybk.storage.log import preallocation
+from tests.sampling import EVERYTHING, SEED, VARIABLE, drawn
 
 # Hundreds of processes are started, and each would compile all that it imports.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -92,8 +95,25 @@ def _file_of(nodeid: str) -> str:
     return nodeid.split("::", 1)[0]
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the files that take longest first, and those of one Spark session behind one another."""
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Have Hypothesis draw its examples by the seed of the sample, before its plugin reads the option."""
+    if config.option.hypothesis_seed is None and SEED != EVERYTHING:
+        config.option.hypothesis_seed = str(int(hashlib.sha256(SEED.encode()).hexdigest()[:12], 16))
+
+
+def pytest_report_header() -> str:
+    return f"sample: {VARIABLE}={SEED} (the same again: `{VARIABLE}={SEED} make test`; all cases: `make test-long`)"
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what this commit does not try; put the files that take longest first, those of one Spark together."""
+    kept = drawn(items, SEED, [str(each) for each in config.invocation_params.args])
+    left_out = set(items) - set(kept)
+    if left_out:
+        config.hook.pytest_deselected(items=[item for item in items if item in left_out])
+        items[:] = kept
     ranks = {name: rank for rank, name in enumerate(_LONG_FIRST)}
     spark = ranks["tests/spark/source/test_streams.py"]
 
@@ -102,6 +122,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return spark if file.startswith(_OF_ONE_SPARK) else ranks.get(file, len(ranks))
 
     items.sort(key=rank_of)
+
+
+def pytest_collection_finish() -> None:
+    """Have no collection of garbage look at modules and tests, which stay: tests that collect would take seconds."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -30,7 +30,7 @@ from pybk.adapters.eventsourcing.event_record import decode_event, encode_event
 from pybk.adapters.eventsourcing.tracking_log import CHECKPOINT_RECORDS, TrackingLog
 from pybk.errors import CorruptError, PybkError, StorageFailedError, StorageFullError, UnsupportedFormatError
 from pybk.streams.record_future import RecordFuture
-from tests.sampling import every
+from tests.sampling import every, sample
 from tests.simdisk import SimCrash, SimFileSystem
 from tests.simdisk.faults import ErrorName
 from tests.storage.store_harness import abandon, open_world
@@ -392,12 +392,13 @@ def test_an_originator_is_free_again_after_a_refusal(manager: LedgerManager) -> 
     assert [each.originator_version for each in recorder.select_events("x")] == [1, 2]
 
 
+@pytest.mark.sampled
 @ON_A_STOPPED_MACHINE
 def test_nothing_acknowledged_is_lost_when_the_machine_stops_at_any_operation() -> None:
     whole = SimFileSystem(0)
     run(whole, Acknowledged())
     assert len(whole.operations) > 80, "the workload hardly touches the disk"
-    for operation in range(0, len(whole.operations), every(3)):
+    for operation in sample("event log stops", range(0, len(whole.operations), every(3)), 3):
         fs, answered = SimFileSystem(operation), Acknowledged()
         fs.crash_at(operation)
         with suppress(SimCrash, PybkError):
@@ -405,12 +406,13 @@ def test_nothing_acknowledged_is_lost_when_the_machine_stops_at_any_operation() 
         check_after(fs.crash() if operation % 2 else fs.kill(), answered)
 
 
+@pytest.mark.sampled
 @ON_A_STOPPED_MACHINE
 @pytest.mark.parametrize("error", ["EIO", "ENOSPC"])
 def test_nothing_is_lost_or_done_twice_when_any_operation_fails(error: ErrorName) -> None:
     whole = SimFileSystem(0)
     run(whole, Acknowledged())
-    for operation in range(0, len(whole.operations), every(3)):
+    for operation in sample(f"event log {error}", range(0, len(whole.operations), every(3)), 3):
         fs, answered = SimFileSystem(operation), Acknowledged()
         fs.fail_at(operation, error, forever=False)
         with suppress(PybkError):

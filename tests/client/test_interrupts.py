@@ -19,7 +19,7 @@ from pybk.transport.client_links import Links
 from pybk.transport.server import Server
 from tests.cluster.inside import inside
 from tests.interrupting import interrupted_at
-from tests.sampling import every
+from tests.sampling import every, places
 from tests.transport.wire_harness import BOOKIE, INSTANCE, KEYS, TCP, add
 from tests.waiting import WAIT_S
 
@@ -67,6 +67,7 @@ def one_round(client: LedgerManager, line: int, others: int) -> bool:
     return fired
 
 
+@pytest.mark.sampled
 @pytest.mark.timeout(method="thread")
 @pytest.mark.parametrize(("others", "step", "lines", "with_bookie"), [(0, 113, 900, True), (2, 17, 60, False)])
 def test_an_interrupt_at_any_line_of_the_client_strands_no_waiter(
@@ -74,9 +75,9 @@ def test_an_interrupt_at_any_line_of_the_client_strands_no_waiter(
 ) -> None:
     with inside(tmp_path) as cluster:
         client = cluster.open_bookie(3) if with_bookie else cluster.connect()
-        line = 0
-        while one_round(client, line, others):
-            line += every(step)
+        following = places(f"client {others}", step, 2)
+        while one_round(client, line := next(following), others):
+            pass
         assert line > lines, "the client was not traced"
 
 

@@ -66,6 +66,7 @@ def needed(run: Run, system_call: str, *lines: str) -> bool:
     return run.failure_without(call, Random(1), _CUTS_WITHOUT) is not None
 
 
+@pytest.mark.sampled(one_in=4)
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_nothing_acknowledged_is_lost_when_the_power_is_cut(name: str) -> None:
     with room() as path:
@@ -73,6 +74,7 @@ def test_nothing_acknowledged_is_lost_when_the_power_is_cut(name: str) -> None:
         assert not list(run.failures(run.random_cuts(Random(1), _CUTS)))
 
 
+@pytest.mark.sampled(one_in=3)
 @pytest.mark.parametrize("name", [pytest.param(name, marks=_LONG if name in _SLOW else ()) for name in WORKLOADS])
 def test_nothing_acknowledged_is_lost_by_a_cut_in_the_recovery_from_a_kill_or_a_cut(name: str) -> None:
     with room() as path:

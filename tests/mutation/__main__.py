@@ -21,6 +21,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from tests import sampling
 from tests.mutation.loading import VARIABLE
 from tests.mutation.operators import Name, exists, fingerprint, mutations, parse, tree_of
 from tests.mutation.targets import another, draw, group_of
@@ -39,7 +40,13 @@ Result = dict[str, Any]
 
 def _environment(name: Name) -> dict[str, str]:
     path = os.pathsep.join((str(Path(__file__).with_name("site")), str(ROOT / "src"), str(ROOT)))
-    return {**os.environ, VARIABLE: str(name), "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
+    return {
+        **os.environ,
+        VARIABLE: str(name),
+        sampling.VARIABLE: sampling.EVERYTHING,
+        "PYTHONPATH": path,
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
 
 
 def _unit_tests(name: Name, tests: tuple[str, ...]) -> str:

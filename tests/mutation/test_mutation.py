@@ -58,6 +58,7 @@ def test_the_same_seed_draws_the_same_mutants_of_every_kind_of_code() -> None:
     assert sum(name.startswith("replication") for name in names) > 6
 
 
+@pytest.mark.sampled(one_in=4)
 @pytest.mark.parametrize("module", sorted({module for group in GROUPS for module in group.modules}))
 def test_each_mutation_has_a_name_of_its_own_and_compiles(module: str) -> None:
     tree = tree_of(module)

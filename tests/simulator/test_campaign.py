@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterable
 
 import pytest
 
@@ -15,13 +16,20 @@ from tests.internals import has_waited_for_bookies
 from tests.paths import ROOT
 from tests.sampling import some
 from tests.simulator.__main__ import run
+from tests.simulator.harness import Harness
 from tests.simulator.mutants import KILLED_AT, MUTANTS, SURVIVORS
 from tests.simulator.mutating import Mutant, kills
 from tests.simulator.plan import AWAY_SEEDS, DRAIN_SEEDS, PATIENT_SEEDS, SURPLUS_SEEDS, draw
 from tests.simulator.real_disk import suits
 
 SEEDS = some(160, 4000)
-REAL_SEEDS = some(12, 400)
+PART = SEEDS // 16
+REAL = some(12, 400)
+REAL_SEEDS = (
+    *range(REAL),
+    *range(SURPLUS_SEEDS, SURPLUS_SEEDS + REAL // 4),
+    *range(AWAY_SEEDS, AWAY_SEEDS + REAL // 4),
+)
 FAILED_ONCE = {
     **dict.fromkeys(
         (1109, 2354, 4266, 4708),
@@ -35,57 +43,73 @@ FAILED_ONCE = {
 """Seeds that found a defect, of the library or of the judge, with what it was."""
 
 
-@pytest.mark.parametrize("first", range(0, SEEDS, SEEDS // 4))
+def campaign(seeds: Iterable[int]) -> list[Harness]:
+    """Run some seeds, without a broken invariant; return what they came to."""
+    found = []
+    for seed in seeds:
+        harness, error = run(seed)
+        assert error is None, f"python -m tests.simulator --seed {seed}: {error}\n{harness.plan}"
+        found.append(harness)
+    return found
+
+
+@pytest.mark.sampled(one_in=4)
+@pytest.mark.parametrize("first", range(0, SEEDS, PART))
 def test_no_invariant_is_broken(first: int) -> None:
-    for seed in range(first, first + SEEDS // 4):
-        harness, error = run(seed)
-        assert error is None, f"python -m tests.simulator --seed {seed}: {error}\n{harness.plan}"
+    campaign(range(first, first + PART))
 
 
-def test_no_invariant_is_broken_by_bookies_that_drop_surplus_copies() -> None:
-    for seed in range(SURPLUS_SEEDS, SURPLUS_SEEDS + SEEDS // 4):
-        harness, error = run(seed)
-        assert error is None, f"python -m tests.simulator --seed {seed}: {error}\n{harness.plan}"
+@pytest.mark.sampled(one_in=4)
+@pytest.mark.parametrize("first", range(SURPLUS_SEEDS, SURPLUS_SEEDS + SEEDS // 4, PART))
+def test_no_invariant_is_broken_by_bookies_that_drop_surplus_copies(first: int) -> None:
+    campaign(range(first, first + PART))
 
 
-def test_no_invariant_is_broken_by_writers_that_wait_for_bookies() -> None:
-    waited = 0
-    for seed in range(PATIENT_SEEDS, PATIENT_SEEDS + SEEDS // 2):
-        harness, error = run(seed)
-        assert error is None, f"python -m tests.simulator --seed {seed}: {error}\n{harness.plan}"
-        waited += has_waited_for_bookies(harness.ledger.writer.writer)
-    assert waited > SEEDS // 20
+@pytest.mark.sampled(one_in=8)
+@pytest.mark.parametrize("first", range(PATIENT_SEEDS, PATIENT_SEEDS + SEEDS // 2, PART))
+def test_no_invariant_is_broken_by_writers_that_wait_for_bookies(first: int) -> None:
+    campaign(range(first, first + PART))
 
 
-def test_no_invariant_is_broken_by_ledgers_that_are_created_while_bookies_are_away() -> None:
-    ledgers = []
-    for seed in range(AWAY_SEEDS, AWAY_SEEDS + SEEDS // 2):
-        harness, error = run(seed)
-        assert error is None, f"python -m tests.simulator --seed {seed}: {error}\n{harness.plan}"
-        ledgers.append(harness.ledger)
+@pytest.mark.sampled(one_in=8)
+@pytest.mark.parametrize("first", range(AWAY_SEEDS, AWAY_SEEDS + SEEDS // 2, PART))
+def test_no_invariant_is_broken_by_ledgers_that_are_created_while_bookies_are_away(first: int) -> None:
+    campaign(range(first, first + PART))
+
+
+@pytest.mark.sampled(one_in=8)
+@pytest.mark.parametrize("first", range(DRAIN_SEEDS, DRAIN_SEEDS + SEEDS // 2, PART))
+def test_no_invariant_is_broken_by_writers_that_leave_bookies_that_are_drained(first: int) -> None:
+    campaign(range(first, first + PART))
+
+
+@pytest.mark.long
+def test_writers_wait_for_bookies_in_seeds_that_are_meant_for_it() -> None:
+    found = campaign(range(PATIENT_SEEDS, PATIENT_SEEDS + SEEDS // 2))
+    assert sum(has_waited_for_bookies(harness.ledger.writer.writer) for harness in found) > SEEDS // 20
+
+
+@pytest.mark.long
+def test_ledgers_are_created_while_bookies_are_away_in_seeds_that_are_meant_for_it() -> None:
+    ledgers = [harness.ledger for harness in campaign(range(AWAY_SEEDS, AWAY_SEEDS + SEEDS // 2))]
     short = [ledger for ledger in ledgers if ledger.away]
     assert {ledger.plan.quorum for ledger in short} >= {Quorum(3, 3, 2), Quorum(6, 3, 2)}
     assert sum(ledger.checker.confirmed >= 0 for ledger in short) > len(ledgers) // 3
     assert sum(bool(ledger.metadata.closed_by.startswith("recoverer")) for ledger in short) > len(ledgers) // 8
 
 
-def test_no_invariant_is_broken_by_writers_that_leave_bookies_that_are_drained() -> None:
-    left = 0
-    for seed in range(DRAIN_SEEDS, DRAIN_SEEDS + SEEDS // 2):
-        harness, error = run(seed)
-        assert error is None, f"python -m tests.simulator --seed {seed}: {error}\n{harness.plan}"
-        left += harness.ledger.left_idle
-    assert left > SEEDS // 40
+@pytest.mark.long
+def test_writers_leave_bookies_that_are_drained_in_seeds_that_are_meant_for_it() -> None:
+    found = campaign(range(DRAIN_SEEDS, DRAIN_SEEDS + SEEDS // 2))
+    assert sum(harness.ledger.left_idle for harness in found) > SEEDS // 40
 
 
+@pytest.mark.sampled(one_in=3)
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_no_invariant_is_broken_on_the_storage_itself() -> None:
-    small = REAL_SEEDS // 4
-    more = (*range(SURPLUS_SEEDS, SURPLUS_SEEDS + small), *range(AWAY_SEEDS, AWAY_SEEDS + small))
-    for seed in (*range(REAL_SEEDS), *more):
-        if suits(draw(seed)):
-            harness, error = run(seed, real=True)
-            assert error is None, f"python -m tests.simulator --real --seed {seed}: {error}\n{harness.plan}"
+@pytest.mark.parametrize("seed", [seed for seed in REAL_SEEDS if suits(draw(seed))])
+def test_no_invariant_is_broken_on_the_storage_itself(seed: int) -> None:
+    harness, error = run(seed, real=True)
+    assert error is None, f"python -m tests.simulator --real --seed {seed}: {error}\n{harness.plan}"
 
 
 def test_the_seeds_try_what_they_should() -> None:
@@ -113,6 +137,10 @@ def test_the_seeds_try_what_they_should() -> None:
     assert sum(plan.members == plan.recoverers > 0 for plan in plans) > 20
     assert sum(0 < plan.members < plan.recoverers for plan in plans) > 20
     assert sum(plan.deferred and plan.crashes and plan.recoverers > 0 for plan in plans) > 50
+
+
+@pytest.mark.long
+def test_the_seeds_come_to_what_they_should() -> None:
     ledgers = [ledger for seed in range(100) for ledger in run(seed)[0].ledgers.values()]
     members = [each.name for ledger in ledgers for each in ledger.recoverers if each.member]
     assert sum(ledger.metadata.closed_by in members for ledger in ledgers) > 3
@@ -127,6 +155,7 @@ def test_the_seeds_try_what_they_should() -> None:
     assert sum(isinstance(each.closed_as, LedgerMetadata) for ledger in ledgers for each in ledger.recoverers) > 10
 
 
+@pytest.mark.sampled(one_in=3)
 @pytest.mark.parametrize("seed", sorted(FAILED_ONCE), ids=str)
 def test_seeds_that_failed_once_pass(seed: int) -> None:
     harness, error = run(seed)
@@ -136,7 +165,7 @@ def test_seeds_that_failed_once_pass(seed: int) -> None:
 def test_the_same_seed_is_the_same_run_whatever_the_hash_seed() -> None:
     sums = [
         subprocess.run(
-            [sys.executable, "-m", "tests.simulator", "--seeds", "20", "--sums"],
+            [sys.executable, "-m", "tests.simulator", "--seeds", "8", "--sums"],
             cwd=ROOT,
             env={**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(ROOT / "src")},
             capture_output=True,
@@ -145,11 +174,12 @@ def test_the_same_seed_is_the_same_run_whatever_the_hash_seed() -> None:
         ).stdout.splitlines()[:-1]
         for hash_seed in ("1", "2")
     ]
-    assert len(sums[0]) == 20
+    assert len(sums[0]) == 8
     assert sums[0] == sums[1]
-    assert len({line.split()[2] for line in sums[0]}) == 20
+    assert len({line.split()[2] for line in sums[0]}) == 8
 
 
+@pytest.mark.sampled(one_in=5)
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 def test_a_broken_rule_is_noticed(mutant: Mutant) -> None:
     """Each by the first seed that showed it; ``python -m tests.simulator.mutants`` finds them anew."""
@@ -158,6 +188,7 @@ def test_a_broken_rule_is_noticed(mutant: Mutant) -> None:
     assert error is None, f"the seed fails without the mutant, too: {error}"
 
 
+@pytest.mark.sampled(one_in=5)
 @pytest.mark.parametrize("mutant", SURVIVORS, ids=lambda mutant: mutant.name)
 def test_mutants_listed_as_survivors_survive(mutant: Mutant) -> None:
     """If one of these is noticed by now, its reason in the table is wrong: it belongs to the others."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
+
 import pytest
 
 from tests.sampling import some
@@ -10,45 +13,55 @@ from tests.simulator.ledger_lists import LOSS_SEEDS, PAGE_SEEDS, run
 from tests.simulator.mutating import Mutant
 
 SEEDS = some(130, 2800)
+PART = SEEDS // 10
 
 
-def test_no_invariant_is_broken() -> None:
-    done: dict[str, int] = {}
-    for seed in range(SEEDS):
+def campaign(seeds: Iterable[int]) -> Counter[str]:
+    """Run some seeds, without a broken invariant; return what was done in them."""
+    done: Counter[str] = Counter()
+    for seed in seeds:
         world, error = run(seed)
         assert error is None, f"python -m tests.simulator.ledger_lists --seed {seed} --seeds 1: {error}"
-        for what, count in world.done.items():
-            done[what] = done.get(what, 0) + count
-    # A campaign in which nothing happens proves nothing.
+        done.update(world.done)
+    return done
+
+
+@pytest.mark.sampled(one_in=5)
+@pytest.mark.parametrize("first", range(0, SEEDS, PART))
+def test_no_invariant_is_broken(first: int) -> None:
+    campaign(range(first, first + PART))
+
+
+@pytest.mark.sampled(one_in=5)
+@pytest.mark.parametrize("first", range(LOSS_SEEDS, LOSS_SEEDS + SEEDS, PART))
+def test_no_invariant_is_broken_by_writers_that_recover_their_own_segments(first: int) -> None:
+    campaign(range(first, first + PART))
+
+
+@pytest.mark.sampled(one_in=5)
+@pytest.mark.parametrize("first", range(PAGE_SEEDS, PAGE_SEEDS + SEEDS, PART))
+def test_no_invariant_is_broken_with_pages_and_bounds_beside_the_record(first: int) -> None:
+    campaign(range(first, first + PART))
+
+
+@pytest.mark.long
+def test_much_happens_in_all_seeds_together() -> None:
+    """A campaign in which nothing happens proves nothing."""
+    done = campaign(range(SEEDS))
     assert min(done[what] for what in ("take over", "roll", "truncate", "upload")) > some(30, 100)
     assert min(done[what] for what in ("checkpoint", "cut", "close", "delete")) > some(5, 20)
     assert done["failed"] > 100
     assert done["seal"] > 0
     assert done["rename"] > 100
     assert min(done[what] for what in ("subscribe", "claim", "ack", "raise", "seek", "fenced")) > 100
-
-
-def test_no_invariant_is_broken_by_writers_that_recover_their_own_segments() -> None:
-    done: dict[str, int] = {}
-    for seed in range(LOSS_SEEDS, LOSS_SEEDS + SEEDS):
-        world, error = run(seed)
-        assert error is None, f"python -m tests.simulator.ledger_lists --seed {seed} --seeds 1: {error}"
-        for what, count in world.done.items():
-            done[what] = done.get(what, 0) + count
+    done = campaign(range(LOSS_SEEDS, LOSS_SEEDS + SEEDS))
     assert min(done["repair"], done["again"]) > some(5, 100)
-
-
-def test_no_invariant_is_broken_with_pages_and_bounds_beside_the_record() -> None:
-    done: dict[str, int] = {}
-    for seed in range(PAGE_SEEDS, PAGE_SEEDS + SEEDS):
-        world, error = run(seed)
-        assert error is None, f"python -m tests.simulator.ledger_lists --seed {seed} --seeds 1: {error}"
-        for what, count in world.done.items():
-            done[what] = done.get(what, 0) + count
+    done = campaign(range(PAGE_SEEDS, PAGE_SEEDS + SEEDS))
     assert min(done["WritePage"], done["ReadPage"], done["RemovePage"], done["ReadBounds"]) > some(30, 300)
     assert min(done["raise"], done["seek"], done["failed change"]) > some(30, 300)
 
 
+@pytest.mark.sampled(one_in=5)
 @pytest.mark.parametrize("mutant", LEDGER_LIST_MUTANTS, ids=lambda mutant: mutant.name)
 def test_a_broken_rule_is_noticed(mutant: Mutant) -> None:
     assert notices(mutant, KILLED_AT[mutant.name]), mutant.rule

@@ -183,6 +183,7 @@ def mutate(patch: pytest.MonkeyPatch, mutant: Mutant) -> None:
         patch.setattr(place, name, broken)
 
 
+@pytest.mark.sampled(one_in=4)
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.rule)
 def test_a_broken_rule_is_noticed(mutant: Mutant, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mutate(monkeypatch, mutant)
@@ -190,6 +191,7 @@ def test_a_broken_rule_is_noticed(mutant: Mutant, tmp_path: Path, monkeypatch: p
         CHECKS[mutant.check](tmp_path)
 
 
+@pytest.mark.sampled(one_in=4)
 @pytest.mark.parametrize("name", sorted({mutant.check for mutant in MUTANTS}))
 def test_the_checks_pass_where_no_rule_is_broken(name: str, tmp_path: Path) -> None:
     CHECKS[name](tmp_path)

@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 from pybk import LedgerManager
 from pybk.errors import PybkError
 from tests.internals import store_of
-from tests.sampling import some
+from tests.sampling import sample, some
 from tests.simdisk import SimCrash, SimFileSystem
 from tests.simdisk.faults import ErrorName
 from tests.storage.store_harness import abandon, open_world
@@ -46,7 +46,7 @@ class Crashing(Generic[M]):
         count = self._operations(seed)
         assert count >= at_least, "the workload hardly touches the disk"
         step = every * some(5, 1)
-        for operation in range(first, count, step):
+        for operation in sample(f"{self.work.__module__} stop {seed}", range(first, count, step), 3):
             fs, model = SimFileSystem(operation), self.model()
             fs.crash_at(operation)
             with suppress(SimCrash, PybkError):
@@ -55,7 +55,9 @@ class Crashing(Generic[M]):
 
     def fail_at_operations(self, error: ErrorName, every: int, *, forever: bool) -> None:
         """Fail operations of a run, each for itself or with all that follow, and kill the process then."""
-        for operation in range(0, self._operations(0), every * some(5, 1)):
+        for operation in sample(
+            f"{self.work.__module__} {error} {forever}", range(0, self._operations(0), every * some(5, 1)), 3
+        ):
             fs, model = SimFileSystem(operation), self.model()
             fs.fail_at(operation, error, forever=forever)
             self._run_through(fs, model)

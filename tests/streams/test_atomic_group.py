@@ -34,7 +34,7 @@ from pybk import (
 from tests.cluster.inside import inside
 from tests.internals import store_of
 from tests.interrupting import interrupted_at
-from tests.sampling import every
+from tests.sampling import every, sample
 from tests.simdisk import SimCrash, SimFileSystem
 from tests.simdisk.faults import ErrorName
 from tests.storage.store_harness import abandon, open_world
@@ -340,7 +340,7 @@ def test_groups_and_appends_of_many_threads_rolls_and_property_changes_do_not_bl
         assert in_one == data_of(two)
         assert len(in_one) == 120
         assert dict(log.properties) == {f"turn {number}": "29" for number in range(4)}
-        assert len(one.ledgers) > 2
+        assert len(one.ledgers) > 1, "it rolled while others worked"
 
 
 def test_groups_have_an_asyncio_form(manager: LedgerManager) -> None:
@@ -459,12 +459,13 @@ def test_a_group_is_whole_or_absent_when_the_machine_stops_at_any_operation(seed
     assert len(found) > 4, "the stops hardly hit groups"
 
 
+@pytest.mark.sampled
 @pytest.mark.filterwarnings(*DYING)
 @pytest.mark.parametrize("error", ["EIO", "ENOSPC"])
 def test_a_group_is_whole_or_absent_when_any_operation_fails(error: ErrorName) -> None:
     whole = SimFileSystem(0)
     run(whole, Model(), 0)
-    for operation in range(0, len(whole.operations), every(13)):
+    for operation in sample(f"group {error}", range(0, len(whole.operations), every(13)), 3):
         fs, model = SimFileSystem(operation), Model()
         fs.fail_at(operation, error, forever=bool(operation % 2))
         with suppress(PybkError):

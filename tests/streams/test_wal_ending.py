@@ -14,7 +14,7 @@ from pybk.errors import IllegalOperationError, LogLockedError
 from pybk.manager.ledger_manager import create_when_full
 from pybk.streams import ledger_spec
 from tests.interrupting import interrupted_at
-from tests.sampling import every
+from tests.sampling import places
 from tests.storage.real_store import python
 from tests.waiting import PROCESS_S, wait_until
 
@@ -71,12 +71,14 @@ def test_a_call_of_a_real_signal_handler_never_hangs_and_loses_nothing(tmp_path:
     assert (process.returncode, output.splitlines()[-1:]) == (0, ["30 rounds"]), output
 
 
+@pytest.mark.sampled
 @pytest.mark.timeout(method="thread")
 @pytest.mark.parametrize("what", ["close", "seal"])
 def test_an_interrupted_close_is_completed_by_another(tmp_path: Path, what: str) -> None:
     with LedgerManager.open(tmp_path) as manager:
-        line, fired = 0, True
+        following, line, fired = places(what, 11, 3), 0, True
         while fired:
+            line = next(following)
             wal = WriteAheadLog.open(manager, str(line), insecure=True)
             wal.append(b"a")
             fired = interrupted_at(line, FILES, getattr(wal, what))
@@ -87,7 +89,6 @@ def test_an_interrupted_close_is_completed_by_another(tmp_path: Path, what: str)
                 with WriteAheadLog.open(manager, str(line), insecure=True) as again:
                     assert again.recovery is not None
                     assert not again.recovery.unclean, f"line event {line}"
-            line += every(11)
         assert line > 100, "nothing was traced"
 
 

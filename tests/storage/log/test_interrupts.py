@@ -16,7 +16,7 @@ from pybk.manager.ledger_manager import LedgerManager
 from pybk.manager.ledger_writer import LedgerWriter
 from tests.internals import descriptor_of
 from tests.interrupting import CallInterrupter, interrupted_at
-from tests.sampling import every
+from tests.sampling import every, places, sample
 from tests.simdisk import SimFileSystem
 from tests.storage.store_harness import open_store
 from tests.waiting import WAIT_S
@@ -69,19 +69,21 @@ def one_round(manager: LedgerManager, line: int) -> bool:
     return fired
 
 
+@pytest.mark.sampled
 @pytest.mark.timeout(method="thread")
 def test_an_interrupt_at_any_line_of_the_commit_path_strands_no_waiter() -> None:
     manager = open_store(SimFileSystem(1))
-    line = 0
-    while one_round(manager, line):
-        line += every(3)
+    following = places("commit path", 3, 3)
+    while one_round(manager, line := next(following)):
+        pass
     assert line > 200, "the commit path was not traced"
     manager.close()
 
 
+@pytest.mark.sampled
 @pytest.mark.timeout(method="thread")
 def test_an_interrupt_while_the_log_switches_files_strands_no_waiter() -> None:
-    for line in range(0, 400, every(13)):
+    for line in sample("switch", range(0, 400, every(13)), 3):
         manager = open_store(SimFileSystem(line))
         writer = manager.create_ledger(insecure=True)
         acknowledged = [writer.append(_BIG) for _ in range(9)]
