@@ -459,6 +459,7 @@ def test_a_log_whose_commits_are_lost_is_refused_and_left_out_when_that_is_accep
     assert (refused.made, dump_index(tmp_path)) == (False, before)
     assert any("commits up to LSN" in problem for problem in refused.problems)
     assert any("may have had more entries" in problem for problem in refused.problems)
+    assert any("that are not listed may have been created" in problem for problem in refused.problems)
 
     accepted = rebuild_index(str(tmp_path), accept_loss=True)
     assert accepted.made

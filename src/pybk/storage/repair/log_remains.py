@@ -112,7 +112,7 @@ def read_remains(
         CatalogState(ledgers, {**state.files, **used}, remains.named, after),
         open_ended,
         tuple(_between(mark.next_ledger_id, remains.known_ids(), next_ledger_id)),
-        (*log.lost, *remains.problems()),
+        (*log.lost, *remains.problems(), _unknown_from(mark.next_ledger_id)),
     )
 
 
@@ -234,12 +234,12 @@ class _Remains:
         found = list(self._dropped)
         if self._open_ended:
             found.append(
-                f"{_listed(self._open_ended)} may have had more entries, so the entry after the last known one of each "
-                "is listed as lost"
+                f"{_listed(self._open_ended)} may have had more entries, so one after the last known entry is "
+                "listed as lost"
             )
         if self._nameless:
             found.append(
-                f"{_listed(sorted(self._nameless))} have entries in the log, but what created them is lost, so they "
+                f"the log has entries of {_listed(sorted(self._nameless))}, but what created it is lost, so they "
                 "cannot be read"
             )
         return found
@@ -255,6 +255,12 @@ def _between(start: int, known: Sequence[int], stop: int) -> Iterator[range]:
     yield range(start, stop)
 
 
+def _unknown_from(ledger_id: int) -> str:
+    return f"ledgers from {ledger_id} on that are not listed may have been created in missing commits, and stay unknown"
+
+
 def _listed(ids: Sequence[int]) -> str:
+    if len(ids) == 1:
+        return f"ledger {ids[0]}"
     more = f" and {len(ids) - _IDS_LISTED_MAX} others" if len(ids) > _IDS_LISTED_MAX else ""
     return f"ledgers {', '.join(map(str, ids[:_IDS_LISTED_MAX]))}{more}"
