@@ -9,7 +9,8 @@ import pytest
 from pybk import LedgerManager, Log, LogEnd
 from pybk.metadata.lmdb_store import LmdbMetadataStore
 from tests.cluster.inside import inside
-from tests.streams.test_real_full_disk import RECORD, filled, free_bytes, new_device  # noqa: F401  # a fixture
+from tests.full_device import filled
+from tests.streams.test_real_full_disk import RECORD, free_bytes, new_device  # noqa: F401  # a fixture
 
 VALUE = bytes(1000)
 

@@ -614,13 +614,13 @@ MUTANTS = [
         [
             Piece(
                 "index.catalog_and_index:CatalogAndIndex.commit",
-                "catalog, mark = self._write_catalog(changed, mark, renew=renew)",
+                "catalog, mark = self._write_catalog(changed, mark, in_spare=in_spare)",
                 (
                     "first = self._change_index(mark, change, changed)\n"
                     "self.files.update((row.file_id, row) for row in changed.added)\n"
                     "list(map(self.files.pop, changed.gone))\n"
                     "change, changed = (lambda update: first), changed._replace(added=[], gone=[], named=[])\n"
-                    "catalog, mark = self._write_catalog(changed, mark, renew=renew)"
+                    "catalog, mark = self._write_catalog(changed, mark, in_spare=in_spare)"
                 ),
             )
         ],

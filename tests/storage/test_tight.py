@@ -83,6 +83,26 @@ def test_files_are_packed_one_by_one_each_freeing_space_for_the_next() -> None:
     manager.close()
 
 
+def test_files_of_which_a_part_is_live_wait_for_space_for_that_part() -> None:
+    fs = SimFileSystem(7, capacity_bytes=64 * MIB)
+    manager = open_small(fs, SPARSE)
+    dead, alive = new_ledger(manager), new_ledger(manager)
+    for _ in range(100):
+        append_some(dead, 9)
+        append_some(alive, 1)
+    manager.checkpoint()
+    uses = store_of(manager).index.checked_uses
+    fs.fill()
+    manager.delete_ledger(dead.ledger_id)
+    tick(manager)
+    assert sum(use.row.bytes for use in uses().values()) > 4 * sum(use.live_bytes for use in uses().values())
+    fs.give_back(MIB)
+    tick(manager)
+    assert sum(use.row.bytes for use in uses().values()) < 2 * sum(use.live_bytes for use in uses().values())
+    check(manager, alive.ledger_id, 100)
+    manager.close()
+
+
 def test_entries_that_find_no_space_in_their_tier_are_moved_when_there_is_some(monkeypatch: pytest.MonkeyPatch) -> None:
     fs = SimFileSystem(3, capacity_bytes=64 * MIB)
     manager = open_small(fs, SPARSE)

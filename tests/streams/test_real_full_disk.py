@@ -6,13 +6,13 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from pybk import LedgerManager, Log, LogEnd, Namespace, Retention, StorageFullError, WriteAheadLog
 from pybk.config import MIB
+from tests.full_device import filled, small_device
 from tests.internals import store_of
 from tests.paths import ROOT
 from tests.waiting import wait_until
@@ -21,56 +21,16 @@ DEVICE_BYTES = 384 * MIB
 """More than a store needs to accept entries at all."""
 
 RECORD = bytes(200_000)
-FILLER = """
-import os, sys, time
-fd = os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT)
-at, full = 0, False
-while True:
-    for step in (16 << 20, 1 << 20, 4096):
-        try:
-            while True:
-                os.posix_fallocate(fd, at, step)
-                at += step
-        except OSError:
-            pass
-    if not full:
-        full = True
-        print("full", flush=True)
-    time.sleep(0.002)
-"""
 
 
 @pytest.fixture(name="device")
 def new_device(tmp_path: Path) -> Iterator[Path]:
-    path = tmp_path / "device"
-    path.mkdir()
-    made = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", f"size={DEVICE_BYTES}", "pybk-test", str(path)], capture_output=True, text=True
-    )
-    if made.returncode:
-        pytest.skip(f"no file system can be mounted here: {made.stderr.strip()}")
-    try:
+    with small_device(tmp_path / "device", DEVICE_BYTES) as path:
         yield path
-    finally:
-        subprocess.run(["umount", "--lazy", str(path)], check=True)
 
 
 def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(ROOT / "src")}
-
-
-@contextmanager
-def filled(device: Path) -> Iterator[None]:
-    """Let another process take all space, and what becomes free, meanwhile."""
-    command = [sys.executable, "-c", FILLER, str(device / "other")]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as filler:
-        try:
-            assert filler.stdout is not None
-            assert filler.stdout.readline() == "full\n"
-            yield
-        finally:
-            filler.kill()
-    (device / "other").unlink()
 
 
 def free_bytes(device: Path) -> int:

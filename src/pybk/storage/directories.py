@@ -15,7 +15,14 @@ from pybk.feature_level import NEWEST_STORE_LEVEL, FeatureLevel
 from pybk.flags import StorageHint
 from pybk.ledger import keys
 from pybk.ledger.keys import SALT_BYTES_MIN
-from pybk.storage.format.catalog import CATALOG_PREFIX, CatalogWriter, catalog_ids, catalog_path, read_header
+from pybk.storage.format.catalog import (
+    CATALOG_PREFIX,
+    CatalogWriter,
+    catalog_ids,
+    catalog_path,
+    read_header,
+    remove_catalog,
+)
 from pybk.storage.format.cookie import (
     COOKIE_BYTES_MAX,
     COOKIE_NAME,
@@ -380,7 +387,7 @@ def remove_leftovers(volumes: Volumes, mark: CheckpointMark) -> None:
         path = os.path.join(volumes.root, name)
         if name.startswith(CATALOG_PREFIX) and path != catalog_path(volumes.root, mark.catalog_file_id):
             logger.info("removing %s, which another catalog replaced, or which was never finished", path)
-            volumes.fs.unlink(path)
+            remove_catalog(volumes.fs, path)
         elif name.startswith(_PLANNED):  # otherwise a store that lost its cookie might be replaced by a new one
             volumes.fs.unlink(path)
 

@@ -90,6 +90,7 @@ from pybk.storage import log as logs
 from pybk.storage.compaction.scheduler import Scheduler
 from pybk.storage.compaction.space import (
     CHANGES_WHEN_FULL_BYTES,
+    check_index_space,
     index_change_bytes,
     index_space,
 )
@@ -105,6 +106,7 @@ from pybk.storage.directories import (
     missing_files,
     remove_leftovers,
 )
+from pybk.storage.format.catalog import make_spare
 from pybk.storage.format.cookie import COOKIE_FORMATS, Cookie
 from pybk.storage.format.index_rows import CheckpointMark
 from pybk.storage.format.log_file import RecordKind, encode_control
@@ -980,19 +982,40 @@ class Store(StoreReader):
             StorageRefusedError: There is too little space, or it was refused for another reason; a part may be there.
             OSError: Syncing a directory failed.
         """
-        self.supply.restore()
-        with self.lock:
-            changed = list(self._dirty.values())
-        runs = sum(len(each.tail_firsts) for each in changed)
-        index_bytes = CHANGES_WHEN_FULL_BYTES + index_change_bytes(len(changed), runs, self.named.tail_bytes())
+        changes = CHANGES_WHEN_FULL_BYTES + self.change_bytes()
+        parts: list[Callable[[], None]] = [
+            self.supply.restore,
+            partial(self._reserve, partial(self._catalog_and_index.reserve, changes)),
+            partial(self._reserve, partial(self._index_environment.reserve, index_space(changes))),
+            *(partial(self._reserve, partial(each.reserve, ENTRIES_RESERVE_BYTES)) for each in self.entries.values()),
+            partial(make_spare, self.fs, self.volumes.root),
+            self._renew_catalog,
+        ]
+        lacking: StorageRefusedError | None = None
+        for restore in parts:
+            try:
+                restore()
+            except StorageRefusedError as error:  # another part may need less
+                lacking = lacking or error
+        if lacking is not None:
+            raise lacking
+
+    def _reserve(self, allocate: Callable[[], None]) -> None:
         try:
-            self._catalog_and_index.reserve(index_bytes)
-            self._index_environment.reserve(index_space(index_bytes))
-            for environment in self.entries.values():
-                environment.reserve(ENTRIES_RESERVE_BYTES)
+            allocate()
         except OSError as error:  # nothing is in it
             meaning = storage_error if is_full(error) else refused
             raise meaning(error, f"reserving space for {self.volumes.root}") from error
+
+    def _renew_catalog(self) -> None:
+        check_index_space(self, 0)
+        self._catalog_and_index.renew_in_spare()
+
+    def change_bytes(self) -> int:
+        """Return the bytes that a checkpoint made now would change in the index at most."""
+        with self.lock:
+            changed = list(self._dirty.values())
+        return index_change_bytes(len(changed), sum(len(each.tail_firsts) for each in changed), self.named.tail_bytes())
 
     def _hold_or_release(self) -> None:
         """Pause or resume staging of entries in the log; the caller holds ``_lock``."""

@@ -19,6 +19,7 @@ from pybk.ledger import keys
 from pybk.manager.ledger_manager import LedgerManager
 from pybk.storage.format import catalog
 from pybk.storage.format.cookie import COOKIE_FORMATS, COOKIE_NAME
+from pybk.storage.index import catalog_and_index
 from pybk.storage.io.filesystem import OsFile, OsFileSystem
 from pybk.storage.store import Store
 from tests.internals import store_of
@@ -174,15 +175,17 @@ class Full(Ledgers):
             with _no_space(), self._opened(directory) as manager:
                 check_ledgers(manager, reports, report)
                 report(RECOVERED)
-                with suppress(StorageFullError):  # the run may have used up the reserve
-                    self._free(manager, list(manager.list_ledgers())[:2], ignore)
+                self._free(manager, list(manager.list_ledgers())[:2], ignore)
         else:
             super().check(directory, reports, report)
 
 
 @contextmanager
 def _no_space() -> Iterator[None]:
-    """Have all file systems be full, for those who look before they write, and for files that are allocated."""
+    """Have all file systems be full, for those who look before they write, and for files that are allocated.
+
+    A catalog is written anew in the spare file each time that the reserve is looked after.
+    """
     create = OsFileSystem.create
 
     def create_empty(fs: OsFileSystem, path: str, size: int) -> OsFile:
@@ -191,7 +194,8 @@ def _no_space() -> Iterator[None]:
         return create(fs, path, size)
 
     full = mock.patch.object(OsFileSystem, "free_bytes", return_value=0)
-    with full, mock.patch.object(OsFileSystem, "create", create_empty):
+    renewed = mock.patch.object(catalog_and_index, "_RENEWED_BELOW_BYTES", 1 << 40)
+    with full, renewed, mock.patch.object(OsFileSystem, "create", create_empty):
         yield
 
 

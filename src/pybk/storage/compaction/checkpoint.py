@@ -42,7 +42,13 @@ from pybk.feature_level import FeatureLevel
 from pybk.flags import StorageHint
 from pybk.metrics import CHECKPOINT_TIME
 from pybk.storage.compaction.mover import Mover
-from pybk.storage.compaction.space import check_index_space, check_tier_space, index_change_bytes, record_bytes
+from pybk.storage.compaction.space import (
+    check_catalog_space,
+    check_index_space,
+    check_tier_space,
+    index_change_bytes,
+    record_bytes,
+)
 from pybk.storage.directories import mend_cookies
 from pybk.storage.format.index_rows import CheckpointMark, FileRow, LedgerRow, NamedRow
 from pybk.storage.format.log_file import BLOCK_BYTES, RunLocations
@@ -110,6 +116,10 @@ class Checkpoint:
         began_ns = time.monotonic_ns()
         self._garbage.purge()
         store = self._store
+        if store.tail_bytes:
+            # Before the log is cut, because that leaves a log file of the reserve, of which there are few.
+            check_index_space(store, store.change_bytes())
+            check_catalog_space(self._catalog_and_index, store.change_bytes())
         window: list[_Window] = []
         store.log.cut(lambda: window.append(self._snapshot()))
         taken = window[0]

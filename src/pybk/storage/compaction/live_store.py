@@ -75,6 +75,9 @@ class LiveStore(Protocol):
     def tail_checked(self, tail_bytes: int) -> None:
         """Subtract log that a checkpoint has taken over from ``tail_bytes``."""
 
+    def change_bytes(self) -> int:
+        """Return the bytes that a checkpoint made now would change in the index at most."""
+
     def wants_checkpoint(self) -> bool:
         """Return whether a checkpoint is due."""
 

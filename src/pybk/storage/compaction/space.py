@@ -22,12 +22,14 @@ from pybk.storage.tiers.registry import tier_for, tier_of_kind
 
 if TYPE_CHECKING:
     from pybk.storage.compaction.live_store import LiveStore
-    from pybk.storage.format.log_file import RunLocations
     from pybk.storage.index.catalog_and_index import CatalogAndIndex
 
 _SPARE_SHARE: Final = 4
 """This part of the free space is left when records are packed, because the index and the log need space, too."""
 _INDEX_SPARE_BYTES: Final = 512 << 10
+_CATALOG_SPARE_BYTES: Final = 32 << 10
+"""For the rows of files, the mark, and the next commit, which names the files that are removed."""
+
 CHANGES_WHEN_FULL_BYTES: Final = 512 << 10
 """Changes of catalog and index for which space is allocated in advance, besides those that the next checkpoint has."""
 
@@ -60,6 +62,16 @@ def check_index_space(store: LiveStore, nbytes: int) -> None:
         raise StorageFullError(
             f"{path} has {free} bytes free, and changing the index may take {needed}; free space on the device or "
             "delete ledgers"
+        )
+
+
+def check_catalog_space(catalog_and_index: CatalogAndIndex, nbytes: int) -> None:
+    """Raise StorageFullError if the catalog has too little space for a checkpoint that changes so much."""
+    free, needed = catalog_and_index.free_bytes(), nbytes + _CATALOG_SPARE_BYTES
+    if free < needed:
+        raise StorageFullError(
+            f"the catalog can grow by {free} bytes, and a checkpoint may take {needed}; free space on the device of "
+            "the store's own directory"
         )
 
 

@@ -57,7 +57,7 @@ from pybk.storage.format.log_file import (
     encode_control,
     padding,
 )
-from pybk.storage.io.failures import syncing
+from pybk.storage.io.failures import is_full, refused, storage_error, syncing, undoing
 from pybk.storage.io.filesystem import File, FileSystem
 
 logger = logging.getLogger(__name__)
@@ -76,6 +76,9 @@ REWRITE_BYTES_MIN: Final = 4 << 20
 
 _RESERVE_BYTES: Final = 512 << 10
 """What is allocated at a time for checkpoints to come, besides what is asked for."""
+
+SPARE_BYTES: Final = 1 << 20
+"""What a catalog has that is begun while there is no free space."""
 
 _FILE_ROW_BYTES: Final = 160
 _ROW_BYTES: Final = RECORD_HEADER_BYTES + 24
@@ -173,7 +176,14 @@ class CatalogWriter:
 
     @classmethod
     def create(
-        cls, fs: FileSystem, path: str, store_id: bytes, file_id: int, *, cookie: Cookie | None = None
+        cls,
+        fs: FileSystem,
+        path: str,
+        store_id: bytes,
+        file_id: int,
+        *,
+        cookie: Cookie | None = None,
+        spare: str | None = None,
     ) -> CatalogWriter:
         """Create a catalog without a checkpoint; its name is durable on return, its header with the first checkpoint.
 
@@ -183,14 +193,18 @@ class CatalogWriter:
             store_id: The 16 bytes of the store.
             file_id: The id that the marks will name.
             cookie: The store's main cookie, which decides the format; None stands for level BASE.
+            spare: A file in the same directory that is to become the catalog, with its blocks; None makes a file.
 
         Raises:
             OSError: The file may exist, without a checkpoint.
         """
         form = CATALOG_FORMATS[FeatureLevel.BASE] if cookie is None else format_of(cookie, CATALOG_FORMATS)
-        file = fs.create(path, 0)
+        header = (_encode_file_header(store_id, file_id, cookie),)
+        file = fs.create(path, 0) if spare is None else _emptied(fs, spare)
         try:
-            file.write((_encode_file_header(store_id, file_id, cookie),), 0)
+            file.write(header, 0)
+            if spare is not None:
+                fs.rename(spare, path)
             with syncing(path):
                 fs.sync_directory(os.path.dirname(path))
         except BaseException:
@@ -324,8 +338,12 @@ class CatalogWriter:
 
     def reserve(self, fs: FileSystem, nbytes: int) -> None:
         """Allocate the space for checkpoints of ``nbytes`` and more; OSError if there is too little."""
-        if fs.disk_bytes(self._path) < self._length + nbytes:
+        if self.reserved_bytes(fs) < nbytes:
             self._file.reserve(self._length + nbytes + _RESERVE_BYTES)
+
+    def reserved_bytes(self, fs: FileSystem) -> int:
+        """Return by how many bytes the catalog can grow without free space."""
+        return max(0, fs.disk_bytes(self._path) - self._length)
 
     def take_back(self) -> None:
         """Undo the last ``append``, complete or failed, because the index was not updated; durable on return.
@@ -388,6 +406,22 @@ class CatalogWriter:
             self._file.write_zeros(self._length, self._file.size - self._length)
             self._sync()
         self._unclean = False
+
+
+def _emptied(fs: FileSystem, spare: str) -> File:
+    """Zero a file that was a catalog, or is to be one, durably, in its own blocks; return it, open for writing."""
+    # How it got its name must be durable first: a catalog that the index names must not be the same file.
+    with syncing(spare):
+        fs.sync_directory(os.path.dirname(spare))
+    file = fs.open(spare, writable=True)
+    try:
+        file.write_zeros(0, max(file.size, SPARE_BYTES))
+        with syncing(spare):
+            file.sync()
+    except BaseException:
+        file.close()
+        raise
+    return file
 
 
 def read_catalog(fs: FileSystem, path: str, store_id: bytes, file_id: int, *, at_least: int = 0) -> CatalogState:
@@ -486,8 +520,16 @@ def rewrite_is_due(catalog_bytes: int, totals: Totals) -> bool:
     Returns:
         Never True for a catalog below 4 MiB, nor for one that was just written with one checkpoint.
     """
-    live = 2 * BLOCK_BYTES + totals.ledgers * _ROW_BYTES + totals.metadata_bytes + totals.files * _FILE_ROW_BYTES
-    return catalog_bytes > max(REWRITE_BYTES_MIN, 2 * live)
+    return catalog_bytes > max(REWRITE_BYTES_MIN, 2 * _live_bytes(totals))
+
+
+def fits_in_spare(totals: Totals, named_bytes: int) -> bool:
+    """Return whether a new catalog of these rows takes half of a spare file at most."""
+    return 2 * (_live_bytes(totals) + totals.named * _ROW_BYTES + named_bytes) <= SPARE_BYTES
+
+
+def _live_bytes(totals: Totals) -> int:
+    return 2 * BLOCK_BYTES + totals.ledgers * _ROW_BYTES + totals.metadata_bytes + totals.files * _FILE_ROW_BYTES
 
 
 def _ledger_records(
@@ -685,12 +727,66 @@ def _files_of(fields: dict[str, Any], path: str) -> dict[int, FileRow]:
 
 
 CATALOG_PREFIX: Final = "catalog-"
+_SPARE: Final = "reserve-catalog"
+_SPARE_BYTES_MAX: Final = 8 * SPARE_BYTES
 _FILE_ID: Final = re.compile("[0-9a-f]{16}")
 
 
 def catalog_path(root: str, file_id: int) -> str:
     """Return the path of a catalog file."""
     return os.path.join(root, f"{CATALOG_PREFIX}{file_id:016x}")
+
+
+def spare_path(root: str) -> str:
+    """Return the path of the file that is allocated for a catalog that is begun while there is no free space."""
+    return os.path.join(root, _SPARE)
+
+
+def has_spare(fs: FileSystem, root: str) -> bool:
+    """Return whether the spare file is there, with its blocks."""
+    path = spare_path(root)
+    return fs.exists(path) and fs.disk_bytes(path) >= SPARE_BYTES
+
+
+def make_spare(fs: FileSystem, root: str) -> None:
+    """Allocate the spare file if there is none.
+
+    Raises:
+        StorageRefusedError: There is no space or descriptor, or making it failed; it is removed again.
+        OSError: Syncing the directory failed.
+    """
+    if has_spare(fs, root):
+        return
+    path = spare_path(root)
+    try:
+        if fs.exists(path):  # of a making that was interrupted, or copied without its blocks
+            fs.unlink(path)
+        file = fs.create(path, SPARE_BYTES)
+        try:
+            file.sync()
+        except BaseException as error:
+            with undoing(error):
+                fs.unlink(path)
+            raise
+        finally:
+            file.close()
+    except OSError as error:  # nothing is in it, so even a failed sync leaves nothing in doubt
+        raise (storage_error if is_full(error) else refused)(error, f"making {path}") from error
+    with syncing(root):
+        fs.sync_directory(root)
+
+
+def remove_catalog(fs: FileSystem, path: str) -> None:
+    """Remove a catalog that nothing names: it becomes the spare file if that is missing, and has the blocks for it.
+
+    Raises:
+        OSError: It is still there.
+    """
+    spare, size = spare_path(os.path.dirname(path)), fs.file_bytes(path)
+    if size > _SPARE_BYTES_MAX or fs.disk_bytes(path) < max(size, SPARE_BYTES) or fs.exists(spare):
+        fs.unlink(path)
+    else:
+        fs.rename(path, spare)
 
 
 def catalog_ids(fs: FileSystem, root: str) -> list[int]:

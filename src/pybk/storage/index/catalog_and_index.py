@@ -9,11 +9,20 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from pybk.errors import PybkError, StorageFailedError
 from pybk.metrics import Gauge, MetricKey
-from pybk.storage.format.catalog import CATALOG_FORMATS, CatalogWriter, catalog_path, rewrite_is_due
+from pybk.storage.format.catalog import (
+    CATALOG_FORMATS,
+    CatalogWriter,
+    catalog_path,
+    fits_in_spare,
+    has_spare,
+    remove_catalog,
+    rewrite_is_due,
+    spare_path,
+)
 from pybk.storage.format.cookie import format_of
 from pybk.storage.format.index_rows import CheckpointMark, EncodedLedger, FileRow, LedgerRow, NamedRow
 from pybk.storage.io.failures import is_refused, undoing
@@ -26,6 +35,9 @@ if TYPE_CHECKING:
     from pybk.storage.volumes import Volumes
 
 logger = logging.getLogger(__name__)
+
+_RENEWED_BELOW_BYTES: Final = 256 << 10
+"""A catalog that can grow by less is written anew in the spare file; enough for what one checkpoint has."""
 
 Change = Callable[["IndexUpdate"], Counter[int]]
 """Makes a change in the index, and returns what it does to the live bytes of each file."""
@@ -117,6 +129,26 @@ class CatalogAndIndex:
         if self._catalog is not None:
             self._catalog.reserve(self._volumes.fs, nbytes)
 
+    def free_bytes(self) -> int:
+        """Return by how many bytes the catalog can grow."""
+        reserved = 0 if self._catalog is None else self._catalog.reserved_bytes(self._volumes.fs)
+        return reserved + self._volumes.fs.free_bytes(self._volumes.root)
+
+    def renew_in_spare(self) -> None:
+        """Begin a new catalog in the spare file if the present one can hardly grow; do nothing if it does not fit.
+
+        The present one becomes the spare file. So checkpoints need no free space, as many as there may be.
+
+        Raises:
+            PybkError, OSError: As ``commit``.
+        """
+        volumes, catalog = self._volumes, self._catalog
+        if catalog is None or self.free_bytes() >= _RENEWED_BELOW_BYTES or not has_spare(volumes.fs, volumes.root):
+            return
+        named_bytes = sum(len(row.value or b"") + len(row.name) for row in self._index.all_named())
+        if fits_in_spare(self._index.totals(), named_bytes):
+            self.commit(self.mark, lambda update: Counter(), in_spare=True)
+
     def close(self) -> None:
         """Close the catalog."""
         if self._catalog is not None:
@@ -132,7 +164,7 @@ class CatalogAndIndex:
         added: Iterable[FileRow] = (),
         gone: Iterable[int] = (),
         named: Iterable[NamedRow] = (),
-        renew: bool = False,
+        in_spare: bool = False,
     ) -> None:
         """Make a change durable, in the catalog and then in the index.
 
@@ -144,7 +176,7 @@ class CatalogAndIndex:
             added: New files; cold segments among them were made for this change.
             gone: Files that are removed from the store.
             named: Named records that are new, changed or, if they have no value, deleted.
-            renew: Begin a new catalog, regardless of the length of the present one.
+            in_spare: Begin a new catalog in the spare file, regardless of the length of the present one.
 
         Raises:
             StorageFullError, CorruptError: Nothing was changed, and the added cold segments were removed.
@@ -153,7 +185,7 @@ class CatalogAndIndex:
         changed = _Changed(rows, dropped, list(added), list(gone), list(named))
         before = self._catalog
         try:
-            catalog, mark = self._write_catalog(changed, mark, renew=renew)
+            catalog, mark = self._write_catalog(changed, mark, in_spare=in_spare)
             try:
                 counts = self._change_index(mark, change, changed)
             except StorageFailedError:
@@ -177,7 +209,7 @@ class CatalogAndIndex:
         if before is not None and catalog is not before:
             before.close()
             try:
-                self._volumes.fs.unlink(before.path)
+                remove_catalog(self._volumes.fs, before.path)
             except OSError as error:
                 if not is_refused(error):
                     raise
@@ -197,17 +229,17 @@ class CatalogAndIndex:
         return counts
 
     def _write_catalog(
-        self, changed: _Changed, mark: CheckpointMark, *, renew: bool
+        self, changed: _Changed, mark: CheckpointMark, *, in_spare: bool
     ) -> tuple[CatalogWriter, CheckpointMark]:
         """Append to the catalog, or begin a new one if most of it is outdated; return it and its mark."""
         catalog = self._catalog
         if (
-            renew
+            in_spare
             or catalog is None
             or catalog.format != format_of(self.cookie, CATALOG_FORMATS)
             or (self._fits_anew(catalog) and rewrite_is_due(catalog.length, self._index.totals()))
         ):
-            return self._begin_catalog(changed, mark)
+            return self._begin_catalog(changed, mark, in_spare=in_spare)
         try:
             length = catalog.append(
                 changed.rows,
@@ -228,7 +260,9 @@ class CatalogAndIndex:
         """Return whether there is space for a catalog next to the present one, which takes up to half of its bytes."""
         return self._volumes.fs.free_bytes(self._volumes.root) > catalog.length
 
-    def _begin_catalog(self, changed: _Changed, mark: CheckpointMark) -> tuple[CatalogWriter, CheckpointMark]:
+    def _begin_catalog(
+        self, changed: _Changed, mark: CheckpointMark, *, in_spare: bool
+    ) -> tuple[CatalogWriter, CheckpointMark]:
         volumes = self._volumes
         file_id = volumes.new_id()
         path = catalog_path(volumes.root, file_id)
@@ -236,8 +270,11 @@ class CatalogAndIndex:
         files = list(self._files(changed))
         named = {row.name: row for row in (*self._index.all_named(), *changed.named)}
         kept = [row for row in named.values() if row.value is not None]
+        spare = spare_path(volumes.root) if in_spare else None
         try:
-            catalog = CatalogWriter.create(volumes.fs, path, self.cookie.store_id, file_id, cookie=self.cookie)
+            catalog = CatalogWriter.create(
+                volumes.fs, path, self.cookie.store_id, file_id, cookie=self.cookie, spare=spare
+            )
             try:
                 ledgers = self._ledgers(changed.rows, changed.dropped)
                 length = catalog.append(ledgers, (), mark, files, changed=files, named=kept)
@@ -247,7 +284,7 @@ class CatalogAndIndex:
         except OSError as error:
             with undoing(error):
                 if volumes.fs.exists(path):
-                    volumes.fs.unlink(path)
+                    remove_catalog(volumes.fs, path)
             raise
         return catalog, mark._replace(catalog_bytes=length)
 
@@ -274,7 +311,7 @@ class CatalogAndIndex:
             catalog.take_back()
         else:
             catalog.close()
-            self._volumes.fs.unlink(catalog.path)
+            remove_catalog(self._volumes.fs, catalog.path)
 
     def _discard(self, added: list[FileRow]) -> None:
         for row in added:

@@ -1001,8 +1001,10 @@ class FileLock:
             fd = access.open_or_create(path)
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                os.ftruncate(fd, 0)
-                os.pwrite(fd, str(os.getpid()).encode(), 0)
+                # Written before the rest is cut off, so that the file keeps its block: the disk may be full.
+                pid = str(os.getpid()).encode()
+                os.pwrite(fd, pid.ljust(os.fstat(fd).st_size), 0)
+                os.ftruncate(fd, len(pid))
             except BlockingIOError:
                 error = _locked(path, fd)
                 os.close(fd)
