@@ -154,7 +154,9 @@ def test_the_name_of_a_log_file_that_was_taken_from_the_reserve_is_durable() -> 
     with room() as path:
         run = Run.of("full", 1, path)
         taken = [
-            number for number, each in enumerate(run.records) if each.name.startswith("reserve-") and "/" in each.name
+            number
+            for number, each in enumerate(run.records)
+            if each.name.startswith("reserve-") and each.name.endswith(".log")
         ]
         assert len(taken) > 3
         cuts = [Cut(number + after, loss, 1) for number in taken for after in range(5) for loss in _LOSSES_OF_NAMES]
@@ -163,6 +165,19 @@ def test_the_name_of_a_log_file_that_was_taken_from_the_reserve_is_durable() -> 
         [*syncs] = [next(sync for sync in run.syncs[call] if sync > number) for number in taken]
         cuts = [Cut(position, Loss.ALL, 1) for sync in syncs for position in range(sync + 1, sync + 8)]
         assert list(run.wrong_after(cuts, call))
+
+
+def test_nothing_is_lost_when_catalogs_change_places_with_the_spare_file() -> None:
+    with room() as path:
+        run = Run.of("full", 1, path)
+        moved = [
+            number
+            for number, each in enumerate(run.records)
+            if "/" in each.name and "reserve-catalog" in each.name.split("/")
+        ]
+        assert len(moved) > 3
+        cuts = [Cut(number + after, loss, 1) for number in moved for after in range(5) for loss in _LOSSES_OF_NAMES]
+        assert not list(run.failures(Random(1).sample(cuts, min(len(cuts), _CUTS_BETWEEN))))
 
 
 def test_the_sync_of_an_append_is_needed(creation: Run) -> None:
