@@ -45,7 +45,7 @@ def test_a_checkpoint_that_there_is_no_space_for_takes_no_reserved_file(monkeypa
     ledger_ids = [new_ledger(manager, StorageHint.NVME).ledger_id for _ in range(30)]
     manager.checkpoint()
     fs.fill()
-    monkeypatch.setattr(space, "_INDEX_SPARE_BYTES", 64 * MIB)
+    monkeypatch.setattr(space, "INDEX_SPARE_BYTES", 64 * MIB)
     for ledger_id in ledger_ids:
         manager.delete_ledger(ledger_id)
         with pytest.raises(StorageFullError, match="changing the index"):

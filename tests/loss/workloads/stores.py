@@ -194,7 +194,7 @@ def _no_space() -> Iterator[None]:
         return create(fs, path, size)
 
     full = mock.patch.object(OsFileSystem, "free_bytes", return_value=0)
-    renewed = mock.patch.object(catalog_and_index, "_RENEWED_BELOW_BYTES", 1 << 40)
+    renewed = mock.patch.object(catalog_and_index, "RENEWED_BELOW_BYTES", 1 << 40)
     with full, renewed, mock.patch.object(OsFileSystem, "create", create_empty):
         yield
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _SPARE_SHARE: Final = 4
 """This part of the free space is left when records are packed, because the index and the log need space, too."""
-_INDEX_SPARE_BYTES: Final = 512 << 10
+INDEX_SPARE_BYTES: Final = 512 << 10
 _CATALOG_SPARE_BYTES: Final = 32 << 10
 """For the rows of files, the mark, and the next commit, which names the files that are removed."""
 
@@ -88,7 +88,7 @@ def index_change_bytes(ledgers: int, runs: int, named_bytes: int) -> int:
 
 def index_space(nbytes: int) -> int:
     """Return the space that a change of so many bytes of the index may take."""
-    return 2 * nbytes + _INDEX_SPARE_BYTES  # pages are not full, and are copied before they are changed
+    return 2 * nbytes + INDEX_SPARE_BYTES  # pages are not full, and are copied before they are changed
 
 
 def record_bytes(runs: RunLocations) -> int:

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_RENEWED_BELOW_BYTES: Final = 256 << 10
+RENEWED_BELOW_BYTES: Final = 256 << 10
 """A catalog that can grow by less is written anew in the spare file; enough for what one checkpoint has."""
 
 Change = Callable[["IndexUpdate"], Counter[int]]
@@ -143,7 +143,7 @@ class CatalogAndIndex:
             PybkError, OSError: As ``commit``.
         """
         volumes, catalog = self._volumes, self._catalog
-        if catalog is None or self.free_bytes() >= _RENEWED_BELOW_BYTES or not has_spare(volumes.fs, volumes.root):
+        if catalog is None or self.free_bytes() >= RENEWED_BELOW_BYTES or not has_spare(volumes.fs, volumes.root):
             return
         named_bytes = sum(len(row.value or b"") + len(row.name) for row in self._index.all_named())
         if fits_in_spare(self._index.totals(), named_bytes):
