@@ -12,7 +12,8 @@ from typing import Any, Final, NamedTuple
 
 import pytest
 
-from pybk import RemoteConsumer, public
+from pybk import BlobStore, RemoteConsumer, public
+from pybk.manager.opening import opening_form
 from pybk.threads.call_threads import asyncio_form
 from tests.waiting import WAIT_S
 
@@ -147,6 +148,27 @@ class SubKind(Kind):
         return "by the subclass"
 
 
+class Door:
+    def __init__(self, number: int, *, wide: bool = False) -> None:
+        self.opened = number, wide
+
+    def close(self) -> None:
+        self.opened = 0, False
+
+
+class House:
+    def door(self, number: int, *, wide: bool = False) -> Door:
+        """Open a door."""
+        return Door(number, wide=wide)
+
+    door_async = opening_form(door)
+
+
+class NarrowHouse(House):
+    def door(self, number: int, *, wide: bool = False) -> Door:
+        return Door(-number, wide=wide)
+
+
 def test_forms_of_functions_and_methods() -> None:
     async def use() -> None:
         assert (await where_async(int)).startswith("pybk-call")
@@ -188,3 +210,24 @@ def test_a_cancelled_form_is_made_all_the_same() -> None:
         assert made.is_set()
 
     asyncio.run(use())
+
+
+# ---- what opens a handle -------------------------------------------------------------------------------------------
+
+
+def test_the_form_of_what_opens_a_handle_opens_it_once_it_is_awaited() -> None:
+    async def use() -> None:
+        opening = House().door_async(3, wide=True)
+        assert repr(opening) == "<Opening House.door_async(3), not awaited>"
+        assert (await opening).opened == (3, True)
+        assert (await NarrowHouse().door_async(3)).opened == (-3, False)
+
+    asyncio.run(use())
+
+
+def test_the_form_of_what_opens_a_handle_has_the_arguments_of_its_call() -> None:
+    made, sync = inspect.signature(BlobStore.create_blob_async), inspect.signature(BlobStore.create_blob)
+    assert made.parameters == sync.parameters
+    assert made.return_annotation == "Opening[BlobUpload]"
+    form: Any = House.door_async
+    assert (form.__name__, form.__qualname__, form.__module__) == ("door_async", "House.door_async", __name__)

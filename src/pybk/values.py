@@ -8,7 +8,7 @@ from collections.abc import Callable
 from operator import index
 from typing import Any, Final, NoReturn, Self, TypeVar
 
-from pybk.errors import CorruptError
+from pybk.errors import CorruptError, UnsupportedFormatError
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -61,7 +61,7 @@ def encode_json(values: dict[str, Any]) -> bytes:
     return _encode_json(values).encode()
 
 
-def decode_json(data: bytes, make: Callable[[dict[str, Any]], T], *, where: str) -> T:
+def decode_json(data: bytes, make: Callable[[dict[str, Any]], T], *, where: str, number: int | None = None) -> T:
     """Decode the output of ``encode_json``.
 
     Args:
@@ -69,14 +69,20 @@ def decode_json(data: bytes, make: Callable[[dict[str, Any]], T], *, where: str)
         make: Makes the result of the values. It may raise what Python raises for missing or wrong values, such as
             OverflowError for a number that JSON decodes to infinity.
         where: Names the value in errors.
+        number: The ``format`` that the values must have, which ``make`` does not get; None if they have none.
 
     Raises:
         CorruptError: The bytes are not JSON, or ``make`` refused them.
+        UnsupportedFormatError: The values have another format.
     """
     try:
         values = json.loads(data.decode())
         if not isinstance(values, dict):
             raise ValueError("not an object")
+        if number is not None and (found := values.pop("format")) != number:
+            raise UnsupportedFormatError(
+                f"{where}: format {found}; this pybk reads format {number}: install a newer pybk"
+            )
         return make(values)
     except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
         raise CorruptError(

@@ -15,20 +15,38 @@ from pybk.streams.blob import BlobReader, BlobWriter
 CHUNK = 100
 
 
+class Written(BlobWriter[int]):
+    """A blob that nothing names."""
+
+    def __init__(self, manager: LedgerManager, chunk_bytes: int = CHUNK) -> None:
+        self.ledger = manager.create_ledger(password=b"p")
+        super().__init__("the blob", self.ledger, chunk_bytes)
+        self._ended = False
+
+    def _publish(self) -> int:
+        return self.ledger.ledger_id
+
+    def _abandon(self) -> None:
+        pass
+
+    def _give_up(self) -> None:
+        pass
+
+
 @pytest.mark.parametrize("size", [0, 1, 99, 100, 101, 200, 5_000])
 def test_a_blob_reads_like_a_file(tmp_path: Path, size: int) -> None:
     random = Random(size)
     data = random.randbytes(size)
     with LedgerManager.open(tmp_path) as manager:
-        writer = BlobWriter(manager.create_ledger(password=b"p"), CHUNK)
+        writer = Written(manager)
         at = 0
         while at < size:
             step = random.randint(1, 350)
             assert writer.write(data[at : at + step]) == len(data[at : at + step])
             at += step
         assert writer.tell() == size
-        writer.finish()
-        blob = BlobReader(manager.open_ledger(writer.ledger_id, password=b"p"))
+        ledger_id = writer.commit()
+        blob = BlobReader(manager.open_ledger(ledger_id, password=b"p"))
         with io.BufferedReader(blob, 64) as file:
             assert file.read() == data
             for _ in range(50):
@@ -43,11 +61,11 @@ def test_a_blob_reads_like_a_file(tmp_path: Path, size: int) -> None:
 
 def test_a_blob_that_was_not_closed_does_not_count(tmp_path: Path) -> None:
     with LedgerManager.open(tmp_path) as manager:
-        writer = BlobWriter(manager.create_ledger(password=b"p"), CHUNK)
+        writer = Written(manager)
         writer.write(bytes(250))
         writer.close()
         with pytest.raises(CorruptError, match="written to its end"):
-            BlobReader(manager.open_ledger(writer.ledger_id, password=b"p", recover=False))
+            BlobReader(manager.open_ledger(writer.ledger.ledger_id, password=b"p", recover=False))
 
 
 def test_another_ledger_is_not_a_blob(tmp_path: Path) -> None:
@@ -64,10 +82,10 @@ def test_what_is_read_ahead_is_what_is_read(tmp_path: Path, step: int) -> None:
     chunk = 64 << 10
     data = random.randbytes(20 << 20)
     with LedgerManager.open(tmp_path) as manager:
-        writer = BlobWriter(manager.create_ledger(password=b"p"), chunk)
+        writer = Written(manager, chunk)
         writer.write(data)
-        writer.finish()
-        with BlobReader(manager.open_ledger(writer.ledger_id, password=b"p")) as blob:
+        ledger_id = writer.commit()
+        with BlobReader(manager.open_ledger(ledger_id, password=b"p")) as blob:
             buffer = bytearray(step)
             for _ in range(4):
                 position = blob.seek(random.randrange(len(data)))
@@ -77,17 +95,17 @@ def test_what_is_read_ahead_is_what_is_read(tmp_path: Path, step: int) -> None:
                     position += count
             blob.seek(0)
             assert blob.readall() == data
-        with BlobReader(manager.open_ledger(writer.ledger_id, password=b"p")) as blob:
+        with BlobReader(manager.open_ledger(ledger_id, password=b"p")) as blob:
             assert blob.readall()[:10] == data[:10]
 
 
 def test_a_reader_that_reads_ahead_may_be_closed_at_any_time(tmp_path: Path) -> None:
     with LedgerManager.open(tmp_path) as manager:
-        writer = BlobWriter(manager.create_ledger(password=b"p"), 64 << 10)
+        writer = Written(manager, 64 << 10)
         writer.write(bytes(20 << 20))
-        writer.finish()
+        ledger_id = writer.commit()
         for count in range(5):
-            blob = BlobReader(manager.open_ledger(writer.ledger_id, password=b"p"))
+            blob = BlobReader(manager.open_ledger(ledger_id, password=b"p"))
             for _ in range(count):
                 blob.readinto(bytearray(64 << 10))
             blob.close()

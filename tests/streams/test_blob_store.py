@@ -25,10 +25,11 @@ from pybk.errors import (
     NoSuchBlobError,
     StoreLockedError,
     UnauthorizedError,
+    UnsupportedFormatError,
 )
 from pybk.manager.ledger_manager import backend_of
 from pybk.streams.blob_catalog import BlobCatalog
-from pybk.streams.blob_record import Hold
+from pybk.streams.blob_record import BlobRecord, BlobVersion, Hold, Reference
 from pybk.streams.ledger_spec import settings_of
 from tests.cluster.inside import inside
 
@@ -530,3 +531,22 @@ def test_everything_has_an_asyncio_form(manager: LedgerManager) -> None:
             assert await blobs.sweep_async() == 0
 
     asyncio.run(use())
+
+
+def test_the_bytes_of_a_record_stay_as_they_are() -> None:
+    """Stores and clusters have records of these bytes."""
+    first = BlobVersion(1, Reference("ab", 5, "", 7), 10, "00ff", 64, 99, {"k": "v", "a": "ü"})
+    second = first._replace(number=3, reference=Reference("cd", 6, "home", 0))
+    uploads, dropped = (Reference("ab", 5, "", 7),), (Reference("x", 1, "y", 2),)
+    record = BlobRecord("nä/me", 4, (first, second), uploads, dropped, (Hold(3, "t", "n"),))
+    encoded = (
+        '{"dropped":[["x",1,"y",2]],"format":1,"holds":[[3,"t","n"]],"name":"nä/me","next_version":4,'
+        '"uploads":[["ab",5,"",7]],"versions":[[1,["ab",5,"",7],10,"00ff",64,99,{"a":"ü","k":"v"}],'
+        '[3,["cd",6,"home",0],10,"00ff",64,99,{"a":"ü","k":"v"}]]}'
+    ).encode()
+    assert record.encode() == encoded
+    assert BlobRecord.decode(encoded, where="the record") == record
+    with pytest.raises(UnsupportedFormatError, match="the record: format 2; this pybk reads format 1"):
+        BlobRecord.decode(encoded.replace(b'"format":1', b'"format":2'), where="the record")
+    with pytest.raises(CorruptError, match="do not ascend"):
+        BlobRecord.decode(encoded.replace(b'"next_version":4', b'"next_version":3'), where="the record")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import os
 from collections.abc import Iterator
 from contextlib import suppress
@@ -303,3 +304,12 @@ def test_the_name_of_a_directory_that_a_killed_restore_made_is_synced(
     monkeypatch.setattr(os, "fsync", note)
     snapshots.restore(tmp_path / "a" / "b" / "c" / "restored")
     assert {str(tmp_path / each) for each in ("a", "a/b", "a/b/c")} <= set(synced)
+
+
+def test_the_bytes_of_a_manifest_stay_as_they_are(blobs: BlobStore) -> None:
+    saved = opened(blobs).save(b"x", lsn=2, generation=3, meta={"a": "b"})
+    digest = hashlib.sha256(b"x").hexdigest()
+    assert blobs.get("db/manifest/0000000000000001").decode() == (
+        f'{{"directories":[],"files":[["",384,1,["{digest}"]]],"format":1,'
+        f'"info":[1,2,3,{{"a":"b"}},{saved.created_ns},false,1,1],"part_bytes":{PART}}}'
+    )

@@ -12,17 +12,19 @@ one, nothing is staged, and the commit begins again.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from functools import singledispatch
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, TypeVar
 
 from pybk import storage
 from pybk.backend.ledger_backend import LedgerBackend
 from pybk.errors import ClosedError, IllegalOperationError, PybkError, UsageError, VersionConflictError
+from pybk.manager.handle import WithBlock
 from pybk.spans import operation
 from pybk.storage.named_records import NamedChange
-from pybk.threads.call_threads import asyncio_form, in_own_thread
+from pybk.threads.call_threads import asyncio_form
 
 if TYPE_CHECKING:
     from pybk.storage.transaction_group import LedgerEntries
@@ -42,24 +44,30 @@ class GroupPart(NamedTuple):
     change: NamedChange | None = None
 
 
-class GroupMember(Protocol):
-    """A log or another thing, as one group changes it."""
+class GroupMember(ABC):
+    """A log or another thing, as one group changes it.
 
-    @property
-    def call(self) -> str:
-        """The name of the method of ``AtomicGroup`` that is for it."""
+    Attributes:
+        call: The name of the method of ``AtomicGroup`` that is for it.
+        alone: What to call without a group, for the error of a group over ensembles.
+        key: Its name among all members; members are locked in the order of their keys.
+        backend: The store that it is in.
+        results: What became of each thing that was added, once the group is durable.
+    """
 
-    @property
-    def key(self) -> str:
-        """Its name among all members; members are locked in the order of their keys."""
+    call: ClassVar[str]
+    alone: ClassVar[str] = ""
+    results: Sequence[Any] = ()
 
-    @property
-    def backend(self) -> LedgerBackend:
-        """The store that it is in."""
+    def __init__(self, key: str, backend: LedgerBackend) -> None:
+        self.key: Final = key
+        self.backend: Final = backend
 
+    @abstractmethod
     def add(self, *arguments: Any, **options: Any) -> None:
         """Add something that the group does to it; raises UsageError for what cannot be."""
 
+    @abstractmethod
     def hold(self, stage: Callable[[GroupPart], R | None]) -> R | None:
         """Call ``stage`` with its locks held, and take note of what was staged unless that returned None.
 
@@ -70,7 +78,7 @@ class GroupMember(Protocol):
             PybkError: It takes no changes; nothing was staged.
         """
 
-    def prepare(self) -> None:
+    def prepare(self) -> None:  # noqa: B027  # most have nothing to do
         """Do what has to be done before it can take part; called without locks."""
 
     def commit_alone(self) -> None:
@@ -79,19 +87,16 @@ class GroupMember(Protocol):
         Raises:
             IllegalOperationError: That needs a group.
         """
+        raise IllegalOperationError(f"a group over ensembles has records of one log only; {self.alone}")
 
-    def committed(self) -> None:
+    def committed(self) -> None:  # noqa: B027
         """Take note of that the group is durable."""
 
-    def abandon(self) -> None:
+    def abandon(self) -> None:  # noqa: B027
         """Let go of what was added, because the group was not committed; called once, and must not raise.
 
         A commit that was interrupted may have staged the group all the same; then this changes nothing of that.
         """
-
-    @property
-    def results(self) -> Sequence[Any]:
-        """What became of each thing that was added, once the group is durable."""
 
 
 @singledispatch
@@ -108,7 +113,7 @@ def member_of(target: object) -> GroupMember:
     )
 
 
-class AtomicGroup:
+class AtomicGroup(WithBlock):
     """One atomic change of several logs, subscriptions, blobs and properties; made by ``LedgerManager.transaction``.
 
     Use it so::
@@ -268,10 +273,6 @@ class AtomicGroup:
 
     # ---- with ----------------------------------------------------------------------------------------------------
 
-    def __enter__(self) -> Self:
-        """Return the group itself."""
-        return self
-
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
@@ -280,16 +281,6 @@ class AtomicGroup:
             self.commit()
         else:
             self.abort()
-
-    async def __aenter__(self) -> Self:
-        """Return the group itself."""
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        """Commit or give up the group as ``__exit__`` does, in a thread."""
-        await in_own_thread(self.__exit__, kind, error, traceback)
 
 
 def _abandon(members: Iterable[GroupMember]) -> None:

@@ -38,7 +38,33 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-class Handle(ABC):
+class WithBlock(ABC):
+    """An object for ``with`` and ``async with``."""
+
+    __slots__ = ()
+
+    def __enter__(self) -> Self:
+        """Return the object itself."""
+        return self
+
+    @abstractmethod
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """End it."""
+
+    async def __aenter__(self) -> Self:
+        """Return the object itself."""
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """End it as ``__exit__`` does, in a thread."""
+        await in_own_thread(self.__exit__, kind, error, traceback)
+
+
+class Handle(WithBlock):
     """An object that is opened, and let go of by ``close``, which leaving its ``with`` calls."""
 
     __slots__ = ()
@@ -52,10 +78,6 @@ class Handle(ABC):
     def _has_unreported_failures(self) -> bool:
         """Return whether appends have failed because another owner has the log, and nothing has reported that."""
         return False
-
-    def __enter__(self) -> Self:
-        """Return the object itself."""
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -75,16 +97,6 @@ class Handle(ABC):
         except Exception:
             if error is None:
                 raise
-
-    async def __aenter__(self) -> Self:
-        """Return the object itself."""
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        """Close it as ``__exit__`` does, in a thread."""
-        await in_own_thread(self.__exit__, kind, error, traceback)
 
 
 _LOOK_SECONDS: Final = 1.0

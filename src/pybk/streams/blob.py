@@ -10,19 +10,24 @@ from __future__ import annotations
 
 import io
 import struct
+from abc import abstractmethod
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Final
+from contextlib import AbstractContextManager, nullcontext, suppress
+from types import TracebackType
+from typing import Final, Generic, TypeVar
 
 from xxhash import xxh3_128
 
 from pybk.errors import ClosedError, CorruptError, DigestMismatchError, PybkError, UnsupportedFormatError, UsageError
 from pybk.ledger.entry import EntryBatch
-from pybk.manager.append_future import AppendFuture
-from pybk.manager.handle import fork_error, in_children
+from pybk.manager.handle import WithBlock, fork_error, in_children
 from pybk.manager.ledger_manager import LedgerManager, backend_of
 from pybk.manager.ledger_reader import LedgerReader
 from pybk.manager.ledger_writer import LedgerWriter
+from pybk.threads.call_threads import asyncio_form
+
+R = TypeVar("R")
 
 BLOB_FORMAT: Final = 1
 CHUNK_BYTES: Final = 1 << 20
@@ -58,32 +63,20 @@ def bytes_of(data: object) -> memoryview:
         ) from None
 
 
-class BlobWriter(io.RawIOBase):
-    """Writes a blob; nothing of it counts before ``finish`` returns.
+class PieceWriter(io.BufferedIOBase):
+    """A file to write to, whose bytes are put in pieces of the same size, except the last.
 
     Threads: one.
 
     Args:
-        writer: The writer of a new ledger.
-        chunk_bytes: Bytes of a chunk.
-
-    Attributes:
-        ledger_id: The blob's ledger.
-        chunk_bytes: As given.
+        piece_bytes: Bytes of a piece.
     """
 
-    def __init__(self, writer: LedgerWriter, chunk_bytes: int) -> None:
+    def __init__(self, piece_bytes: int) -> None:
         super().__init__()
-        self.ledger_id = writer.ledger_id
-        self._writer = writer
-        self.chunk_bytes = chunk_bytes
-        self._digest = xxh3_128()
+        self._piece_bytes = piece_bytes
         self._buffer = bytearray()
         self._written = 0
-        self._forked = False
-        in_children(self, BlobWriter._disable)
-        self._outstanding: deque[AppendFuture[int]] = deque()
-        self._outstanding.append(writer.append_async(_HEADER.pack(_MAGIC, BLOB_FORMAT, chunk_bytes)))
 
     def writable(self) -> bool:
         """Return True."""
@@ -93,62 +86,189 @@ class BlobWriter(io.RawIOBase):
         """Return how many bytes were written."""
         return self._written
 
-    @property
-    def digest(self) -> bytes:
-        """XXH3-128 of what was written."""
-        return self._digest.digest()
-
     def write(self, data: bytes | bytearray | memoryview) -> int:  # type: ignore[override]
-        """Append bytes to the blob; returns how many, which is all.
-
-        Raises:
-            UsageError: The data is not bytes; nothing was written.
-            PybkError: As ``LedgerWriter.append``.
-        """
-        if self._forked:
-            raise fork_error("the blob")
-        if self.closed:
-            raise ClosedError("the blob is closed; write another")
+        """Append bytes; returns how many, which is all."""
         view = bytes_of(data)
-        self._digest.update(view)
         at = 0
         if self._buffer:
-            at = min(self.chunk_bytes - len(self._buffer), len(view))
+            at = min(self._piece_bytes - len(self._buffer), len(view))
             self._buffer += view[:at]
-            if len(self._buffer) == self.chunk_bytes:
-                self._append(bytes(self._buffer))
-                self._buffer.clear()
-        while len(view) - at >= self.chunk_bytes:
-            self._append(bytes(view[at : at + self.chunk_bytes]))
-            at += self.chunk_bytes
+            if len(self._buffer) == self._piece_bytes:
+                self._put_rest()
+        while len(view) - at >= self._piece_bytes:
+            self._put(bytes(view[at : at + self._piece_bytes]))
+            at += self._piece_bytes
         self._buffer += view[at:]
         self._written += len(view)
         return len(view)
+
+    def _put_rest(self) -> None:
+        """Put what is left, if anything is."""
+        if self._buffer:
+            self._put(bytes(self._buffer))
+            self._buffer.clear()
+
+    @abstractmethod
+    def _put(self, piece: bytes) -> None:
+        """Put a piece."""
+
+
+class BlobWriter(WithBlock, PieceWriter, Generic[R]):
+    """Writes a blob, of which nothing counts before it is published; a subclass says how that is done.
+
+    Leaving its ``with`` publishes it, or ``commit`` does. If an exception leaves the ``with``, if ``abort`` is called,
+    or if the file is dropped or only closed, nothing changes; leaving the ``with`` after ``abort`` does nothing.
+
+    Threads: one.
+
+    Args:
+        title: What errors call the blob.
+        writer: The writer of a new ledger.
+        chunk_bytes: Bytes of a chunk.
+    """
+
+    _ended = True
+    """Whether it was published or given up, or has not begun."""
+
+    def __init__(self, title: str, writer: LedgerWriter, chunk_bytes: int) -> None:
+        super().__init__(chunk_bytes)
+        self._title = title
+        self._writer = writer
+        self._digest = xxh3_128()
+        self._forked = False
+        in_children(self, BlobWriter._disable)
+        self._outstanding = deque([writer.append_async(_HEADER.pack(_MAGIC, BLOB_FORMAT, chunk_bytes))])
 
     def _disable(self) -> None:
         """Refuse calls in a forked child."""
         self._forked = True
 
-    def _append(self, chunk: bytes) -> None:
-        while len(self._outstanding) >= _AHEAD:
-            self._outstanding.popleft().result()
-        self._outstanding.append(self._writer.append_async(chunk))
+    # ---- writing -------------------------------------------------------------------------------------------------
 
-    def finish(self) -> None:
-        """Write what is left and the trailer, close the ledger, and seal it: the blob is complete when this returns.
-
-        Closing the file alone does not complete the blob, because files are also closed when they are dropped.
+    def write(self, data: bytes | bytearray | memoryview) -> int:  # type: ignore[override]
+        """Append bytes to the blob; returns how many, which is all.
 
         Raises:
-            PybkError: The blob is not complete, and does not count.
+            ClosedError: The file is closed, or the blob was published or given up.
+            UsageError: The data is not bytes; nothing was written.
+            PybkError: As ``LedgerWriter.append``.
         """
-        super().close()
-        if self._buffer:
-            self._append(bytes(self._buffer))
-        self._append(_TRAILER.pack(_END_MAGIC, self._written, self.digest))
-        while self._outstanding:
+        if self._forked:
+            raise fork_error("the blob")
+        self._check_open()
+        self._digest.update(bytes_of(data))
+        with self._explaining():
+            return super().write(data)
+
+    write_async = asyncio_form(write, own_thread=True)
+
+    def _check_open(self) -> None:
+        self._check_lasts()
+        if self.closed:
+            raise ClosedError(
+                f"the file of {self._title} is closed, which publishes nothing; make another, and end it by commit() "
+                "or by leaving its with"
+            )
+
+    def _check_lasts(self) -> None:
+        if self._ended:
+            raise ClosedError(f"the upload of {self._title} has ended, published or given up; make another")
+
+    def _put(self, piece: bytes) -> None:
+        while len(self._outstanding) >= _AHEAD:
             self._outstanding.popleft().result()
-        self._writer.close()
+        self._outstanding.append(self._writer.append_async(piece))
+
+    def _seal(self) -> None:
+        """Write what is left and the trailer, close the ledger, and seal it; then the blob can be published.
+
+        Closing the file alone does not do so, because files are also closed when they are dropped.
+        """
+        with self._explaining():
+            self._put_rest()
+            self._put(_TRAILER.pack(_END_MAGIC, self._written, self._digest.digest()))
+            while self._outstanding:
+                self._outstanding.popleft().result()
+            self._writer.close()
+
+    def _explaining(self) -> AbstractContextManager[object]:
+        """Return what raises a better error for one of the ledger."""
+        return nullcontext()
+
+    # ---- the end -------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def _publish(self) -> R:
+        """Publish the blob, which is sealed."""
+
+    @abstractmethod
+    def _abandon(self) -> None:
+        """Leave the blob to be given up later, unless it is published; a finaliser may call it."""
+
+    @abstractmethod
+    def _give_up(self) -> None:
+        """Give up what was abandoned, and delete its ledger."""
+
+    def commit(self) -> R:
+        """Seal the blob, and publish it by one compare-and-set.
+
+        Leaving the ``with`` does it. Closing the file does not publish: a file is also closed when it is dropped, and
+        by what wraps it, such as ``io.TextIOWrapper``. A file that is closed cannot be committed, except by leaving its
+        ``with``.
+
+        Raises:
+            ClosedError: The file is closed, or the blob was published or given up; nothing was published.
+            PybkError: The blob may be published or not if ``outcome_unknown`` is set, else it is not.
+
+        Durability: On return the blob is durable and published.
+        """
+        self._check_open()
+        return self._commit()
+
+    commit_async = asyncio_form(commit, own_thread=True)
+
+    def _commit(self) -> R:
+        """Publish the blob, also if what wraps the file has closed it."""
+        self._check_lasts()
+        try:
+            self._ended = True
+            self._seal()
+            return self._publish()
+        except BaseException as error:
+            self._abandon()
+            if isinstance(error, PybkError) and not error.outcome_unknown:
+                with suppress(PybkError):  # a later change, or a sweep, does it
+                    self._give_up()
+            raise
+        finally:
+            super().close()
+
+    def abort(self) -> None:
+        """Give the blob up, and delete what was written; nothing else changes."""
+        if not self._ended:
+            self._abandon()
+            self._ended = True
+            super().close()
+            self._give_up()
+
+    def __del__(self) -> None:
+        """Leave a blob that was dropped to be given up later."""
+        if not self._ended:
+            self._ended = True
+            self._abandon()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Publish the blob, or give it up if an exception is on its way, which is not replaced.
+
+        One that was published or given up in the ``with`` is left as it is.
+        """
+        if kind is not None:
+            with suppress(PybkError):  # a later change, or a sweep, deletes the ledger
+                self.abort()
+        elif not self._ended:
+            self._commit()
 
 
 class BlobReader(io.RawIOBase):

@@ -72,6 +72,10 @@ class _InUse:
         self.abandoned: set[str] = set()
         """Tokens of uploads that this process will not publish, and has not given up yet."""
 
+    def is_read(self, ledger_id: int) -> bool:
+        """Return whether a ledger is open for reading."""
+        return ledger_id in self.readers.copy().values()
+
 
 _IN_USE: Final[WeakKeyDictionary[LedgerBackend, _InUse]] = WeakKeyDictionary()
 _IN_USE_LOCK: Final = threading.Lock()
@@ -99,17 +103,13 @@ class BlobCatalog:
         self.store = store
         self.settings = settings
         self._grace_ns = round(grace_s * 1e9)
-        self._backend = backend_of(manager)
+        self.backend: Final = backend_of(manager)
+        """The store or cluster that it is in."""
         self._group = f"{GROUP}.{store}"
         self._late: set[str] = set()
         """Names with dropped ledgers that could not be deleted yet."""
         with _IN_USE_LOCK:
-            self._in_use = _IN_USE.setdefault(self._backend, _InUse())
-
-    @property
-    def backend(self) -> LedgerBackend:
-        """The store or cluster that it is in."""
-        return self._backend
+            self._in_use = _IN_USE.setdefault(self.backend, _InUse())
 
     # ---- records -------------------------------------------------------------------------------------------------
 
@@ -122,12 +122,16 @@ class BlobCatalog:
 
     def read(self, name: str) -> BlobRecord:
         """Return the record of a name, empty if there is none."""
-        found = self._backend.read_record(self.record_name(name))
-        return BlobRecord(name) if found is None else self._decode(name, found.value)
+        return self._found(name)[0]
+
+    def _found(self, name: str) -> tuple[BlobRecord, int | None]:
+        """Return the record of a name, and its version in the backend, None if there is none."""
+        found = self.backend.read_record(self.record_name(name))
+        return (BlobRecord(name), None) if found is None else (self._decode(name, found.value), found.version)
 
     def records(self, prefix: str = "") -> Iterator[BlobRecord]:
         """Yield the records of names that begin with ``prefix``, by name."""
-        for each in self._backend.records(f"{self._group}/{prefix}"):
+        for each in self.backend.records(f"{self._group}/{prefix}"):
             yield self._decode(each.name, each.value)
 
     def update(self, name: str, change: Callable[[BlobRecord], BlobRecord]) -> BlobRecord:
@@ -139,33 +143,26 @@ class BlobCatalog:
         Raises:
             MetadataUnreachableError: With ``outcome_unknown`` the change may have been made, or may be yet.
         """
-        key = self.record_name(name)
         unknown = False
         while True:
-            found = self._backend.read_record(key)
-            record = BlobRecord(name) if found is None else self._decode(name, found.value)
+            record, version = self._found(name)
             try:
                 changed = change(record)
             except BlobError as error:
                 error.outcome_unknown = unknown
                 raise
-            stays = changed.is_empty if found is None else changed == record and not changed.is_empty
-            if stays:
+            if changed.is_empty if version is None else changed == record and not changed.is_empty:
                 return changed
             try:
                 value = None if changed.is_empty else changed.encode()
-                self._backend.write_record(key, value, None if found is None else found.version)
+                self.backend.write_record(self.record_name(name), value, version)
             except VersionConflictError as error:  # read it again, and decide anew
                 unknown = unknown or error.outcome_unknown
             else:
                 return changed
 
     def version(self, name: str, number: int | None = None) -> BlobVersion:
-        """Return a version of a name, the newest for None.
-
-        Raises:
-            NoSuchBlobError: It does not exist.
-        """
+        """Return a version of a name, the newest for None; NoSuchBlobError if it does not exist."""
         versions = self.read(name).versions
         for each in reversed(versions):
             if number is None or each.number == number:
@@ -197,11 +194,7 @@ class BlobCatalog:
         return writer, reference
 
     def publish(
-        self,
-        name: str,
-        version: BlobVersion,
-        keep: int,
-        check: Callable[[BlobRecord], object] = lambda _: None,
+        self, name: str, version: BlobVersion, keep: int, check: Callable[[BlobRecord], object] = lambda _: None
     ) -> BlobVersion:
         """Make an upload or a copy the newest version of its name (rule B2).
 
@@ -214,18 +207,16 @@ class BlobCatalog:
         Raises:
             BlobGivenUpError: The upload was given up.
         """
-        record = self.update(name, lambda record: _published(record, version, keep, check))
+        record = self.update(name, lambda record: record.published(version, keep, check))
         return self.published(name, record, version)
 
     def proposed(
         self, name: str, version: BlobVersion, keep: int, check: Callable[[BlobRecord], object]
     ) -> tuple[NamedChange, BlobRecord]:
         """Return the change of a named record that ``publish`` would make, for a group, and what it makes of it."""
-        key = self.record_name(name)
-        found = self._backend.read_record(key)
-        record = BlobRecord(name) if found is None else self._decode(name, found.value)
-        changed = _published(record, version, keep, check)
-        return NamedChange(key, None if found is None else found.version, changed.encode()), changed
+        record, record_version = self._found(name)
+        changed = record.published(version, keep, check)
+        return NamedChange(self.record_name(name), record_version, changed.encode()), changed
 
     def published(self, name: str, record: BlobRecord, version: BlobVersion) -> BlobVersion:
         """Take note of that a version is published; returns it with its number."""
@@ -280,6 +271,12 @@ class BlobCatalog:
             self.update(reference.home, partial(BlobRecord.released, token=reference.token))
             self.clean(reference.home)
 
+    def drop(self, name: str, number: int) -> None:
+        """Drop the versions of a name up to a number."""
+        now_ns = time.time_ns()
+        self.update(name, lambda record: record.without(number, now_ns))
+        self.clean(name)
+
     # ---- ledgers -------------------------------------------------------------------------------------------------
 
     def check_password(self, record: BlobRecord) -> None:
@@ -318,17 +315,15 @@ class BlobCatalog:
         """Return whether a ledger is known to be deleted."""
         try:
             self.manager.ledger_metadata(ledger_id)
-        except NoSuchLedgerError:
-            return True
-        except PybkError:
-            return False
+        except PybkError as error:
+            return isinstance(error, NoSuchLedgerError)
         return False
 
     def _delete_ledger(self, ledger_id: int) -> bool:
         """Delete a ledger that no record refers to, unless it is being read here; returns whether it is gone."""
         in_use = self._in_use
         with in_use.lock:
-            if ledger_id in in_use.readers.copy().values() or ledger_id in in_use.dying:
+            if in_use.is_read(ledger_id) or ledger_id in in_use.dying:
                 return False
             in_use.dying.add(ledger_id)
         try:
@@ -357,7 +352,7 @@ class BlobCatalog:
 
     def clean_late(self) -> None:
         """Clean all names of which something could not be deleted before; a forked child leaves that to its parent."""
-        for each in () if self._backend.forked else tuple(self._late):
+        for each in () if self.backend.forked else tuple(self._late):
             try:
                 self.clean_name(each)
             except PybkError as error:
@@ -374,17 +369,16 @@ class BlobCatalog:
             How many ledgers were deleted.
         """
         self._late.discard(name)  # before the record is read: what others note from here on stays noted
+        left = True
         try:
-            deleted, left = self._clean_name(name, before_ns)
-        except BaseException:
-            self._late.add(name)
-            raise
-        if left:
-            self._late.add(name)
-        return deleted
+            deleted, others, left = self._clean_name(name, before_ns)
+            return deleted + sum(map(self.clean_name, others))
+        finally:
+            if left:
+                self._late.add(name)
 
-    def _clean_name(self, name: str, before_ns: int) -> tuple[int, bool]:
-        """Clean a name; returns how many ledgers were deleted, and whether something is left for later."""
+    def _clean_name(self, name: str, before_ns: int) -> tuple[int, set[str], bool]:
+        """Clean a name; returns how many ledgers were deleted, homes to clean, and whether something is left."""
         record = self.read(name)
         dead = [each.token for each in record.uploads if self._is_dead(each, before_ns)]
         if dead:
@@ -394,7 +388,7 @@ class BlobCatalog:
         gone: list[str] = []
         others: set[str] = set()
         for each in record.dropped:
-            if each.since_ns > due or (each.home and self._is_read(each.ledger_id)):
+            if each.since_ns > due or (each.home and self._in_use.is_read(each.ledger_id)):
                 continue
             if each.home:
                 self.update(each.home, partial(BlobRecord.released, token=each.token))
@@ -408,7 +402,7 @@ class BlobCatalog:
         if gone:
             record = self.update(name, lambda found: found.forgotten(gone))
         left = any(each.home or not record.is_held(each.ledger_id) for each in record.dropped)
-        return len(deleted) + sum(map(self.clean_name, others)), left
+        return len(deleted), others, left
 
     def sweep(self, before_ns: int) -> int:
         """Clean all names, and delete ledgers that no name will ever refer to.
@@ -433,9 +427,7 @@ class BlobCatalog:
 
     def _has_reference(self, name: str, token: str) -> bool:
         """Return whether a name refers to a ledger by a token, or may yet: it is named there first (rule B3)."""
-        record = self.read(name)
-        references = (*record.uploads, *record.dropped, *(each.reference for each in record.versions))
-        return any(each.token == token for each in references)
+        return any(each.token == token for each in self.read(name).references)
 
     def _sweep_ledger(self, metadata: LedgerMetadata, description: bytes, before_ns: int) -> bool:
         """Delete a ledger unless its home names it or may do so yet (rule B6); returns whether it is gone."""
@@ -455,16 +447,4 @@ class BlobCatalog:
         in_use = self._in_use
         if upload.token in in_use.uploads:
             return False
-        return upload.token in in_use.abandoned or not self._backend.is_cluster or upload.since_ns < before_ns
-
-    def _is_read(self, ledger_id: int) -> bool:
-        return ledger_id in self._in_use.readers.copy().values()
-
-
-def _published(
-    record: BlobRecord, version: BlobVersion, keep: int, check: Callable[[BlobRecord], object]
-) -> BlobRecord:
-    """Return a record in which a version is the newest, unless ``check`` raises for a record that has not got it."""
-    if all(each.reference.token != version.reference.token for each in record.versions):
-        check(record)
-    return record.published(version, keep)
+        return upload.token in in_use.abandoned or not self.backend.is_cluster or upload.since_ns < before_ns

@@ -11,11 +11,11 @@ deleted once it is dropped and nothing holds it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping
+from itertools import starmap
 from typing import Any, Final, NamedTuple
 
-from pybk.errors import BlobGivenUpError, CorruptError, StorageRefusedError, UnsupportedFormatError
+from pybk.errors import BlobGivenUpError, CorruptError, StorageRefusedError
 from pybk.values import decode_json, encode_json
 
 BLOB_RECORD_FORMAT: Final = 1
@@ -54,17 +54,7 @@ class Hold(NamedTuple):
 
 
 class BlobVersion(NamedTuple):
-    """A published blob.
-
-    Attributes:
-        number: Its number, from 1 up.
-        reference: Its ledger.
-        size: Its bytes.
-        digest: XXH3-128 of its bytes, hexadecimal.
-        chunk_bytes: Bytes of a chunk.
-        created_ns: When it was published under this name, nanoseconds since 1970.
-        meta: The application's.
-    """
+    """A published blob, of a number from 1 up; the digest is XXH3-128, hexadecimal."""
 
     number: int
     reference: Reference
@@ -75,8 +65,7 @@ class BlobVersion(NamedTuple):
     meta: Mapping[str, str]
 
 
-@dataclass(frozen=True, slots=True)
-class BlobRecord:
+class BlobRecord(NamedTuple):
     """A name at one moment.
 
     Attributes:
@@ -106,10 +95,14 @@ class BlobRecord:
         return self.versions[-1] if self.versions else None
 
     @property
+    def references(self) -> tuple[Reference, ...]:
+        """All references of the name."""
+        return (*self.uploads, *self.dropped, *(each.reference for each in self.versions))
+
+    @property
     def owned(self) -> frozenset[int]:
         """The ledgers whose home this is, except those that are only held."""
-        references = (*self.uploads, *self.dropped, *(each.reference for each in self.versions))
-        return frozenset(each.ledger_id for each in references if not each.home)
+        return frozenset(each.ledger_id for each in self.references if not each.home)
 
     def is_held(self, ledger_id: int) -> bool:
         """Return whether a copy refers to a ledger of this home."""
@@ -126,21 +119,22 @@ class BlobRecord:
         if reference in self.uploads:
             return self
         self._check_room()
-        return replace(self, uploads=(*self.uploads, reference))
+        return self._replace(uploads=(*self.uploads, reference))
 
     def given_up(self, tokens: Iterable[str], now_ns: int) -> BlobRecord:
         """Return the record in which uploads can be published no more."""
         gone = set(tokens)
         dropped = tuple(each._replace(since_ns=now_ns) for each in self.uploads if each.token in gone)
         left = tuple(each for each in self.uploads if each.token not in gone)
-        return replace(self, uploads=left, dropped=(*self.dropped, *dropped))
+        return self._replace(uploads=left, dropped=(*self.dropped, *dropped))
 
-    def published(self, version: BlobVersion, keep: int) -> BlobRecord:
+    def published(self, version: BlobVersion, keep: int, check: Callable[[BlobRecord], object]) -> BlobRecord:
         """Return the record in which an upload is the newest version, and the ``keep`` newest are left.
 
         Args:
             version: What is published; its number is replaced by the next one.
             keep: The number of versions to keep, at least 1.
+            check: Raises if it must not be published on top of the record that it is given.
 
         Raises:
             BlobGivenUpError: The upload was given up.
@@ -148,23 +142,20 @@ class BlobRecord:
         token = version.reference.token
         if any(each.reference.token == token for each in self.versions):
             return self  # by an attempt whose answer was lost
+        check(self)
         if all(each.token != token for each in self.uploads):
             raise BlobGivenUpError(f"the upload of blob {self.name!r} was given up, by a sweep; put it again")
         versions = (*self.versions, version._replace(number=self.next_version))
         uploads = tuple(each for each in self.uploads if each.token != token)
-        changed = replace(self, next_version=self.next_version + 1, versions=versions, uploads=uploads)
-        return changed.cut(keep, version.created_ns)
-
-    def cut(self, keep: int, now_ns: int) -> BlobRecord:
-        """Return the record with the newest ``keep`` versions."""
-        gone = self.versions[: max(len(self.versions) - keep, 0)]
-        return self.without(gone[-1].number, now_ns) if gone else self
+        changed = self._replace(next_version=self.next_version + 1, versions=versions, uploads=uploads)
+        gone = versions[:-keep]
+        return changed.without(gone[-1].number, version.created_ns) if gone else changed
 
     def without(self, number: int, now_ns: int) -> BlobRecord:
         """Return the record without the versions up to a number."""
         gone = tuple(each.reference._replace(since_ns=now_ns) for each in self.versions if each.number <= number)
         left = tuple(each for each in self.versions if each.number > number)
-        return replace(self, versions=left, dropped=(*self.dropped, *gone))
+        return self._replace(versions=left, dropped=(*self.dropped, *gone))
 
     def held(self, hold: Hold) -> BlobRecord | None:
         """Return the record with one more hold; None if its ledger was dropped, so that it may be deleted any time."""
@@ -174,16 +165,16 @@ class BlobRecord:
         if not owned and not self.is_held(hold.ledger_id):
             return None
         self._check_room()
-        return replace(self, holds=(*self.holds, hold))
+        return self._replace(holds=(*self.holds, hold))
 
     def released(self, token: str) -> BlobRecord:
         """Return the record without a hold."""
-        return replace(self, holds=tuple(each for each in self.holds if each.token != token))
+        return self._replace(holds=tuple(each for each in self.holds if each.token != token))
 
     def forgotten(self, tokens: Iterable[str]) -> BlobRecord:
         """Return the record without dropped references whose ledgers are deleted or let go of."""
         gone = set(tokens)
-        return replace(self, dropped=tuple(each for each in self.dropped if each.token not in gone))
+        return self._replace(dropped=tuple(each for each in self.dropped if each.token not in gone))
 
     def _check_room(self) -> None:
         if len(self.encode()) > _BYTES_MAX:
@@ -196,19 +187,7 @@ class BlobRecord:
 
     def encode(self) -> bytes:
         """Return the record as JSON."""
-        return encode_json(
-            {
-                "format": BLOB_RECORD_FORMAT,
-                "name": self.name,
-                "next_version": self.next_version,
-                "versions": [
-                    [list(field) if isinstance(field, tuple) else field for field in each] for each in self.versions
-                ],
-                "uploads": [list(each) for each in self.uploads],
-                "dropped": [list(each) for each in self.dropped],
-                "holds": [list(each) for each in self.holds],
-            }
-        )
+        return encode_json({"format": BLOB_RECORD_FORMAT, **self._asdict()})
 
     @classmethod
     def decode(cls, data: bytes, *, where: str) -> BlobRecord:
@@ -220,25 +199,15 @@ class BlobRecord:
         """
 
         def make(values: dict[str, Any]) -> BlobRecord:
-            number = values.pop("format")
-            if number != BLOB_RECORD_FORMAT:
-                raise UnsupportedFormatError(
-                    f"{where}: format {number}; this pybk reads format {BLOB_RECORD_FORMAT}: install a newer pybk"
-                )
-            record = cls(
-                **values
-                | {
-                    "versions": tuple(
-                        BlobVersion(each[0], Reference(*each[1]), *each[2:]) for each in values["versions"]
-                    ),
-                    "uploads": tuple(Reference(*each) for each in values["uploads"]),
-                    "dropped": tuple(Reference(*each) for each in values["dropped"]),
-                    "holds": tuple(Hold(*each) for each in values["holds"]),
-                }
-            )
-            numbers = [0, *(each.number for each in record.versions), record.next_version]
+            versions = tuple(BlobVersion(each[0], Reference(*each[1]), *each[2:]) for each in values.pop("versions"))
+            parts: dict[str, Any] = {key: tuple(starmap(kind, values.pop(key))) for key, kind in _PARTS}
+            record = cls(**values | parts, versions=versions)
+            numbers = [0, *(each.number for each in versions), record.next_version]
             if numbers != sorted(set(numbers)):
                 raise CorruptError(f"{where}: versions {numbers[1:-1]} do not ascend below {record.next_version}")
             return record
 
-        return decode_json(data, make, where=where)
+        return decode_json(data, make, where=where, number=BLOB_RECORD_FORMAT)
+
+
+_PARTS: Final[tuple[tuple[str, Any], ...]] = (("uploads", Reference), ("dropped", Reference), ("holds", Hold))

@@ -7,13 +7,12 @@ import io
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
-from typing import BinaryIO, Final, Self, TypeVar, cast
+from typing import BinaryIO, Final, Self, TypeVar
 
-from pybk.backend.ledger_backend import LedgerBackend
 from pybk.config import StoreConfig
 from pybk.credentials import Secret
 from pybk.errors import (
@@ -21,7 +20,6 @@ from pybk.errors import (
     BlobGivenUpError,
     ClosedError,
     CorruptError,
-    IllegalOperationError,
     LedgerFencedError,
     NoSuchBlobError,
     NoSuchLedgerError,
@@ -31,19 +29,20 @@ from pybk.errors import (
 )
 from pybk.flags import StorageHint
 from pybk.ledger.digest import DigestType
-from pybk.manager.atomic_group import GroupPart, member_of
+from pybk.manager.arguments import whole_from
+from pybk.manager.atomic_group import GroupMember, GroupPart, member_of
 from pybk.manager.handle import Handle
 from pybk.manager.ledger_manager import LedgerManager, backend_of
 from pybk.manager.ledger_reader import LedgerReader
-from pybk.manager.opening import Opening
+from pybk.manager.opening import Opening, opening_form
 from pybk.streams.blob import BlobReader, BlobWriter, usual_chunk_bytes
 from pybk.streams.blob_catalog import BlobCatalog
-from pybk.streams.blob_record import BlobRecord, BlobVersion, Reference
+from pybk.streams.blob_record import BlobRecord, BlobVersion
 from pybk.streams.ledger_spec import settings_of
 from pybk.streams.list_record import checked_name
 from pybk.streams.named_list import manager_at
 from pybk.threads.call_threads import asyncio_form, in_own_thread
-from pybk.values import FrozenDict, encode_json, whole
+from pybk.values import FrozenDict, encode_json
 
 META_BYTES_MAX: Final = 4 << 10
 """Bytes of the metadata of a blob, as JSON in UTF-8."""
@@ -166,9 +165,7 @@ class BlobStore(Handle):
             raise UsageError(
                 f"the name {name!r:.60} of a blob store takes 1 to {STORE_NAME_BYTES_MAX} bytes in UTF-8, without /"
             )
-        kept = whole(keep)
-        if kept is None or not 1 <= kept <= KEEP_MAX:
-            raise UsageError(f"keep is {keep!r:.50}; it takes a number of versions, from 1 to {KEEP_MAX}")
+        kept = whole_from(keep, 1, "keep", "a number of versions", KEEP_MAX)
         if not 0 <= grace_s < 1e9:
             raise UsageError(f"grace_s is {grace_s!r:.50}; it takes seconds, from 0 up")
         with ExitStack() as undo:
@@ -216,12 +213,7 @@ class BlobStore(Handle):
     # ---- writing -------------------------------------------------------------------------------------------------
 
     def create_blob(
-        self,
-        name: str,
-        *,
-        meta: Mapping[str, str] | None = None,
-        overwrite: bool = True,
-        chunk: int | None = None,
+        self, name: str, *, meta: Mapping[str, str] | None = None, overwrite: bool = True, chunk: int | None = None
     ) -> BlobUpload:
         """Return a file to write a blob to, which is published by leaving its ``with``.
 
@@ -243,22 +235,11 @@ class BlobStore(Handle):
         catalog = self._open()
         name = checked_name(name, "a blob")
         most = backend_of(self._manager).config.max_entry_bytes
-        chunk_bytes = usual_chunk_bytes(self._manager) if chunk is None else whole(chunk)
-        if chunk_bytes is None or not 1 <= chunk_bytes <= most:
-            raise UsageError(f"chunk is {chunk!r:.50}; it takes 1 to {most} bytes, which is max_entry_bytes")
-        return BlobUpload(catalog, name, _checked_meta(meta), chunk_bytes, self._keep, overwrite=overwrite)
+        size = usual_chunk_bytes(self._manager) if chunk is None else chunk
+        size = whole_from(size, 1, "chunk", "bytes, up to max_entry_bytes", most)
+        return BlobUpload(catalog, name, _checked_meta(meta), size, self._keep, overwrite=overwrite)
 
-    def create_blob_async(
-        self,
-        name: str,
-        *,
-        meta: Mapping[str, str] | None = None,
-        overwrite: bool = True,
-        chunk: int | None = None,
-    ) -> Opening[BlobUpload]:
-        """Begin a blob as ``create_blob`` does, in a thread; ``await`` it or use ``async with``."""
-        begin = partial(self.create_blob, name, meta=meta, overwrite=overwrite, chunk=chunk)
-        return Opening(f"BlobStore.create_blob_async({name!r:.100})", begin)
+    create_blob_async = opening_form(create_blob)
 
     def put(
         self,
@@ -284,24 +265,10 @@ class BlobStore(Handle):
 
         Durability: On return the blob is durable, and the name stands for it.
         """
-        if not isinstance(data, str | os.PathLike | bytes | bytearray | memoryview | Iterable) and not hasattr(
-            data, "read"
-        ):
-            raise UsageError(
-                f"data is {data!r:.50}; it takes bytes, the path of a file, a file open for reading, or an iterable of "
-                "bytes"
-            )
+        pieces = _pieces(data)
         with self.create_blob(name, meta=meta, overwrite=overwrite, chunk=chunk) as file:
-            if isinstance(data, str | os.PathLike):
-                with open(data, "rb") as source:
-                    _copy(source, file)
-            elif isinstance(data, bytes | bytearray | memoryview):
-                file.write(data)
-            elif hasattr(data, "read"):
-                _copy(cast(BinaryIO, data), file)
-            else:
-                for piece in data:
-                    file.write(piece)
+            for piece in pieces:
+                file.write(piece)
         return file.info
 
     put_async = asyncio_form(put, own_thread=True)
@@ -334,7 +301,8 @@ class BlobStore(Handle):
             catalog.check_password(each)
         reference = catalog.hold(target, found, source)
         try:
-            made = catalog.publish(target, _version(reference, found, found.meta), self._keep, check)
+            copied = found._replace(reference=reference, created_ns=time.time_ns())
+            made = catalog.publish(target, copied, self._keep, check)
         except PybkError as error:
             if not error.outcome_unknown:
                 catalog.let_go(target, reference)
@@ -363,9 +331,7 @@ class BlobStore(Handle):
             return self.stat(source)
         number = catalog.version(source).number
         made = self.copy(source, target, version=number, overwrite=overwrite)
-        now_ns = time.time_ns()
-        catalog.update(source, lambda record: record.without(number, now_ns))
-        catalog.clean(source)
+        catalog.drop(source, number)
         return made
 
     rename_async = asyncio_form(rename)
@@ -382,9 +348,7 @@ class BlobStore(Handle):
         catalog = self._open()
         number = catalog.version(checked_name(name, "a blob")).number
         catalog.check_password(catalog.read(name))
-        now_ns = time.time_ns()
-        catalog.update(name, lambda record: record.without(number, now_ns))
-        catalog.clean(name)
+        catalog.drop(name, number)
 
     delete_async = asyncio_form(delete)
 
@@ -428,23 +392,14 @@ class BlobStore(Handle):
         found = catalog.version(name, version)
         while True:
             try:
-                reader = _StoredBlob.open(catalog, name, found)
+                return _BlobFile(_StoredBlob.open(catalog, name, found), _BUFFER_BYTES)
             except NoSuchLedgerError as error:
-                again = catalog.version(name, version)
-                if again == found:
-                    raise CorruptError(
-                        f"blob {name!r}: its ledger {found.reference.ledger_id} is missing; restore it"
-                    ) from error
-                found = again
-            else:
-                return _BlobFile(reader, _BUFFER_BYTES)
+                before, found = found, catalog.version(name, version)
+                if found == before:
+                    ledger_id = found.reference.ledger_id
+                    raise CorruptError(f"blob {name!r}: its ledger {ledger_id} is missing; restore it") from error
 
-    def open_blob_async(self, name: str, version: int | None = None) -> Opening[io.BufferedReader]:
-        """Open a blob as ``open_blob`` does, in a thread; ``await`` it or use ``async with``.
-
-        Reads of the file block, so call them in a thread, too.
-        """
-        return Opening(f"BlobStore.open_blob_async({name!r:.100})", partial(self.open_blob, name, version))
+    open_blob_async = opening_form(open_blob)
 
     def get(self, name: str, version: int | None = None) -> bytes:
         """Read a whole blob; arguments and errors as for ``open_blob``."""
@@ -483,11 +438,14 @@ class BlobStore(Handle):
     list_async = asyncio_form(list)
 
 
-class BlobUpload(io.BufferedIOBase):
+class BlobUpload(BlobWriter[BlobInfo]):
     """Writes a blob; made by ``BlobStore.create_blob``.
 
     Leaving its ``with`` publishes it, or ``commit`` does. If an exception leaves the ``with``, if ``abort`` is called,
     or if the file is dropped or only closed, nothing changes; leaving the ``with`` after ``abort`` does nothing.
+
+    Its commit has the name stand for the blob. It raises BlobExistsError if another writer has published one meanwhile,
+    and it is not to be replaced; it and ``write`` raise BlobGivenUpError if a sweep has given this upload up.
 
     Threads: one.
 
@@ -496,30 +454,19 @@ class BlobUpload(io.BufferedIOBase):
     """
 
     def __init__(
-        self,
-        catalog: BlobCatalog,
-        name: str,
-        meta: Mapping[str, str],
-        chunk_bytes: int,
-        keep: int,
-        *,
-        overwrite: bool,
+        self, catalog: BlobCatalog, name: str, meta: Mapping[str, str], chunk_bytes: int, keep: int, *, overwrite: bool
     ) -> None:
         """Use ``BlobStore.create_blob`` instead."""
-        super().__init__()
         self.name: Final = name
         self._catalog = catalog
         self._meta = meta
         self._keep = keep
         self._check = partial(_check_absent, overwrite=overwrite)
-        self._ended = True
-        self._grouped = False
-        self._aborted = False
         self._info: BlobInfo | None = None
         self._check(catalog.read(name))
         writer, self._reference = catalog.begin(name)
         self._ended = False
-        self._blob = BlobWriter(writer, chunk_bytes)
+        super().__init__(f"blob {name!r}", writer, chunk_bytes)
 
     @property
     def info(self) -> BlobInfo:
@@ -528,201 +475,80 @@ class BlobUpload(io.BufferedIOBase):
             raise ClosedError(f"blob {self.name!r} is not published: its upload lasts, or was given up")
         return self._info
 
-    def writable(self) -> bool:
-        """Return True."""
-        return True
+    def _explaining(self) -> AbstractContextManager[object]:
+        return _given_up(self.name)
 
-    def tell(self) -> int:
-        """Return how many bytes were written."""
-        return self._blob.tell()
+    def _publish(self) -> BlobInfo:
+        return self._published(self._catalog.publish(self.name, self._made(), self._keep, self._check))
 
-    def write(self, data: bytes | bytearray | memoryview) -> int:  # type: ignore[override]
-        """Append bytes to the blob; returns how many, which is all.
+    def _made(self) -> BlobVersion:
+        """Return what is to be published, once it is sealed."""
+        digest, now_ns = self._digest.hexdigest(), time.time_ns()
+        return BlobVersion(1, self._reference, self._written, digest, self._piece_bytes, now_ns, self._meta)
 
-        Raises:
-            BlobGivenUpError: A sweep has given this upload up.
-            ClosedError: The file is closed, or the upload has ended.
-            UsageError: The data is not bytes; nothing was written.
-            PybkError: As ``LedgerWriter.append``.
-        """
-        self._check_open()
-        with _given_up(self.name):
-            return self._blob.write(data)
-
-    write_async = asyncio_form(write, own_thread=True)
-
-    def commit(self) -> BlobInfo:
-        """Complete the blob, and publish it: from now on its name stands for it.
-
-        Leaving the ``with`` does it. Closing the file does not publish: a file is also closed when it is dropped, and
-        by what wraps it, such as ``io.TextIOWrapper``. A file that is closed cannot be committed, except by leaving its
-        ``with``.
-
-        Raises:
-            ClosedError: The file is closed, or the upload has ended; nothing was published.
-            BlobExistsError: Another writer has published one meanwhile, and it is not to be replaced.
-            BlobGivenUpError: A sweep has given this upload up.
-            PybkError: The blob may be published or not if ``outcome_unknown`` is set, else it is not.
-
-        Durability: On return the blob is durable, and the name stands for it.
-        """
-        self._check_open()
-        return self._commit()
-
-    commit_async = asyncio_form(commit, own_thread=True)
-
-    def _check_open(self) -> None:
-        if self._ended:
-            raise ClosedError(f"the upload of blob {self.name!r} has ended; make another")
-        if self.closed:
-            raise ClosedError(
-                f"the file of blob {self.name!r} is closed, which publishes nothing; make another, and end it by "
-                "commit() or by leaving its with"
-            )
-
-    def _commit(self) -> BlobInfo:
-        """Publish the blob, also if what wraps the file has closed it."""
-        if self._ended:
-            raise ClosedError(f"the upload of blob {self.name!r} has ended; make another")
-        self._ended = True
-        try:
-            made = self._complete()
-            self._info = _info(self.name, self._catalog.publish(self.name, made, self._keep, self._check))
-        except BaseException:
-            self._give_up()
-            raise
-        finally:
-            super().close()
+    def _published(self, version: BlobVersion) -> BlobInfo:
+        self._info = _info(self.name, version)
         return self._info
 
-    def _complete(self) -> BlobVersion:
-        """Write what is left, and seal the ledger; returns what is to be published."""
-        blob = self._blob
-        with _given_up(self.name):
-            blob.finish()
-        return BlobVersion(
-            1, self._reference, blob.tell(), blob.digest.hex(), blob.chunk_bytes, time.time_ns(), self._meta
-        )
-
-    def abort(self) -> None:
-        """Give the upload up; nothing changes."""
-        if not self._ended:
-            self._ended = self._aborted = True
-            super().close()
-            self._give_up()
+    def _abandon(self) -> None:
+        self._catalog.abandon(self.name, self._reference.token)
 
     def _give_up(self) -> None:
         with suppress(PybkError):  # a later change of the name, or a sweep, deletes the ledger
             self._catalog.give_up(self.name, self._reference.token)
 
-    def close(self) -> None:
-        """Close the file, which publishes nothing; outside of its ``with``, what was written is discarded."""
-        super().close()
 
-    def __del__(self) -> None:
-        """Leave an upload that was dropped to be given up later."""
-        if not getattr(self, "_ended", True):
-            self._ended = True
-            self._catalog.abandon(self.name, self._reference.token)
-
-    def __enter__(self) -> Self:
-        """Return the file itself."""
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        """Publish the blob, or give it up if an exception is on its way."""
-        if kind is not None:
-            self.abort()
-        elif self._info is None and not (self._grouped or self._aborted):
-            self._commit()
-
-    async def __aenter__(self) -> Self:
-        """Return the file itself."""
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        """Publish the blob or give it up as ``__exit__`` does, in a thread."""
-        await in_own_thread(self.__exit__, kind, error, traceback)
-
-
-class _UploadMember:
+class _UploadMember(GroupMember):
     """A blob that an atomic group publishes.
 
     Args:
         upload: Its upload, which ends with the group.
     """
 
+    call = "publish"
+    alone = "commit the blob by itself"
+
     def __init__(self, upload: BlobUpload) -> None:
-        self.call: Final = "publish"
+        upload._check_lasts()
         self._upload = upload
         self._catalog = upload._catalog
+        super().__init__(self._catalog.record_name(upload.name), self._catalog.backend)
         self._made: BlobVersion | None = None
         self._record: BlobRecord | None = None
-        self.results: list[BlobInfo] = []
-
-    @property
-    def key(self) -> str:
-        """The name of the blob's record."""
-        return self._catalog.record_name(self._upload.name)
-
-    @property
-    def backend(self) -> LedgerBackend:
-        """The store of the blob."""
-        return self._catalog.backend
 
     def add(self) -> None:
         """Complete the blob, so that it can be published."""
         upload = self._upload
-        if upload._ended:
-            raise ClosedError(f"the upload of blob {upload.name!r} has ended; make another")
-        upload._ended = upload._grouped = True
+        upload._check_lasts()
         try:
-            self._made = upload._complete()
+            upload._ended = True
+            upload._seal()
         except BaseException:
-            upload._give_up()
+            self.abandon()
             raise
+        self._made = upload._made()
 
     def hold(self, stage: Callable[[GroupPart], R | None]) -> R | None:
         """Stage the change of the blob's record as a part of the group."""
         assert self._made is not None, "it was added"
-        change, self._record = self._catalog.proposed(
-            self._upload.name, self._made, self._upload._keep, self._upload._check
-        )
+        upload = self._upload
+        change, self._record = self._catalog.proposed(upload.name, self._made, upload._keep, upload._check)
         return stage(GroupPart(change=change))
-
-    def prepare(self) -> None:
-        """Do nothing."""
-
-    def commit_alone(self) -> None:
-        """Refuse it.
-
-        Raises:
-            IllegalOperationError: Always.
-        """
-        raise IllegalOperationError("a group over ensembles has records of one log only; commit the blob by itself")
 
     def committed(self) -> None:
         """Take note of that the blob is published."""
         assert self._made is not None, "it was staged"
         assert self._record is not None, "it was staged"
-        published = self._catalog.published(self._upload.name, self._record, self._made)
-        self._upload._info = _info(self._upload.name, published)
-        self.results.append(self._upload._info)
+        upload = self._upload
+        self.results = [upload._published(self._catalog.published(upload.name, self._record, self._made))]
 
     def abandon(self) -> None:
         """Give the upload up."""
+        self._upload._abandon()
         self._upload._give_up()
 
 
-@member_of.register
-def _member_of_upload(upload: BlobUpload) -> _UploadMember:
-    if upload._ended:
-        raise ClosedError(f"the upload of blob {upload.name!r} has ended; make another")
-    return _UploadMember(upload)
+member_of.register(BlobUpload, _UploadMember)
 
 
 class _StoredBlob(BlobReader):
@@ -733,40 +559,33 @@ class _StoredBlob(BlobReader):
         self._catalog = catalog
         self._name = name
         self._key = key
-        self._ledger_id = reader.ledger_id
         super().__init__(reader)
 
     @classmethod
     def open(cls, catalog: BlobCatalog, name: str, version: BlobVersion) -> Self:
         """Open the blob of a version of a name; NoSuchLedgerError if its ledger was deleted."""
         key, ledger_id = object(), version.reference.ledger_id
-        try:
-            reader = catalog.open_ledger(ledger_id, key)
-        except UnauthorizedError as error:
-            raise catalog.unauthorized(name, ledger_id) from error
-        try:
+        with ExitStack() as undo:
+            undo.callback(catalog.close_ledger, key)
+            try:
+                reader = undo.enter_context(catalog.open_ledger(ledger_id, key))
+            except UnauthorizedError as error:
+                raise catalog.unauthorized(name, ledger_id) from error
             blob = cls(catalog, name, reader, key)
-            blob._check(version)
-        except BaseException:
-            catalog.close_ledger(key)
-            reader.close()
-            raise
+            if (blob.size, blob.digest.hex()) != (version.size, version.digest):
+                raise CorruptError(
+                    f"blob {name!r}: its ledger {ledger_id} has {blob.size} bytes with digest {blob.digest.hex()}, and "
+                    f"its record says {version.size} and {version.digest}; restore the record"
+                )
+            undo.pop_all()
         return blob
-
-    def _check(self, version: BlobVersion) -> None:
-        """Raise CorruptError if the ledger does not hold what the record says."""
-        if (self.size, self.digest.hex()) != (version.size, version.digest):
-            raise CorruptError(
-                f"blob {self._name!r}: its ledger {self._ledger_id} has {self.size} bytes with digest "
-                f"{self.digest.hex()}, and its record says {version.size} and {version.digest}; restore the record"
-            )
 
     def readinto(self, buffer: memoryview | bytearray) -> int:  # type: ignore[override]
         """Read bytes into a buffer."""
         try:
             return super().readinto(buffer)
         except PybkError as error:
-            if not self._catalog.is_deleted(self._ledger_id):
+            if not self._catalog.is_deleted(self._reader.ledger_id):
                 raise
             raise NoSuchBlobError(
                 f"blob {self._name!r} was replaced or deleted by another process while it was read; open it again"
@@ -810,11 +629,6 @@ def _info(name: str, found: BlobVersion) -> BlobInfo:
     )
 
 
-def _version(reference: Reference, found: BlobVersion, meta: Mapping[str, str]) -> BlobVersion:
-    """Return a version that refers to the blob of another one."""
-    return BlobVersion(1, reference, found.size, found.digest, found.chunk_bytes, time.time_ns(), meta)
-
-
 def _check_absent(record: BlobRecord, *, overwrite: bool) -> None:
     if not overwrite and record.latest is not None:
         raise BlobExistsError(f"blob {record.name!r} exists; overwrite=True replaces it")
@@ -832,7 +646,21 @@ def _checked_meta(meta: object) -> Mapping[str, str]:
     )
 
 
-def _copy(source: BinaryIO, target: BlobUpload) -> None:
-    """Copy what is left of a file."""
-    while piece := source.read(_BUFFER_BYTES):
-        target.write(piece)
+def _pieces(data: object) -> Iterable[bytes | bytearray | memoryview]:
+    """Return what is to be put in pieces."""
+    if isinstance(data, bytes | bytearray | memoryview):
+        return (data,)
+    if isinstance(data, str | os.PathLike):
+        return _content(data)
+    if hasattr(data, "read"):
+        return iter(partial(data.read, _BUFFER_BYTES), b"")
+    if isinstance(data, Iterable):
+        return data
+    raise UsageError(
+        f"data is {data!r:.50}; it takes bytes, the path of a file, a file open for reading, or an iterable of bytes"
+    )
+
+
+def _content(path: str | os.PathLike[str]) -> Iterator[bytes]:
+    with open(path, "rb") as file:
+        yield from iter(partial(file.read, _BUFFER_BYTES), b"")

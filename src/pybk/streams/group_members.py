@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
-from pybk.backend.ledger_backend import LedgerBackend
-from pybk.errors import IllegalOperationError
-from pybk.manager.atomic_group import GroupPart
+from pybk.manager.atomic_group import GroupMember, GroupPart
 from pybk.manager.ledger_manager import backend_of
 from pybk.storage.named_records import NamedChange
 from pybk.streams.appender import Batch
@@ -18,7 +16,7 @@ I = TypeVar("I")  # noqa: E741  # an item
 R = TypeVar("R")
 
 
-class LogMember(Generic[I]):
+class LogMember(GroupMember, Generic[I]):
     """The records that a group appends to one log.
 
     Args:
@@ -27,25 +25,16 @@ class LogMember(Generic[I]):
         batch: Makes a batch of records, whose result has one element for each.
     """
 
+    call = "append"
+
     def __init__(
         self, writer: ListWriter, check: Callable[..., I], batch: Callable[[list[I]], Batch[Sequence[Any]]]
     ) -> None:
-        self.call: Final = "append"
+        super().__init__(writer.steps.record_name, backend_of(writer.steps.manager))
         self._writer = writer
         self._check = check
         self._batch = batch
         self._items: list[I] = []
-        self.results: Sequence[Any] = ()
-
-    @property
-    def key(self) -> str:
-        """Kind and name of the log."""
-        return self._writer.steps.record_name
-
-    @property
-    def backend(self) -> LedgerBackend:
-        """The store of the log."""
-        return backend_of(self._writer.steps.manager)
 
     def add(self, *arguments: Any, **options: Any) -> None:
         """Add a record."""
@@ -71,11 +60,8 @@ class LogMember(Generic[I]):
         """Roll the log, if that is due now."""
         self._writer.watch_segment()
 
-    def abandon(self) -> None:
-        """Do nothing: no record was appended."""
 
-
-class PropertiesMember:
+class PropertiesMember(GroupMember):
     """The changes that a group makes to the properties of one log.
 
     Args:
@@ -83,23 +69,14 @@ class PropertiesMember:
         check: Checks the arguments of ``AtomicGroup.set_properties``.
     """
 
-    results: Sequence[Any] = ()
+    call = "set_properties"
+    alone = "call Log.set_properties"
 
     def __init__(self, steps: LedgerSteps, check: Callable[..., Mapping[str, str | None]]) -> None:
-        self.call: Final = "set_properties"
+        super().__init__(f"{steps.record_name}#properties", backend_of(steps.manager))  # after the log itself
         self._steps = steps
         self._check = check
         self._changes: dict[str, str | None] = {}
-
-    @property
-    def key(self) -> str:
-        """Kind and name of the log; after the log itself."""
-        return f"{self._steps.record_name}#properties"
-
-    @property
-    def backend(self) -> LedgerBackend:
-        """The store of the log."""
-        return backend_of(self._steps.manager)
 
     def add(self, *arguments: Any, **options: Any) -> None:
         """Add changes; later ones replace earlier ones."""
@@ -110,20 +87,3 @@ class PropertiesMember:
         found = self._steps.existing()
         changed = found.record.with_properties(self._changes)
         return stage(GroupPart(change=NamedChange(self._steps.record_name, found.version, changed.encode())))
-
-    def prepare(self) -> None:
-        """Do nothing."""
-
-    def commit_alone(self) -> None:
-        """Refuse it.
-
-        Raises:
-            IllegalOperationError: Always.
-        """
-        raise IllegalOperationError("a group over ensembles has records of one log only; call Log.set_properties")
-
-    def committed(self) -> None:
-        """Do nothing."""
-
-    def abandon(self) -> None:
-        """Do nothing."""

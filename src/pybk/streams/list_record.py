@@ -186,15 +186,9 @@ def decode_bounds(data: bytes, *, where: str) -> Bounds:
         CorruptError: The bytes are not bounds.
         UnsupportedFormatError: A newer pybk wrote them.
     """
-
-    def make(values: dict[str, Any]) -> Bounds:
-        if values["format"] != _FORMAT:
-            raise UnsupportedFormatError(
-                f"{where}: format {values['format']}; this pybk reads format {_FORMAT}: install a newer pybk"
-            )
-        return tuple(CursorBound(*each) for each in values["bounds"])
-
-    return decode_json(data, make, where=where)
+    return decode_json(
+        data, lambda values: tuple(CursorBound(*each) for each in values["bounds"]), where=where, number=_FORMAT
+    )
 
 
 LIST_FORMAT: Final = 1
@@ -891,15 +885,9 @@ def decode_page(data: bytes, *, where: str) -> Rows:
         CorruptError: The bytes are not a page.
         UnsupportedFormatError: A newer pybk wrote it.
     """
-
-    def make(values: dict[str, Any]) -> Rows:
-        if values["format"] != _PAGE_FORMAT:
-            raise UnsupportedFormatError(
-                f"{where}: format {values['format']}; this pybk reads format {_PAGE_FORMAT}: install a newer pybk"
-            )
-        return tuple(map(_segment_of, values["segments"]))
-
-    return decode_json(data, make, where=where)
+    return decode_json(
+        data, lambda values: tuple(map(_segment_of, values["segments"])), where=where, number=_PAGE_FORMAT
+    )
 
 
 def _last_of(segment: Segment) -> int:

@@ -18,7 +18,7 @@ from pybk.ledger.digest import DigestType
 from pybk.manager.arguments import flag_of, hints_of
 from pybk.manager.handle import Handle, where_called
 from pybk.manager.ledger_manager import LedgerManager, backend_of
-from pybk.manager.opening import Opening
+from pybk.manager.opening import Opening, opening_form
 from pybk.metadata.store import Watch
 from pybk.streams import ledger_list
 from pybk.streams.ledger_spec import LedgerSpec, LogSettings, spec_of
@@ -171,9 +171,7 @@ class Namespace(Handle):
             raise LogExistsError(f"log {name!r} exists in {self._manager.location}; open it, or choose another name")
         return self.log(name, create=False)
 
-    def create_async(self, name: str) -> Opening[Log]:
-        """Create a log as ``create`` does, in a thread; ``await`` it or use ``async with``."""
-        return Opening(f"Namespace.create_async({name!r:.100})", partial(self.create, name))
+    create_async = opening_form(create)
 
     def log(self, name: str, *, create: bool = True) -> Log:
         """Open a log.
@@ -202,9 +200,7 @@ class Namespace(Handle):
         self._logs.add(log)
         return log
 
-    def log_async(self, name: str, *, create: bool = True) -> Opening[Log]:
-        """Open a log as ``log`` does, in a thread; ``await`` it or use ``async with``."""
-        return Opening(f"Namespace.log_async({name!r:.100})", partial(self.log, name, create=create))
+    log_async = opening_form(log)
 
     def exists(self, name: str) -> bool:
         """Return whether there is a log of a name."""

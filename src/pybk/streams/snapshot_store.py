@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import builtins
 import hashlib
-import io
 import os
 import shutil
 import stat
@@ -12,9 +11,8 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any, BinaryIO, Final, NamedTuple
+from typing import Any, BinaryIO, Final, NamedTuple, TypeVar
 
 from xxhash import xxh3_128_hexdigest
 
@@ -29,11 +27,13 @@ from pybk.errors import (
 )
 from pybk.manager.arguments import whole_from
 from pybk.manager.ledger_manager import backend_of
-from pybk.streams.blob import bytes_of
+from pybk.streams.blob import PieceWriter
 from pybk.streams.blob_store import BlobStore
 from pybk.streams.list_record import checked_name
 from pybk.threads.call_threads import asyncio_form
-from pybk.values import decode_json, encode_json, whole
+from pybk.values import decode_json, encode_json
+
+T = TypeVar("T")
 
 SNAPSHOT_FORMAT: Final = 1
 PART_BYTES: Final = 8 << 20
@@ -95,8 +95,7 @@ class SnapshotReport(NamedTuple):
     skipped: tuple[SkippedSnapshot, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class _File:
+class _File(NamedTuple):
     """A file of a snapshot.
 
     Attributes:
@@ -112,8 +111,7 @@ class _File:
     parts: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class _Manifest:
+class _Manifest(NamedTuple):
     """What a snapshot consists of; written last."""
 
     info: SnapshotInfo
@@ -126,24 +124,11 @@ class _Manifest:
         return {part for file in self.files for part in file.parts}
 
     def encode(self) -> bytes:
-        return encode_json(
-            {
-                "format": SNAPSHOT_FORMAT,
-                "info": [*self.info[:3], dict(self.info.meta), *self.info[4:]],
-                "part_bytes": self.part_bytes,
-                "directories": self.directories,
-                "files": [[each.path, each.mode, each.size, each.parts] for each in self.files],
-            }
-        )
+        return encode_json({"format": SNAPSHOT_FORMAT, **self._asdict()})
 
     @classmethod
     def decode(cls, data: bytes, *, where: str) -> _Manifest:
         def make(values: dict[str, Any]) -> _Manifest:
-            number = values["format"]
-            if number != SNAPSHOT_FORMAT:
-                raise UnsupportedFormatError(
-                    f"{where}: format {number}; this pybk reads format {SNAPSHOT_FORMAT}: install a newer pybk"
-                )
             files = tuple(_File(path, mode, size, tuple(parts)) for path, mode, size, parts in values["files"])
             made = cls(SnapshotInfo(*values["info"]), values["part_bytes"], tuple(values["directories"]), files)
             for each in files:
@@ -156,7 +141,7 @@ class _Manifest:
                     raise CorruptError(f"{where}: the path {path!r} does not lie in the snapshot")
             return made
 
-        return decode_json(data, make, where=where)
+        return decode_json(data, make, where=where, number=SNAPSHOT_FORMAT)
 
 
 class SnapshotStore:
@@ -195,12 +180,9 @@ class SnapshotStore:
         self.name: Final = checked_name(name, "a snapshot store")
         if len(name.encode()) > NAME_BYTES_MAX:
             raise UsageError(f"the name {name!r:.60} of a snapshot store takes 1 to {NAME_BYTES_MAX} bytes in UTF-8")
-        kept, part = whole(keep), whole(part_bytes)
-        if kept is None or kept < 1 or part is None or part < 1:
-            raise UsageError(f"keep is {keep!r:.50}, part_bytes {part_bytes!r:.50}; both take a number from 1 up")
         self._blobs = blobs
-        self._keep = kept
-        self._part_bytes = part
+        self._keep = whole_from(keep, 1, "keep", "a number of snapshots")
+        self._part_bytes = whole_from(part_bytes, 1, "part_bytes", "bytes of a part")
         self._manifests = f"{name}/manifest/"
         self._parts = f"{name}/part/"
         self._verified: dict[str, int] = {}
@@ -246,12 +228,9 @@ class SnapshotStore:
             is_directory = isinstance(content, os.PathLike) and os.path.isdir(content)
             if isinstance(content, os.PathLike):
                 saving.add_path(Path(content))
-            elif callable(content):
-                content(saving.begin("", 0o600))  # type: ignore[arg-type]  # a file to write to
-                saving.end()
             else:
-                saving.begin("", 0o600).write(content)
-                saving.end()
+                write: Callable[[Any], object] = content if callable(content) else lambda file: file.write(content)
+                saving.add("", 0o600, write)
             size = sum(each.size for each in saving.files)
             info = SnapshotInfo(
                 number, lsn, generation, dict(meta or {}), time.time_ns(), is_directory, size, saving.written
@@ -348,7 +327,8 @@ class SnapshotStore:
             for part in manifest.parts:
                 self._part(part)
 
-        return self._newest(verify)
+        found = self._newest(verify)
+        return found and found[0]
 
     latest_async = asyncio_form(latest)
 
@@ -373,47 +353,41 @@ class SnapshotStore:
         Durability: On return the destination is durable.
         """
         target = Path(destination)
-        return self._chosen(number, lambda manifest: self._write(manifest, target))
+        return self._chosen(number, lambda manifest: self._write(manifest, target))[0]
 
     restore_async = asyncio_form(restore)
 
     def read(self, *, number: int | None = None) -> bytes:
         """Return the content of a snapshot that is not of a directory; arguments and errors as for ``restore``."""
-        data = b""
 
-        def read(manifest: _Manifest) -> None:
-            nonlocal data
+        def read(manifest: _Manifest) -> bytes:
             if manifest.info.is_directory:
                 raise UsageError(f"the snapshot of {self.name!r} is of a directory; restore(directory) writes it")
-            data = b"".join(self._part(part) for file in manifest.files for part in file.parts)
+            return b"".join(self._part(part) for file in manifest.files for part in file.parts)
 
-        self._chosen(number, read)
-        return data
+        return self._chosen(number, read)[1]
 
     read_async = asyncio_form(read)
 
-    def _chosen(self, number: int | None, use: Callable[[_Manifest], object]) -> SnapshotReport:
-        """Use the snapshot of a number, or the newest that can be used."""
+    def _chosen(self, number: int | None, use: Callable[[_Manifest], T]) -> tuple[SnapshotReport, T]:
+        """Use the snapshot of a number, or the newest that can be used; returns also what ``use`` does."""
         if number is not None:
             manifest = self._manifest(number)
-            use(manifest)
-            return SnapshotReport(manifest.info, ())
+            return SnapshotReport(manifest.info, ()), use(manifest)
         found = self._newest(use)
         if found is None:
             raise NoSuchBlobError(f"there is no snapshot of {self.name!r}; save one")
         return found
 
-    def _newest(self, use: Callable[[_Manifest], object]) -> SnapshotReport | None:
-        """Return the newest snapshot that can be used; what is damaged is skipped."""
+    def _newest(self, use: Callable[[_Manifest], T]) -> tuple[SnapshotReport, T] | None:
+        """Use the newest snapshot that can be used; what is damaged is skipped. None if there is none."""
         skipped: builtins.list[SkippedSnapshot] = []
         for number in self._numbers():
             try:
                 manifest = self._manifest(number)
-                use(manifest)
+                return SnapshotReport(manifest.info, tuple(skipped)), use(manifest)
             except _DAMAGE as error:
                 skipped.append(SkippedSnapshot(number, error))
-            else:
-                return SnapshotReport(manifest.info, tuple(skipped))
         if skipped:
             problems = "; ".join(f"{each.number}: {each.problem}" for each in skipped)
             raise CorruptError(f"all snapshots of {self.name!r} are damaged; restore one of their blobs: {problems}")
@@ -460,7 +434,7 @@ class SnapshotStore:
                 raise CorruptError(f"{file.path!r} has {out.tell()} bytes in parts, and {file.size} in the manifest")
 
 
-class _Saving(io.BufferedIOBase):
+class _Saving(PieceWriter):
     """Splits files into parts, and puts those that are not there; a file to write one of them to.
 
     Args:
@@ -471,63 +445,32 @@ class _Saving(io.BufferedIOBase):
     """
 
     def __init__(self, blobs: BlobStore, prefix: str, part_bytes: int, verified: dict[str, int]) -> None:
-        super().__init__()
+        super().__init__(part_bytes)
         self._blobs = blobs
         self._prefix = prefix
-        self._part_bytes = part_bytes
         self._verified = verified
         self._there: set[str] = set()
         """Names of the parts that this save wrote or found."""
-        self._buffer = bytearray()
-        self._path, self._mode, self._size = "", 0, 0
         self._digests: list[str] = []
         self.files: list[_File] = []
         self.directories: list[str] = []
         self.written = 0
 
-    def begin(self, path: str, mode: int) -> _Saving:
-        """Begin a file; what is written from now on belongs to it."""
-        self._path, self._mode, self._size = path, mode, 0
-        self._digests = []
-        return self
+    def add(self, path: str, mode: int, write: Callable[[_Saving], object]) -> None:
+        """Add a file, whose content ``write`` writes to this."""
+        self._written, self._digests = 0, []
+        write(self)
+        self._put_rest()
+        self.files.append(_File(path, mode, self._written, tuple(self._digests)))
 
-    def writable(self) -> bool:
-        """Return True."""
-        return True
-
-    def tell(self) -> int:
-        """Return how many bytes of the file were written."""
-        return self._size
-
-    def write(self, data: bytes | bytearray | memoryview) -> int:  # type: ignore[override]
-        """Append bytes to the file; returns how many, which is all."""
-        view = bytes_of(data)
-        self._size += len(view)
-        at = 0
-        while at < len(view):
-            taken = min(self._part_bytes - len(self._buffer), len(view) - at)
-            self._buffer += view[at : at + taken]
-            at += taken
-            if len(self._buffer) == self._part_bytes:
-                self._put()
-        return len(view)
-
-    def end(self) -> None:
-        """End the file."""
-        if self._buffer:
-            self._put()
-        self.files.append(_File(self._path, self._mode, self._size, tuple(self._digests)))
-
-    def _put(self) -> None:
-        data = bytes(self._buffer)
-        self._buffer.clear()
-        digest = hashlib.sha256(data).hexdigest()
+    def _put(self, piece: bytes) -> None:
+        digest = hashlib.sha256(piece).hexdigest()
         name = self._prefix + digest
         self._digests.append(digest)
         if name not in self._there:
-            if not self._is_stored(name, data):
-                self._blobs.put(name, data)
-                self.written += len(data)
+            if not self._is_stored(name, piece):
+                self._blobs.put(name, piece)
+                self.written += len(piece)
             self._there.add(name)
 
     def _is_stored(self, name: str, data: bytes) -> bool:
@@ -563,8 +506,8 @@ class _Saving(io.BufferedIOBase):
 
     def _add_file(self, path: Path, relative: str) -> None:
         with open(path, "rb") as file:
-            shutil.copyfileobj(file, self.begin(relative, os.fstat(file.fileno()).st_mode & 0o777), 1 << 20)
-        self.end()
+            mode = os.fstat(file.fileno()).st_mode & 0o777
+            self.add(relative, mode, lambda saving: shutil.copyfileobj(file, saving, 1 << 20))
 
 
 def _make_directory(path: Path) -> None:

@@ -27,7 +27,6 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from enum import StrEnum
 from typing import Final, NamedTuple, TypeVar
 
-from pybk.backend.ledger_backend import LedgerBackend
 from pybk.errors import (
     ClosedError,
     IllegalOperationError,
@@ -37,7 +36,7 @@ from pybk.errors import (
     TruncatedError,
     UsageError,
 )
-from pybk.manager.atomic_group import GroupPart, member_of
+from pybk.manager.atomic_group import GroupMember, GroupPart, member_of
 from pybk.manager.handle import Handle, fork_error, in_children, where_called
 from pybk.manager.ledger_manager import LedgerManager, backend_of
 from pybk.streams.cursor import Cursor, MemoryCursor, checked_subscription
@@ -1096,29 +1095,23 @@ def still_held(subscription: Subscription, held: Mapping[int, int]) -> dict[int,
         return {seq: number for seq, number in held.items() if subscription._deliveries.is_held(seq, number)}
 
 
-class _AckMember:
+class _AckMember(GroupMember):
     """The acknowledgements of one subscription in an atomic group.
 
     Args:
         subscription: Its subscription.
     """
 
+    call = "ack"
+    alone = "acknowledge without a group"
+
     def __init__(self, subscription: Subscription) -> None:
-        self.call: Final = "ack"
+        steps = subscription._steps
+        key = f"{ListKind.CURSOR.group}/{cursor_list_name(steps.name, subscription.name)}"
+        super().__init__(key, backend_of(steps.manager))
         self._subscription = subscription
         self._ranges: Ranges = []
         self._properties: dict[str, int | str] = {}
-        self.results: list[int] = []
-
-    @property
-    def key(self) -> str:
-        """The name of the cursor's list."""
-        return f"{ListKind.CURSOR.group}/{cursor_list_name(self._subscription._steps.name, self._subscription.name)}"
-
-    @property
-    def backend(self) -> LedgerBackend:
-        """The store of the log."""
-        return backend_of(self._subscription._steps.manager)
 
     def add(self, records: Acked | Iterable[Acked], *, properties: Mapping[str, int | str] | None = None) -> None:
         """Add records that are acknowledged."""
@@ -1144,20 +1137,6 @@ class _AckMember:
     def prepare(self) -> None:
         """Repair the cursor's list, if an acknowledgement was refused or interrupted."""
         self._subscription._cursor.prepare()
-
-    def commit_alone(self) -> None:
-        """Refuse it.
-
-        Raises:
-            IllegalOperationError: Always.
-        """
-        raise IllegalOperationError("a group over ensembles has records of one log only; acknowledge without a group")
-
-    def committed(self) -> None:
-        """Do nothing."""
-
-    def abandon(self) -> None:
-        """Do nothing: nothing was acknowledged."""
 
 
 @member_of.register

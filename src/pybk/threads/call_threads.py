@@ -15,7 +15,7 @@ own.
 - Reads that follow a ledger, a log or a subscription, locks that others hold, and checks of a cluster that are repeated
   wait for an event without a thread: any number of coroutines may wait, and there are few threads.
 - Generators read a batch in a thread and yield from it in the loop; lists of what the call yields are made in a thread.
-- What opens a handle returns an ``Opening``, which closes the handle if its task was cancelled.
+- What opens a handle returns an ``Opening``, which closes the handle if its task was cancelled; see ``opening_form``.
 - A property has no arguments to take over.
 """
 
