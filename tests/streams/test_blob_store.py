@@ -550,3 +550,13 @@ def test_the_bytes_of_a_record_stay_as_they_are() -> None:
         BlobRecord.decode(encoded.replace(b'"format":1', b'"format":2'), where="the record")
     with pytest.raises(CorruptError, match="do not ascend"):
         BlobRecord.decode(encoded.replace(b'"next_version":4', b'"next_version":3'), where="the record")
+
+
+def test_a_commit_that_failed_in_the_with_is_not_made_again_at_its_end(blobs: BlobStore) -> None:
+    with blobs.create_blob("a", overwrite=False) as file:
+        blobs.put("a", b"of another")
+        with pytest.raises(BlobExistsError):
+            file.commit()
+    assert blobs.get("a") == b"of another"
+    with pytest.raises(ClosedError, match="not published"):
+        _ = file.info
