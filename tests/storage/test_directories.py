@@ -162,6 +162,23 @@ def test_an_interrupted_making_is_taken_up_again(again: list[str], power_loss: b
         manager.close()
 
 
+def test_a_making_that_was_killed_and_then_lost_power_is_taken_up_again() -> None:
+    tiers: Tiers = {StorageHint.HDD: "/h", StorageHint.SSD: ["/x", "/y"]}
+    whole = SimFileSystem(0)
+    open_simulated(whole, tiers).close()
+    renamed = whole.operations.index(("rename", "/s/cookie.planned.tmp"))
+    for seed in range(60):
+        fs = SimFileSystem(seed)
+        fs.crash_at(renamed + 1)
+        with pytest.raises(SimCrash):
+            open_simulated(fs, tiers)
+        killed = fs.kill()
+        killed.crash_at(seed % 30)
+        with pytest.raises(SimCrash):
+            open_simulated(killed, tiers)
+        open_simulated(killed.crash(), tiers).close()
+
+
 def test_another_store_is_not_taken_for_an_interrupted_creation() -> None:
     fs = SimFileSystem(0)
     Store.open("/a", config=CONFIG, fs=fs, environment=lambda path: SimEnvironment(fs, path)).close()

@@ -524,6 +524,7 @@ def create_store(
         replace_file(fs, os.path.join(root, _PLANNED), encode_cookie(cookie))
     else:
         cookie = planned
+        fs.sync_directory(root)  # a process that was killed may have renamed it, and not synced that
         _clear_environments(fs, directories)
     _fill_directories(fs, root, directories, cookie, environment, restored)
     write_cookie(fs, root, cookie)
