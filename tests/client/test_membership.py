@@ -398,8 +398,11 @@ def test_the_error_says_which_bookies_are_read_only_and_why_and_what_to_do(tmp_p
     assert "b2 read-only: it ends, or was retired until its next start, b3 read-only: its log says why, " in text
     assert "b4 read-only: it is drained)" in text
     assert "away or read-only may be members only while each write set has its ack_quorum (2 of 3) without them" in text
-    assert "start more, free space on b1, b3, restart b2, end the drain (`pybk bookie cancel-drain`) of b4, or" in text
-    assert "`pybk cluster status`" in text
+    assert (
+        "start more, free space on b1, b3, restart b2, end the drain (`pybk bookie cancel-drain URL NAME`) of b4, or"
+        in text
+    )
+    assert "`pybk cluster status URL`" in text
 
 
 def refuse(cluster: Racks, number: int, why: str) -> None:

@@ -17,7 +17,15 @@ from pybk import ClusterAdmin, LedgerManager, Log, StoreConfig
 from pybk.admin.profiles import Profile
 from pybk.bookie import advertising
 from pybk.bookie.advertising import advertised
-from pybk.errors import CookieError, CorruptError, IllegalOperationError, MetadataOutdatedError, PybkError, UsageError
+from pybk.errors import (
+    CookieError,
+    CorruptError,
+    IllegalOperationError,
+    MetadataOutdatedError,
+    NotEnoughBookiesError,
+    PybkError,
+    UsageError,
+)
 from pybk.feature_level import FeatureLevel
 from pybk.manager.connect import open_cluster
 from tests.bookie import test_advertising
@@ -25,7 +33,7 @@ from tests.cluster.inside import SECRET, Inside, inside, make_cluster
 from tests.private_files import write_private
 from tests.remedies import Cases, Shell
 from tests.storage.real_store import QUICK
-from tests.waiting import wait_until
+from tests.waiting import PROCESS_S, wait_until
 
 CASES = Cases()
 PASSWORD = b"p"
@@ -309,6 +317,29 @@ def a_loss_that_was_accepted_of_a_bookie_that_runs_again(shell: Shell) -> None:
         text = shell.said("cluster", "status", cluster.url, status=1)
         shell.run(shell.command("operations/cluster_checks.py:_status", text))
         assert "runs again" not in shell.said("cluster", "status", cluster.url, status=1)
+
+
+@CASES.names("client/membership.py:Membership._lacking", "client/membership.py:Membership._remedies")
+def an_ensemble_that_lacks_a_bookie_that_is_drained(shell: Shell) -> None:
+    with inside(shell.path, count=BOOKIES) as cluster:
+        client = cluster.connect()
+        ClusterAdmin(client).drain("bookie-1", wait_s=PROCESS_S)
+        wait_until(lambda: "bookie-1 read-only: it is drained" in lacking(client))
+        text = lacking(client)
+        _, status = shell.commands("client/membership.py:Membership._lacking", text)
+        assert "the cluster is warn" in shell.run(status, status=1, URL=cluster.url)
+        end = shell.command("client/membership.py:Membership._remedies", text)
+        shell.run(end, URL=cluster.url, NAME="bookie-1")
+        wait_until(lambda: not lacking(client))
+
+
+def lacking(client: LedgerManager) -> str:
+    """Return why no ledger that needs all bookies can be made; nothing if one can."""
+    try:
+        client.create_ledger(ensemble_size=BOOKIES, write_quorum=BOOKIES, ack_quorum=BOOKIES, password=PASSWORD).close()
+    except NotEnoughBookiesError as error:
+        return str(error)
+    return ""
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -356,7 +356,7 @@ class Membership:
                 )
             return (
                 f"{text}: start more, {self._remedies(known)}or ask for fewer: ensemble_size=1 of a ledger, "
-                "quorums=(1, 1, 1) of a log or a blob store; `pybk cluster status` shows what else is wrong"
+                "quorums=(1, 1, 1) of a log or a blob store; `pybk cluster status URL` shows what else is wrong"
             )
         needed = policy.needed(metadata.write_quorum)
         searched = "was found within the steps of a search" if choice.cut_off else "is possible"
@@ -381,7 +381,7 @@ class Membership:
         for each in sorted(known, key=lambda each: each.bookie):
             name = each.bookie.bookie_id
             if each.leaving:
-                remedies.setdefault("end the drain (`pybk bookie cancel-drain`) of", []).append(name)
+                remedies.setdefault("end the drain (`pybk bookie cancel-drain URL NAME`) of", []).append(name)
             elif each.read_only:
                 remedies.setdefault(self._read_only(each).remedy, []).append(name)
         return "".join(f"{remedy} {', '.join(names)}, " for remedy, names in remedies.items())
