@@ -78,7 +78,9 @@ def test_logs_and_blobs_do_without_the_default_executor(tmp_path: Path) -> None:
     asyncio.run(use())
 
 
-@pytest.fixture(params=["store", "cluster"])
+@pytest.fixture(
+    params=[pytest.param(kind, marks=pytest.mark.sampled(one_in=2, among="manager")) for kind in ("store", "cluster")]
+)
 def manager(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[LedgerManager]:
     if request.param == "store":
         with LedgerManager.open(tmp_path / "store") as manager:

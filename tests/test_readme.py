@@ -106,6 +106,7 @@ def test_the_write_ahead_log_of_the_readme_is_there_again(tmp_path: Path) -> Non
     assert printed == ["durable: 1\n", "again: 1 b'set a 1'\ndurable: 2\n"]
 
 
+@pytest.mark.sampled(one_in=2)
 @pytest.mark.parametrize("document", ["blobs.md", "streams.md"])
 def test_the_programs_of_a_document_run_as_pasted(document: str, tmp_path: Path) -> None:
     text = (ROOT / "docs" / "concepts" / document).read_text(encoding="utf-8")

@@ -11,7 +11,9 @@ from pybk import LedgerManager
 from tests.cluster.inside import inside
 
 
-@pytest.fixture(params=["store", "cluster"])
+@pytest.fixture(
+    params=[pytest.param(kind, marks=pytest.mark.sampled(one_in=2, among="manager")) for kind in ("store", "cluster")]
+)
 def manager(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[LedgerManager]:
     """Return the manager of a store, and that of a cluster."""
     if request.param == "store":

@@ -20,7 +20,9 @@ from tests.cluster.inside import inside
 PART = 1000
 
 
-@pytest.fixture(params=["store", "cluster"])
+@pytest.fixture(
+    params=[pytest.param(kind, marks=pytest.mark.sampled(one_in=2, among="blobs")) for kind in ("store", "cluster")]
+)
 def blobs(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[BlobStore]:
     if request.param == "store":
         with BlobStore.open(tmp_path / "store", password=b"p") as blobs:
