@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +12,7 @@ from pybk.backend.ledger_backend import LedgerBackend
 from pybk.client.backend import ClusterBackend
 from pybk.credentials import Credentials
 from pybk.flags import LedgerType
-from pybk.healing.repairing import Candidate, Repairer
+from pybk.healing.repair_worker import Candidate, RepairWorker
 from pybk.healing.throttle import TokenBucket
 from pybk.ledger.digest import EntryDigest
 from pybk.manager.ledger_manager import LedgerManager
@@ -131,7 +132,7 @@ def repairer_of(
     *,
     news: bool,
 ) -> Any:
-    """Return what ``Repairer.look`` uses of its object: marks, the ledgers to repair, and how a batch is repaired."""
+    """Return what ``RepairWorker.look`` uses of its object: marks, ledgers, and how a batch is repaired."""
     worker = SimpleNamespace(
         **dict.fromkeys(("_sample", "_is_paused"), lambda: None),
         _ready=lambda found, _now: list(found),
@@ -143,34 +144,35 @@ def repairer_of(
         _candidates=lambda ready, marks: candidates(ready),
         _repair_batch=repair,
     )
-    worker._listing_share = property.__get__(vars(Repairer)["_listing_share"], worker)
+    worker._listing_share = property.__get__(vars(RepairWorker)["_listing_share"], worker)
     return worker
 
 
 def resting(
-    wait: Callable[[float], bool], sample: Callable[[], None], look_s: Callable[[], float], read: TokenBucket
+    look: Callable[[], bool], sample: Callable[[], None], look_s: Callable[[], float], read: TokenBucket
 ) -> Any:
-    """Return what ``Repairer`` uses of its object to rest between two passes.
+    """Return what ``RepairWorker`` uses of its object to rest between two passes.
 
     Args:
-        wait: Waits for news, so many seconds at most.
+        look: Makes a pass.
         sample: Looks at the appends.
         look_s: Returns in how many seconds they are looked at next.
         read: Counts what others read for copies.
     """
-    return SimpleNamespace(
-        _news=SimpleNamespace(wait=wait, clear=lambda: None),
+    worker = SimpleNamespace(
+        **dict.fromkeys(("_stopping", "_news"), SimpleNamespace(is_set=lambda: False, clear=lambda: None)),
+        **dict.fromkeys(("_pass_at", "_watch_at"), float("-inf")),
+        _busy=False,
+        look=look,
         _sample=sample,
         _look_s=look_s,
         _outbound=read,
         _read_bytes=0,
         _unread_looks=1000,
     )
-
-
-def rest(worker: Any) -> None:
-    """Let a worker rest until its next pass."""
-    Repairer._rest(worker)
+    for name in ("_make_pass", "_watch_appends", "_next_watch"):
+        setattr(worker, name, partial(getattr(RepairWorker, name), worker))
+    return worker
 
 
 def metadata_store_of(manager: LedgerManager) -> Any:

@@ -23,7 +23,7 @@ from pybk import (
     SafetyCheckError,
     UsageError,
 )
-from pybk.healing import auditing
+from pybk.healing import auditor_driver
 from pybk.manager.connect import open_cluster
 from pybk.metadata.cluster import ClusterMetadata
 from pybk.operations import cluster_admin as cluster_admin_module
@@ -607,7 +607,7 @@ def test_idle_writers_leave_a_bookie_that_is_drained(tmp_path: Path) -> None:
 
 def test_a_cluster_that_repairs_itself_drains_a_bookie(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     repair_quickly(monkeypatch)
-    monkeypatch.setattr(auditing, "ANNOUNCE_S", 0.2)
+    monkeypatch.setattr(auditor_driver, "ANNOUNCE_S", 0.2)
     monkeypatch.setattr(cluster_admin_module, "REQUESTS_SECONDS", 0.0)
     with inside(tmp_path, count=4, autorecovery=True) as cluster:
         client = cluster.connect()

@@ -23,7 +23,8 @@ from typing import Any, Final
 from bench.cluster.idle import share
 from bench.cluster.slowness import memory_mib
 from pybk import Bookie, BookieRegistration, DigestType, Fragment, LedgerMetadata, LedgerState, StorageHint
-from pybk.healing.auditing import Auditing
+from pybk.healing.auditor_driver import AuditorDriver
+from pybk.healing.chores import ChoreThread
 from pybk.healing.cluster_map import ClusterMap
 from pybk.healing.plan import plan
 from pybk.healing.situation import BookieFacts, Situation, Space
@@ -114,13 +115,16 @@ def situation(metadata: ClusterMetadata, now_ns: int) -> Situation:
 
 def rest_percent(metadata: ClusterMetadata, seconds: float) -> float:
     """Return the percentage of a core that an auditor takes once it has read everything, while nothing happens."""
-    auditor = Auditing(metadata, "bench", Metrics())
+    thread = ChoreThread()
+    auditor = AuditorDriver(metadata, "bench", Metrics(), thread.wake)
+    thread.start((auditor,))
     try:
         while (report := auditor.report) is None or report.phase != "leading":
             time.sleep(0.1)
         return share(seconds, os.getpid())
     finally:
-        auditor.stop()
+        thread.stop()
+        auditor.close()
 
 
 def measure(url: str, seconds: float) -> dict[str, Any]:

@@ -4,9 +4,9 @@ A package states in its ``__init__`` which of its names are imported late, for t
 
     TYPE_CHECKING = False
     if TYPE_CHECKING:
-        from pybk.healing.embedded_scrub import EmbeddedScrub as EmbeddedScrub
+        from pybk.healing.scrub import EmbeddedScrub as EmbeddedScrub
     else:
-        __getattr__ = deferred(__name__, {"embedded_scrub": "EmbeddedScrub"})
+        __getattr__ = deferred(__name__, {"scrub": "EmbeddedScrub"})
 
 A module that needs such a name begins with ``from pybk import healing``, and has ``healing.EmbeddedScrub`` where the
 name is used. ``np`` and ``asyncio`` are numpy and asyncio, imported alike; ``LateModule`` is for other packages.

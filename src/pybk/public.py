@@ -83,9 +83,8 @@ from pybk.errors import (
 from pybk.feature_level import FeatureLevel
 from pybk.flags import LedgerType, ReadFlag, StorageHint, WriteFlag
 from pybk.healing.rebalance import RebalanceMove, RebalancePlan, TierFullness
-from pybk.healing.scrub import ScrubKind
-from pybk.healing.scrub_status import ScrubProgress, ScrubStatus
-from pybk.healing.scrubbing import ScrubReport
+from pybk.healing.scrub import ScrubProgress, ScrubReport, ScrubStatus
+from pybk.healing.scrub_schedule import ScrubKind
 from pybk.health import Health, HealthReason, HealthState
 from pybk.ledger.digest import DigestType
 from pybk.ledger.entry import Entry, EntryBatch

@@ -60,7 +60,7 @@ def a_ledger_without_a_seal(shell: Shell) -> None:
     assert reseal not in shell.said("store", "verify", path, status=0)
 
 
-@CASES.names("healing/embedded_scrub.py:EmbeddedScrub.show")
+@CASES.names("healing/scrub.py:EmbeddedScrub.remedy")
 def a_record_that_a_scrub_found_damaged(shell: Shell) -> None:
     path = shell.path / "store"
     with open_quick(path, scrub_seconds=0) as manager:
@@ -72,7 +72,7 @@ def a_record_that_a_scrub_found_damaged(shell: Shell) -> None:
         manager.scrub()
         wait_until(lambda: manager.health().state == "degraded")
         text = manager.health().reason
-    shown = shell.run(shell.command("healing/embedded_scrub.py:EmbeddedScrub.show", text), status=1)
+    shown = shell.run(shell.command("healing/scrub.py:EmbeddedScrub.remedy", text), status=1)
     named = [each for each in copies if str(each.relative_to(path)) in shown]
     assert named, shown
     for each in named:

@@ -16,7 +16,7 @@ from tests.client.test_limbo_repair import PASSWORD, damage, fill, payload, serv
 from tests.cluster.inside import Inside, inside
 from tests.healing.quick import repair_quickly
 from tests.healing.test_autorecovery import autorecovery_of, grace, leaders
-from tests.healing.test_repairing import metadata_of
+from tests.healing.test_repair_worker import metadata_of
 from tests.internals import cluster_backend_of
 from tests.paths import ROOT
 from tests.storage.real_store import open_quick
@@ -36,7 +36,7 @@ RARE = {
     "subscription_lag_records": "tests/streams/test_subscription_lag.py",
     "subscription_oldest_timestamp_ns": "tests/streams/test_subscription_lag.py",
     "under_replicated_oldest_timestamp_ns": "tests/cluster/test_health.py",
-    "scrub_bytes": "tests/healing/test_scrubbing.py",
+    "scrub_bytes": "tests/healing/test_scrub.py",
     "scrub_damaged_records": "tests/healing/test_embedded_scrub.py",
     "scrub_oldest_timestamp_ns": "tests/healing/test_embedded_scrub.py",
     "scrub_period_ns": "tests/healing/test_embedded_scrub.py",
@@ -104,7 +104,7 @@ def test_the_document_lists_exactly_what_a_cluster_exports(tmp_path: Path, monke
         cluster.connect().open_ledger(appending.ledger_id, password=PASSWORD).close()
         with pytest.raises(LedgerFencedError):
             appending.append(b"too late")
-        wait_until(lambda: any(autorecovery_of(each).repairer.repaired for each in cluster.bookies))
+        wait_until(lambda: any(autorecovery_of(each).worker.repaired for each in cluster.bookies))
         wait_until(lambda: not metadata_of(client).list_under_replicated())
         mend(client, cluster, fill(client, 40))
         read_damage(store, tmp_path / "store")

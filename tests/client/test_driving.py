@@ -17,7 +17,7 @@ from pybk.replication.messages import Effect, Event, Failed, Reason, Status, Wak
 from pybk.threads.group_commit import Completion, GroupCommit
 from tests.client.test_limbo_repair import PASSWORD, service_of
 from tests.cluster.inside import Inside, inside
-from tests.healing.test_repairing import metadata_of
+from tests.healing.test_repair_worker import metadata_of
 from tests.internals import cluster_backend_of
 from tests.waiting import WAIT_S, wait_until
 

@@ -19,7 +19,7 @@ from tests.client.test_limbo_repair import PASSWORD, fill, service_of
 from tests.cluster.inside import Inside, inside
 from tests.healing.quick import repair_quickly
 from tests.healing.test_autorecovery import autorecovery_of, grace, leaders
-from tests.healing.test_repairing import metadata_of
+from tests.healing.test_repair_worker import metadata_of
 from tests.waiting import wait_until
 
 
@@ -160,7 +160,7 @@ def test_the_auditor_alone_has_the_gauges_of_the_cluster(five: Inside) -> None:
     done = MetricKey("repair_ledgers", labels=(("reason", "lost"), ("result", "done")))
     assert sum(each.get(done, 0) for each in counters) == len(held)
     copied = MetricKey("repair_copied_bytes", labels=(("reason", "lost"),))
-    companions = [autorecovery_of(each).repairer for each in five.bookies]
+    companions = [autorecovery_of(each).worker for each in five.bookies]
     assert sum(each.get(copied, 0) for each in counters) == sum(each.copied_bytes for each in companions)
     findings = MetricKey("auditor_findings", labels=(("reason", "lost"),))
     assert manager.metrics().counters.get(findings, 0) >= len(held)

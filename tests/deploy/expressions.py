@@ -11,8 +11,8 @@ import pytest
 from pybk import errors
 from pybk.admin.exported_metrics import EXPORTED, HISTOGRAM, exported_name
 from pybk.errors import PybkError
-from pybk.healing.report_gauges import COPIES, SHORT_REASONS
-from pybk.healing.scrub import ScrubKind
+from pybk.healing.auditor_encoding import COPIES, SHORT_REASONS
+from pybk.healing.scrub_schedule import ScrubKind
 from pybk.healing.situation import HoldReason, Status
 from pybk.health import HEALTH_STATES, REASON_STATES
 from pybk.metrics import code_of

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from pybk.healing import auditing, bookie_scrub, repairing, scrubbing, situation
+from pybk.healing import auditor_driver, repair_worker, scrub, situation
 
 
 def repair_quickly(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have auditors and workers look often, trust a young session, and end drains at once."""
-    monkeypatch.setattr(auditing, "REQUESTS_SECONDS", 0.0)
-    monkeypatch.setattr(auditing, "TICK_S", 0.1)
-    monkeypatch.setattr(repairing, "LOOK_S", 0.2)
+    monkeypatch.setattr(auditor_driver, "REQUESTS_SECONDS", 0.0)
+    monkeypatch.setattr(auditor_driver, "TICK_S", 0.1)
+    monkeypatch.setattr(repair_worker, "LOOK_S", 0.2)
     monkeypatch.setattr(situation, "SESSION_NS_MIN", 0)
 
 
 def scrub_quickly(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have bookies begin their checks at once, and look often whether more are due."""
-    monkeypatch.setattr(scrubbing, "FIRST_S", 0.0)
-    monkeypatch.setattr(scrubbing, "LOOK_S", 0.1)
-    monkeypatch.setattr(bookie_scrub, "QUIET_S", 0.1)
+    monkeypatch.setattr(scrub, "FIRST_S", 0.0)
+    monkeypatch.setattr(scrub, "LOOK_S", 0.1)
+    monkeypatch.setattr(scrub, "QUIET_S", 0.1)

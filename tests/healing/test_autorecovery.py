@@ -12,8 +12,8 @@ import pytest
 from pybk import ClusterAdmin, ClusterVerdict
 from pybk.client import limbo_repair
 from pybk.flags import WriteFlag
-from pybk.healing import situation, surplus_dropping, writer_watch
-from pybk.healing.service import Autorecovery
+from pybk.healing import situation, surplus_drop, writer_watch
+from pybk.healing.autorecovery import Autorecovery
 from pybk.ledger.ledger_metadata import LedgerState
 from pybk.manager.ledger_manager import LedgerManager
 from pybk.metadata.registration import BookieState
@@ -21,7 +21,7 @@ from pybk.metadata.settings import ClusterSettings
 from tests.client.test_limbo_repair import check, fill, service_of, unclean
 from tests.cluster.inside import Inside, inside
 from tests.healing.quick import repair_quickly
-from tests.healing.test_repairing import metadata_of, names
+from tests.healing.test_repair_worker import metadata_of, names
 from tests.internals import cluster_backend_of
 from tests.waiting import wait_until
 
@@ -50,7 +50,7 @@ def autorecovery_of(manager: LedgerManager) -> Autorecovery:
 
 
 def leaders(cluster: Inside) -> list[int]:
-    return [place for place, manager in enumerate(cluster.bookies) if autorecovery_of(manager).auditing.leads]
+    return [place for place, manager in enumerate(cluster.bookies) if autorecovery_of(manager).auditor.leads]
 
 
 def test_a_new_cluster_is_ok_and_drains_as_soon_as_all_bookies_run(
@@ -88,7 +88,7 @@ def test_another_process_leads_when_the_auditor_is_gone(five: Inside) -> None:
     name = service_of(five.bookies[leader]).bookie.bookie_id
     five.bookies[leader].close()
     alive = [place for place in range(5) if place != leader]
-    wait_until(lambda: any(autorecovery_of(five.bookies[place]).auditing.leads for place in alive))
+    wait_until(lambda: any(autorecovery_of(five.bookies[place]).auditor.leads for place in alive))
 
     def is_replaced() -> bool:
         return not any(name in ensemble for ledger_id in ledgers for ensemble in names(client, ledger_id))
@@ -108,7 +108,7 @@ def test_a_bookie_that_comes_back_within_the_grace_causes_no_copy(five: Inside) 
     five.bookies[lost].close()
 
     def absent() -> int:
-        report = autorecovery_of(five.bookies[leader]).auditing.report
+        report = autorecovery_of(five.bookies[leader]).auditor.report
         return 0 if report is None else len(report.bookies)
 
     wait_until(lambda: absent() == 1)
@@ -116,7 +116,7 @@ def test_a_bookie_that_comes_back_within_the_grace_causes_no_copy(five: Inside) 
     wait_until(lambda: absent() == 0)
     assert [names(client, ledger_id) for ledger_id in ledgers] == before
     assert not metadata_of(client).list_under_replicated()
-    assert sum(autorecovery_of(manager).repairer.copied_bytes for manager in five.bookies) == 0
+    assert sum(autorecovery_of(manager).worker.copied_bytes for manager in five.bookies) == 0
 
 
 def test_a_bookie_is_drained_while_a_writer_writes(five: Inside) -> None:
@@ -163,7 +163,7 @@ def test_an_abandoned_ledger_is_closed_where_the_cluster_allows_it(five: Inside)
     places = {service_of(manager).bookie: place for place, manager in enumerate(five.bookies)}
     lost = next(bookie for bookie in ensemble if places[bookie] != leader)
     five.bookies[places[lost]].close()
-    auditor = autorecovery_of(five.bookies[leader]).auditing
+    auditor = autorecovery_of(five.bookies[leader]).auditor
     until = time.monotonic() + 2.0  # twice the grace of open ledgers
 
     def is_left_to_its_writer() -> bool:
@@ -215,7 +215,7 @@ def test_limbo_ends_although_the_writer_of_the_ledger_is_gone(
 def test_a_bookie_that_comes_back_late_drops_what_it_need_not_have(
     five: Inside, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(surplus_dropping, "LOOK_S", 0.2)
+    monkeypatch.setattr(surplus_drop, "LOOK_S", 0.2)
 
     def change(settings: ClusterSettings) -> ClusterSettings:
         return replace(settings, repair=replace(settings.repair, surplus_delay_s=1.0))
@@ -231,7 +231,7 @@ def test_a_bookie_that_comes_back_late_drops_what_it_need_not_have(
     wait_until(lambda: not any(name in ensemble for ledger_id in ledgers for ensemble in names(client, ledger_id)))
     five.bookies[lost] = five.open_bookie(lost)
     back = autorecovery_of(five.bookies[lost])
-    wait_until(lambda: back.surplus.drops.dropped == len(held))
+    wait_until(lambda: back.surplus.dropped == len(held))
     replicas = service_of(five.bookies[lost]).replicas
     assert all(replicas.count_entries(ledger_id) == 0 for ledger_id in held)
     for ledger_id in ledgers:

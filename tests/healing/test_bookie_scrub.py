@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from pybk.errors import CorruptError, LedgerDeletedError, MetadataUnreachableError, PybkError
-from pybk.healing import scrubbing
-from pybk.healing.bookie_scrub import BookieScrub, placed_entries
-from pybk.healing.scrub import ScrubKind
+from pybk.healing import scrub
+from pybk.healing.scrub import BookieScrub, placed_entries
+from pybk.healing.scrub_schedule import ScrubKind
 from pybk.ledger.ledger_metadata import Bookie, Fragment, LedgerMetadata, LedgerState
 from pybk.metadata.settings import ClusterSettings, ScrubSettings
 from pybk.metrics import SCRUB_BYTES, SCRUB_DAMAGED_RECORDS, Metrics
@@ -25,7 +25,7 @@ from tests.cluster.inside import Inside, inside
 from tests.healing.quick import repair_quickly, scrub_quickly
 from tests.healing.test_autorecovery import autorecovery_of
 from tests.healing.test_embedded_scrub import counted, flip
-from tests.healing.test_repairing import metadata_of
+from tests.healing.test_repair_worker import metadata_of
 from tests.metadata.records import ledger as closed
 from tests.waiting import wait_until
 
@@ -35,7 +35,7 @@ def three(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Inside]:
     """Three bookies that check their entries when asked."""
     repair_quickly(monkeypatch)
     scrub_quickly(monkeypatch)
-    monkeypatch.setattr(scrubbing, "RECHECK_S", 0.1)
+    monkeypatch.setattr(scrub, "RECHECK_S", 0.1)
     with inside(tmp_path, count=3, autorecovery=True) as cluster:
         yield cluster
 
@@ -76,7 +76,7 @@ def test_damage_is_a_reason_of_the_health_until_it_is_mended(three: Inside) -> N
     client = three.connect()
     ledger_id = fill(client, 60)
     bookie = three.bookies[1]
-    autorecovery_of(bookie).repairer.stop()
+    autorecovery_of(bookie).worker.begin_stop()
     flip(three.directory / "bookie-1", payload(40))
     settle(three, deep_asked_ns=1)  # whatever the clock of the person says
     wait_until(lambda: bookie.health().state == "degraded")
@@ -94,19 +94,19 @@ def test_changed_settings_and_mended_damage_end_the_rest_of_a_scrub(
 ) -> None:
     client, bookie = three.connect(), three.bookies[1]
     ledger_id = fill(client, 60)
-    scrub = autorecovery_of(bookie).scrub
-    monkeypatch.setattr(scrubbing, "LOOK_S", 1e6)
-    scrub.wake()  # the rest that began before ends
+    checks = autorecovery_of(bookie).scrub
+    monkeypatch.setattr(scrub, "LOOK_S", 1e6)
+    checks.wake()  # the rest that began before ends
     began_ns = time.time_ns()
     settle(three, deep_s=1.0)
-    wait_until(lambda: scrub.oldest_ns(ScrubKind.DEEP) > began_ns, "everything is checked by the new period")
+    wait_until(lambda: checks.oldest_ns(ScrubKind.DEEP) > began_ns, "everything is checked by the new period")
     settle(three)  # nothing is due for weeks
-    autorecovery_of(bookie).repairer.stop()
+    autorecovery_of(bookie).worker.begin_stop()
     flip(three.directory / "bookie-1", payload(40))
     settle(three, deep_asked_ns=1)
-    wait_until(lambda: scrub.damaged, "the damage is found")
+    wait_until(lambda: checks.damaged, "the damage is found")
     client.delete_ledger(ledger_id, password=PASSWORD)
-    wait_until(lambda: not scrub.damaged, "what is not needed any more is forgotten")
+    wait_until(lambda: not checks.damaged, "what is not needed any more is forgotten")
 
 
 @pytest.mark.parametrize("why", ["end", "surplus"])

@@ -11,10 +11,9 @@ import pytest
 
 from pybk.errors import ClosedError, DigestMismatchError
 from pybk.flags import StorageHint
-from pybk.healing import scrubbing
-from pybk.healing.embedded_scrub import EmbeddedScrub, p99_of
-from pybk.healing.scrub import PARTS, ScrubKind
-from pybk.healing.scrubbing import ScrubTerms, StoreScrub
+from pybk.healing import scrub
+from pybk.healing.scrub import EmbeddedScrub, ScrubTerms, StoreScrub, p99_of
+from pybk.healing.scrub_schedule import PARTS, ScrubKind
 from pybk.manager import local_backend
 from pybk.manager.ledger_manager import LedgerManager, backend_of
 from pybk.manager.local_backend import StoreBackend
@@ -29,10 +28,9 @@ SECRET = b"the bytes that nobody reads"
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scrubbing, "FIRST_S", 0.0)
     monkeypatch.setattr(local_backend, "FIRST_SCRUB_S", 0.0)
-    monkeypatch.setattr(scrubbing, "LOOK_S", 0.05)
-    monkeypatch.setattr(scrubbing, "RECHECK_S", 0.05)
+    monkeypatch.setattr(scrub, "LOOK_S", 0.05)
+    monkeypatch.setattr(scrub, "RECHECK_S", 0.05)
 
 
 def fill(manager: LedgerManager, hint: StorageHint, count: int = 200) -> int:
@@ -153,32 +151,28 @@ class _Owner(EmbeddedScrub):
 def test_nothing_is_checked_while_the_cluster_is_not_quiet_but_what_is_asked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scrubbing, "FIRST_S", 1e6)  # the test takes the steps itself
-    monkeypatch.setattr(local_backend, "FIRST_SCRUB_S", 1e6)
-    monkeypatch.setattr(scrubbing, "TERMS_S", 0.0)
+    monkeypatch.setattr(local_backend, "FIRST_SCRUB_S", 1e6)  # the test takes the steps itself
+    monkeypatch.setattr(scrub, "TERMS_S", 0.0)
     with open_quick(tmp_path, scrub_seconds=0) as manager:
         fill(manager, StorageHint.NVME)
         backend = backend_of(manager)
         assert isinstance(backend, StoreBackend)
         assert isinstance(backend.store, Store)
         owner = _Owner(backend.store)
-        scrub = StoreScrub(owner)
+        checks = StoreScrub(owner)
         terms = ScrubTerms({ScrubKind.DEEP: 1e6, ScrubKind.LIGHT: 1e6}, 1 << 30, {})
 
         def busy(now: ScrubTerms | None) -> bool:
             owner.now = now
-            return scrub.step()
+            return checks.step() is not None
 
-        try:
-            assert not busy(None)
-            assert not busy(terms._replace(quiet=False))
-            assert busy(terms), "the first part is due at once"
-            assert not busy(terms._replace(quiet=False)), "not even the part under way continues"
-            before = counted(manager, SCRUB_BYTES)
-            asked = terms._replace(quiet=False, asked_ns={ScrubKind.DEEP: 1})
-            while busy(asked):
-                pass
-            assert counted(manager, SCRUB_BYTES) > before + 200 * len(SECRET)
-            assert scrub.oldest_ns(ScrubKind.DEEP) > scrub.oldest_ns(ScrubKind.LIGHT)
-        finally:
-            scrub.stop()
+        assert not busy(None)
+        assert not busy(terms._replace(quiet=False))
+        assert busy(terms), "the first part is due at once"
+        assert not busy(terms._replace(quiet=False)), "not even the part under way continues"
+        before = counted(manager, SCRUB_BYTES)
+        asked = terms._replace(quiet=False, asked_ns={ScrubKind.DEEP: 1})
+        while busy(asked):
+            pass
+        assert counted(manager, SCRUB_BYTES) > before + 200 * len(SECRET)
+        assert checks.oldest_ns(ScrubKind.DEEP) > checks.oldest_ns(ScrubKind.LIGHT)

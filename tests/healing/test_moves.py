@@ -21,14 +21,14 @@ from pybk import (
 )
 from pybk.admin.cli import main
 from pybk.bookie.server import BookieServer
-from pybk.healing import repairing, surplus_dropping
+from pybk.healing import repair_worker, surplus_drop
 from pybk.ledger.ledger_metadata import Bookie
 from pybk.metadata.cluster import ClusterMetadata
 from pybk.metadata.registration import BookieRegistration
 from tests.client.test_limbo_repair import service_of
 from tests.cluster.inside import SECRET, Inside, inside
 from tests.healing.quick import repair_quickly
-from tests.healing.test_repairing import metadata_of
+from tests.healing.test_repair_worker import metadata_of
 from tests.waiting import wait_until
 
 CAPACITY = 100_000
@@ -39,7 +39,7 @@ LEDGERS = 60
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have repairs look often."""
     repair_quickly(monkeypatch)
-    monkeypatch.setattr(surplus_dropping, "LOOK_S", 0.2)
+    monkeypatch.setattr(surplus_drop, "LOOK_S", 0.2)
 
 
 def make(client: LedgerManager) -> None:
@@ -121,7 +121,7 @@ def test_an_empty_bookie_is_filled_by_small_plans(three: Inside) -> None:
 
 
 def test_a_rebalance_is_aborted_at_any_moment(three: Inside, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(repairing, "BATCH", 1)
+    monkeypatch.setattr(repair_worker, "BATCH", 1)
     client = three.connect()
     admin = ClusterAdmin(client)
     plan = admin.plan_rebalance()

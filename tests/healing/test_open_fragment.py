@@ -10,9 +10,8 @@ import pytest
 
 from pybk.client.driver import Driver
 from pybk.client.remote_ledger import RemoteLedger
-from pybk.healing import repairing
+from pybk.healing import repair_worker
 from pybk.healing.open_fragment import misses_nothing, needed_of
-from pybk.healing.repairing import Repairer
 from pybk.ledger.ledger_metadata import Bookie, Fragment, LedgerState
 from pybk.manager.ledger_manager import LedgerManager
 from pybk.metadata.cluster import ClusterMetadata
@@ -20,29 +19,29 @@ from pybk.metadata.underreplication import RepairReason
 from pybk.replication.replica_check import Span
 from tests.client.test_limbo_repair import PASSWORD, payload, service_of
 from tests.cluster.inside import Inside, inside
+from tests.healing.alone import LoneWorker
 from tests.healing.clusters import bookie, ledger
 from tests.healing.test_embedded_scrub import flip
-from tests.healing.test_repairing import metadata_of
+from tests.healing.test_repair_worker import metadata_of
 from tests.internals import cluster_backend_of
 from tests.waiting import wait_until
 
 
 @pytest.fixture
 def four(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Inside]:
-    monkeypatch.setattr(repairing, "LOOK_S", 0.2)
-    monkeypatch.setattr(repairing, "PAUSE_S", 0.2)
+    monkeypatch.setattr(repair_worker, "LOOK_S", 0.2)
+    monkeypatch.setattr(repair_worker, "PAUSE_S", 0.2)
     with inside(tmp_path, count=4) as cluster:
         yield cluster
 
 
 @pytest.fixture
-def start() -> Iterator[Callable[[LedgerManager], Repairer]]:
+def start() -> Iterator[Callable[[LedgerManager], LoneWorker]]:
     """Start the workers of bookies."""
-    started: list[Repairer] = []
+    started: list[LoneWorker] = []
 
-    def begin(manager: LedgerManager) -> Repairer:
-        backend = cluster_backend_of(manager)
-        started.append(Repairer(backend.driver, backend.membership, service_of(manager)))
+    def begin(manager: LedgerManager) -> LoneWorker:
+        started.append(LoneWorker(manager))
         return started[-1]
 
     yield begin
@@ -130,7 +129,7 @@ def test_a_bookie_with_the_last_entries_misses_some_if_one_before_is_damaged_or_
 
 
 def test_a_mark_of_an_open_ledger_is_removed_once_its_bookie_is_whole(
-    four: Inside, start: Callable[[LedgerManager], Repairer], monkeypatch: pytest.MonkeyPatch
+    four: Inside, start: Callable[[LedgerManager], LoneWorker], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looked: list[Bookie] = []
 
@@ -138,7 +137,7 @@ def test_a_mark_of_an_open_ledger_is_removed_once_its_bookie_is_whole(
         looked.append(bookie)
         return misses_nothing(driver, ledger, bookie)
 
-    monkeypatch.setattr(repairing, "misses_nothing", watched)
+    monkeypatch.setattr(repair_worker, "misses_nothing", watched)
     client = four.connect()
     metadata = metadata_of(client)
     with client.create_ledger(password=PASSWORD) as writer:
@@ -166,7 +165,7 @@ def test_a_mark_of_an_open_ledger_is_removed_once_its_bookie_is_whole(
 
 
 def test_a_mark_of_an_open_ledger_stays_while_its_bookie_is_in_limbo(
-    four: Inside, start: Callable[[LedgerManager], Repairer]
+    four: Inside, start: Callable[[LedgerManager], LoneWorker]
 ) -> None:
     client = four.connect()
     metadata = metadata_of(client)
@@ -184,7 +183,7 @@ def test_a_mark_of_an_open_ledger_stays_while_its_bookie_is_in_limbo(
 
 
 def test_nothing_is_copied_twice_while_a_bookie_is_in_limbo(
-    four: Inside, start: Callable[[LedgerManager], Repairer]
+    four: Inside, start: Callable[[LedgerManager], LoneWorker]
 ) -> None:
     client = four.connect()
     metadata = metadata_of(client)
@@ -207,7 +206,7 @@ def test_nothing_is_copied_twice_while_a_bookie_is_in_limbo(
 
 
 def test_nothing_is_copied_at_each_look_while_a_recovery_does_not_end(
-    four: Inside, start: Callable[[LedgerManager], Repairer]
+    four: Inside, start: Callable[[LedgerManager], LoneWorker]
 ) -> None:
     client = four.connect()
     metadata = metadata_of(client)

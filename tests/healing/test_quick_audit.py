@@ -9,7 +9,7 @@ from random import Random
 
 import pytest
 
-from pybk.healing import auditor, quick_audit, quick_auditing
+from pybk.healing import auditor, quick_audit
 from pybk.healing.auditor import Check
 from pybk.healing.quick_audit import Suspect, Suspects, failed_entries, forget_others, note_result, samples_of
 from pybk.metadata.settings import ClusterSettings, ScrubSettings
@@ -18,7 +18,7 @@ from tests.cluster.inside import Inside, inside
 from tests.healing.clusters import bookie, ledger
 from tests.healing.quick import repair_quickly
 from tests.healing.test_autorecovery import autorecovery_of
-from tests.healing.test_repairing import metadata_of
+from tests.healing.test_repair_worker import metadata_of
 from tests.waiting import wait_until
 
 
@@ -88,8 +88,8 @@ def three(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Inside]:
     repair_quickly(monkeypatch)
     monkeypatch.setattr(auditor, "SUSPICION_NS", 2 * 10**8)
     monkeypatch.setattr(quick_audit, "AGAIN_NS", 3 * 10**8)
-    monkeypatch.setattr(quick_auditing, "LOOK_S", 0.1)
-    monkeypatch.setattr(quick_auditing, "PAUSE_S", 0.0)
+    monkeypatch.setattr(quick_audit, "LOOK_S", 0.1)
+    monkeypatch.setattr(quick_audit, "PAUSE_S", 0.0)
     with inside(tmp_path, count=3, autorecovery=True) as cluster:
         yield cluster
 
@@ -109,7 +109,7 @@ def test_a_bookie_that_denies_entries_is_filled_up(three: Inside) -> None:
     wait_until(lambda: held(three, ledger_id)[service.bookie.bookie_id] == everything)
     wait_until(lambda: not metadata.list_under_replicated())
     assert held(three, sound)[service.bookie.bookie_id] == everything
-    repairers = [autorecovery_of(manager).repairer for manager in three.bookies]
+    repairers = [autorecovery_of(manager).worker for manager in three.bookies]
     wait_until(lambda: sum(each.repaired for each in repairers))
     assert sum(each.repaired for each in repairers) == 1
     wait_until(lambda: metadata.read_quick_audit() is not None)
@@ -120,8 +120,8 @@ def test_what_cannot_fail_again_is_audited_no_more(three: Inside) -> None:
     kept, deleted = fill(client, 40), fill(client, 40)
     client.delete_ledger(deleted, password=PASSWORD)
     (audits,) = wait_until(
-        lambda: [each for each in map(autorecovery_of, three.bookies) if each.quick_auditing.oldest_ns is not None]
+        lambda: [each for each in map(autorecovery_of, three.bookies) if each.quick_audits.oldest_ns is not None]
     )
-    suspects = audits.quick_auditing.suspects
+    suspects = audits.quick_audits.suspects
     suspects[kept, bookie(9)] = suspects[deleted, service_of(three.bookies[0]).bookie] = Suspect(0, 5)
     wait_until(lambda: not suspects)

@@ -4,16 +4,14 @@ from pybk.deferral import deferred
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from pybk.healing.embedded_scrub import EmbeddedScrub as EmbeddedScrub
-    from pybk.healing.scrub_status import status_of_notes as status_of_notes
-    from pybk.healing.scrubbing import StoreScrub as StoreScrub
-    from pybk.healing.scrubbing import check_store as check_store
+    from pybk.healing.scrub import EmbeddedScrub as EmbeddedScrub
+    from pybk.healing.scrub import StoreScrub as StoreScrub
+    from pybk.healing.scrub import check_store as check_store
+    from pybk.healing.scrub import status_of_notes as status_of_notes
 else:
     __getattr__ = deferred(
         __name__,
         {
-            "embedded_scrub": "EmbeddedScrub",
-            "scrub_status": "status_of_notes",
-            "scrubbing": "StoreScrub check_store",
+            "scrub": "EmbeddedScrub StoreScrub check_store status_of_notes",
         },
     )

@@ -1,4 +1,4 @@
-"""Quick audits: a few entries of each replica are read, and only what a bookie itself said counts against it; pure.
+"""Quick audits: a few entries of each replica are read, and only what a bookie itself said counts against it.
 
 An audit of a ledger asks each of its bookies for the first and the last entry that it should have of each fragment, and
 for two random ones between. The fragment of an open ledger without an end is left to its writer. What the checks of all
@@ -17,14 +17,29 @@ audited again after that time, with the same entries.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+import logging
+import time
+from collections import defaultdict
+from collections.abc import Collection, Generator, Iterable, Iterator, Sequence
 from random import Random
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
+from pybk.client.remote_ledger import RemoteLedger
+from pybk.client.replica_check import check_replica
+from pybk.errors import CorruptError, MetadataForgedError, PybkError, UnsupportedFormatError
 from pybk.healing.auditor import SUSPICION_NS, Check
+from pybk.healing.chores import Rounds
+from pybk.healing.scrub_schedule import ScrubSchedule, part_of
 from pybk.ledger.ledger_metadata import Bookie, LedgerMetadata
 from pybk.replication.fragments import fragment_end
 from pybk.replication.replica_check import ReplicaCheckMachine, Span, spans_of
+
+if TYPE_CHECKING:
+    from pybk.client.backend import ClusterBackend
+    from pybk.healing.auditor_driver import AuditorDriver
+    from pybk.metadata.ledgers import StoredLedger
+
+logger = logging.getLogger(__name__)
 
 RANDOM_ENTRIES: Final = 2
 """Random entries that are read of each replica, next to the first and the last."""
@@ -34,6 +49,22 @@ SUSPECTS_MAX: Final = 1000
 
 AGAIN_NS: Final = SUSPICION_NS + 10**9
 """How long after a failed audit the next one follows."""
+
+
+LOOK_S: Final = 10.0
+"""Seconds between two looks whether something is due."""
+
+PAUSE_S: Final = 0.02
+"""Seconds between two ledgers, so that at most fifty metadata are read per second."""
+
+SILENT_S: Final = 60.0
+"""Seconds for which a bookie that did not answer is not asked: each question would cost two time-outs."""
+
+SAVE_S: Final = 60.0
+
+_PAGE: Final = 500
+_ENTRY_BYTES: Final = 1 << 20
+"""Has each entry be asked for alone."""
 
 
 class Sample(NamedTuple):
@@ -154,3 +185,135 @@ def note_result(suspects: Suspects, ledger_id: int, bookie: Bookie, result: tupl
         del suspects[key]  # the auditor has it twice, and marks it
     elif key not in suspects and len(suspects) < SUSPECTS_MAX:
         suspects[key] = again
+
+
+class QuickAudits(Rounds):
+    """Audits a few entries of each replica while this process leads.
+
+    The ledgers are those that the auditor's machine knows, so they cost no listing; their metadata are read in pages
+    when they are due. When each part was audited last stands in the metadata store, so that the next auditor continues
+    there; which bookies are suspected does not, so those are audited anew.
+
+    Args:
+        backend: The client of this process.
+        auditor: The candidate for auditor, which takes the results.
+    """
+
+    def __init__(self, backend: ClusterBackend, auditor: AuditorDriver) -> None:
+        super().__init__(self._look, "replicas are not audited now")
+        self._backend = backend
+        self._metadata = backend.membership.metadata
+        self._auditor = auditor
+        self._random = Random()
+        self._schedule: ScrubSchedule | None = None
+        self.suspects: Suspects = {}
+        """What failed an audit, and is audited again. For the rounds alone."""
+        self._silent_until: dict[Bookie, float] = {}
+        self._saved_at = float("-inf")
+        self.audited = 0
+        """Ledgers that were audited."""
+
+    @property
+    def oldest_ns(self) -> int | None:
+        """Since when every replica was audited, nanoseconds since 1970; None while this process does not lead."""
+        schedule = self._schedule
+        return None if schedule is None else schedule.oldest_ns
+
+    @property
+    def period_s(self) -> float:
+        """Seconds between two audits of a replica; once ``oldest_ns`` is known, it costs no round trip."""
+        return self._metadata.settings.scrub.quick_s
+
+    def _look(self) -> Iterator[float]:
+        """Audit what is due, if this process leads and the cluster is quiet."""
+        yield LOOK_S
+        if not self._auditor.leads:
+            self._schedule = None
+            self.suspects.clear()
+            return
+        now_ns = time.time_ns()
+        settings = self._metadata.settings
+        schedule = self._schedule = self._schedule or self._noted(now_ns)
+        schedule.ask(settings.scrub.quick_asked_ns, now_ns)
+        period = settings.scrub.quick_s
+        due = schedule.due(period, now_ns)
+        if not self._metadata.is_quiet(now_ns):
+            due = [part for part in due if schedule.is_late(part, period, now_ns)]
+        yield from self._audit(sorted({key[0] for key, suspect in self.suspects.items() if suspect.due_ns <= now_ns}))
+        for part in due:
+            schedule.begin(part, now_ns)
+            ledger_ids = [each for each in self._auditor.ledger_ids() if part_of(each) == part]
+            ledger_ids = [each for each in sorted(ledger_ids) if each >= schedule.ledger_id]
+            if not (yield from self._audit(ledger_ids, schedule)):
+                return
+            schedule.finish()
+            self._save(schedule)
+
+    def _noted(self, now_ns: int) -> ScrubSchedule:
+        """Return what the auditor before has left; damaged notes count as none."""
+        try:
+            notes = self._metadata.read_quick_audit()
+            return ScrubSchedule(now_ns) if notes is None else ScrubSchedule.decode(notes["quick"])
+        except (CorruptError, MetadataForgedError, UnsupportedFormatError, KeyError, TypeError, ValueError) as error:
+            logger.warning("quick audits begin anew, as their notes are damaged: %r", error)
+            return ScrubSchedule(now_ns)
+
+    def _save(self, schedule: ScrubSchedule) -> None:
+        self._saved_at = time.monotonic()
+        self._metadata.write_quick_audit({"quick": schedule.encode(), "noted_ns": time.time_ns()})
+
+    def _audit(self, ledger_ids: list[int], schedule: ScrubSchedule | None = None) -> Generator[float, None, bool]:
+        """Audit ledgers, and note how far that is in a schedule; return False if this process leads no more."""
+        for at in range(0, len(ledger_ids), _PAGE):
+            page = ledger_ids[at : at + _PAGE]
+            for ledger_id, stored in zip(page, self._metadata.read_ledgers(page, damaged=_skipped), strict=True):
+                yield PAUSE_S
+                if not self._auditor.leads:
+                    return False
+                if stored is None:
+                    forget_others(self.suspects, ledger_id, ())
+                else:
+                    self._audit_ledger(stored)
+                if schedule is not None:
+                    schedule.reach(ledger_id + 1)
+                    if time.monotonic() >= self._saved_at + SAVE_S:
+                        self._save(schedule)
+        return True
+
+    def _audit_ledger(self, stored: StoredLedger) -> None:
+        """Read the samples of each of a ledger's bookies, and report what came of it."""
+        ledger_id = stored.metadata.ledger_id
+        samples: defaultdict[Bookie, list[Sample]] = defaultdict(list)
+        for sample in samples_of(stored.metadata, self._random, failed_entries(self.suspects, ledger_id)):
+            samples[sample.bookie].append(sample)
+        forget_others(self.suspects, ledger_id, samples.keys())
+        for bookie, mine in samples.items():
+            result = result_of(self._check(stored, sample) for sample in mine)
+            if result[0] in (Check.DAMAGED, Check.MISSING):
+                logger.warning(
+                    "ledger %d: %s answered that entry %d is %s", ledger_id, bookie, result[1], result[0].name
+                )
+            note_result(self.suspects, ledger_id, bookie, result, time.time_ns())
+            self._auditor.report_check(ledger_id, bookie, *result)
+        self.audited += 1
+
+    def _check(self, stored: StoredLedger, sample: Sample) -> ReplicaCheckMachine | None:
+        """Read a sample; None if its bookie is not there, or did not answer a moment ago."""
+        bookie = sample.bookie
+        if self._backend.membership.find(bookie) is None or time.monotonic() < self._silent_until.get(bookie, 0.0):
+            return None
+        check = check_replica(
+            self._backend.driver,
+            RemoteLedger(*stored, self._metadata.describe(stored.metadata)),
+            *(sample.place, sample.first, sample.last),
+            digest=None,
+            entry_bytes=_ENTRY_BYTES,
+            entries=sample.entries,
+        )
+        if check.machine.silent:
+            self._silent_until[bookie] = time.monotonic() + SILENT_S
+        return check.machine
+
+
+def _skipped(ledger_id: int, error: PybkError) -> None:
+    logger.warning("ledger %d is not audited, as its metadata cannot be read: %s", ledger_id, error)

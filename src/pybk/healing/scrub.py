@@ -1,169 +1,882 @@
-"""When stored copies are checked: which part is due, at which rate, and what is remembered of it; pure.
+"""Checks of the stored entries of one store in the background, piece by piece.
 
 Theory of operation
 -------------------
 
-All ledgers of a store, or of a cluster for quick audits, fall into ``PARTS`` parts by a hash of their ids. A part is
-checked once in each period, at its own time, so that checks are spread over the period and the one whose last check is
-the oldest comes first. Of each kind of check this is remembered: when each part was checked last, and how far the part
-under way is. That is some hundred bytes for any number of ledgers, and enough to continue after a restart.
+``StoreScrub`` walks the ledgers of a store, part by part (``scrub_schedule``), and checks their records where they lie
+(``storage/repair/record_check``). The store of a bookie and an embedded store are checked alike; its *owner* says how
+often and how fast, keeps the notes, and takes what was found.
 
-| kind | what is checked | who |
-|---|---|---|
-| quick | first, last and two random entries of each replica | the auditor, over all bookies |
-| light | each record's place in the index against the header in its file | each bookie, its own store |
-| deep | the checksum of each record | each bookie, and each embedded store, its own |
+1. The owner's terms are asked at most once a second. Without terms, nothing is checked.
+2. Of all parts that are due, of both kinds, the one under way or the oldest is chosen. While the cluster is not quiet,
+   because repairs are held or paused, only parts that are late by a whole period are checked, and those that a person
+   has asked for: bookies have other work then, and what is damaged could not be mended. A check only reads, so that it
+   is never wrong to run it.
+3. One piece of about 1 MiB is checked, and charged to a token bucket. All devices share it, so that none is read
+   faster than the rate; the rate is what the part needs to end in its share of the period, times the share that the
+   latency of appends leaves.
+4. What is damaged is given to the owner. The notes then say that everything before the next piece was checked. They are
+   saved when a part ends, when damage was found, once a minute, and at the end. After a crash some pieces are checked
+   twice.
 
-A part that was never checked is due at its share of the first period. A part that is late, because nobody ran, is due
-at once, and the rate grows with the number of parts that are due, up to the limit of the settings. Times are those of
-the wall clock, because they outlive processes; a time in the future counts as now.
+Damage is remembered until it is gone: the owner shows it in its health, and some seconds later it is looked at again,
+because a file may be restored, a ledger deleted, or, at a bookie, the entries copied anew.
+
+It is a chore of a bookie (``chores``), or has the thread of an embedded store (``run``). While nothing is
+due it rests. It rests no longer when the owner's terms have changed (``wake``).
+
+Locks: ``_lock`` guards the schedules and the damage; it is not held while anything is read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+import threading
+import time
+from abc import ABC, abstractmethod
+from bisect import bisect_left, bisect_right
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-PARTS: Final = 16
-"""Parts of all ledgers; each is listed once per period, from all ids."""
+from pybk.errors import (
+    CorruptError,
+    LedgerDeletedError,
+    MetadataForgedError,
+    NoSuchLedgerError,
+    PybkError,
+    UnsupportedFormatError,
+)
+from pybk.healing.chores import Work
+from pybk.healing.scrub_schedule import PARTS, ScrubKind, ScrubSchedule, part_of, rate_of
+from pybk.healing.throttle import SAMPLE_NS, ForegroundGuard, TokenBucket
+from pybk.ledger.ledger_metadata import LedgerMetadata
+from pybk.metadata.underreplication import RepairReason
+from pybk.metrics import APPEND_LATENCY, SCRUB_BYTES, SCRUB_DAMAGED_RECORDS, Gauge, MetricKey, Metrics
+from pybk.replication.fragments import fragment_end
+from pybk.replication.quorum import Quorum
+from pybk.spans import OnSpan, report
+from pybk.storage.io.failures import CHECKING
+from pybk.storage.io.filesystem import PAGE_BYTES
+from pybk.storage.repair.record_check import CheckedPiece, DamagedEntries, check_piece
+from pybk.storage.repair.scrub_notes import load_notes, save_notes
+from pybk.storage.store import Store
+from pybk.storage.store_reader import StoreReader
+from pybk.values import FrozenDict
 
-RATE_MIN: Final = 1 << 20
-"""Bytes per second below which a check is not slowed down for the sake of its schedule."""
+if TYPE_CHECKING:
+    from pybk.bookie.server import BookieServer
+    from pybk.ledger.ledger_metadata import Bookie
+    from pybk.metadata.cluster import ClusterMetadata
 
-_SPREAD: Final = 0x9E3779B97F4A7C15
-_MASK: Final = (1 << 64) - 1
-_SHIFT: Final = 64 - (PARTS - 1).bit_length()
-_TIME_MAX: Final = (1 << 63) - 1
+logger = logging.getLogger(__name__)
+
+FIRST_S: Final = 10.0
+"""Seconds after the start before anything is checked, because a process that soon ends has other work."""
+
+LOOK_S: Final = 60.0
+"""Seconds between two looks whether something is due, and between two saves of the notes."""
+
+RECHECK_S: Final = 5.0
+"""The least seconds between two looks at what was found damaged."""
+
+_RECHECK_SHARE: Final = 20
+"""How many times as long as a look at what was found damaged it takes at least until the next one."""
+
+DAMAGED_MAX: Final = 1000
+"""Damaged records that are remembered; all are counted."""
+
+LEDGERS_NAMED: Final = 10
+"""Ledgers that a text about damage names."""
+
+QUIET_S: Final = 10.0
+"""Seconds for which a bookie remembers whether repairs are held or paused."""
+
+TERMS_S: Final = 1.0
+"""Seconds for which the terms of the owner are remembered."""
 
 
-class ScrubKind(StrEnum):
-    """What a check compares."""
+KINDS: Final = (ScrubKind.DEEP, ScrubKind.LIGHT)
+"""The kinds of checks of one store."""
 
-    QUICK = "quick"
-    """A few entries of each ledger."""
-
-    LIGHT = "light"
-    """The index with the files."""
-
-    DEEP = "deep"
-    """Every checksum."""
+_NOTHING_ASKED: Final[Mapping[ScrubKind, int]] = FrozenDict({})
 
 
-def part_of(ledger_id: int) -> int:
-    """Return the part of a ledger, 0 to ``PARTS - 1``."""
-    return (ledger_id * _SPREAD & _MASK) >> _SHIFT
+class ScrubTerms(NamedTuple):
+    """How a store is checked now.
+
+    Attributes:
+        periods: Seconds between two checks, by kind; a kind that is missing is not checked.
+        bytes_per_second: The limit.
+        asked_ns: The newest request of a person to check everything at once, by kind, by that person's clock.
+        quiet: Whether the cluster is quiet; if not, only what is late or asked for is checked.
+        share: The part of the rate that the latency of appends leaves, up to 1.
+    """
+
+    periods: Mapping[ScrubKind, float]
+    bytes_per_second: float
+    asked_ns: Mapping[ScrubKind, int]
+    quiet: bool = True
+    share: float = 1.0
 
 
-def rate_of(part_bytes: int, due: int, period_s: float, most: float) -> float:
-    """Return the bytes per second at which a part is checked.
+class ScrubOwner(ABC):
+    """Whose store is checked.
 
     Args:
-        part_bytes: The bytes of the part.
-        due: How many parts are due, this one included; with more than one, checks are late and become faster.
-        period_s: Seconds in which everything is checked once.
-        most: The limit of the settings.
+        store: The store.
+        metrics: Where to count.
+
+    Attributes:
+        first_s: Seconds before anything is checked.
+
+    Threads: that which makes the steps; ``report``, ``still_needs`` and ``show`` any.
     """
-    return min(most, max(RATE_MIN, part_bytes * PARTS / period_s * max(due, 1)))
+
+    first_s = 0.0
+
+    def __init__(self, store: Store, metrics: Metrics) -> None:
+        self.store: Final = store
+        self.metrics: Final = metrics
+
+    @abstractmethod
+    def terms(self) -> ScrubTerms | None:
+        """Return how to check now; None: not at all."""
+
+    @abstractmethod
+    def load(self) -> Mapping[str, Any] | None:
+        """Return the notes that ``save`` saved last; None if there are none."""
+
+    @abstractmethod
+    def save(self, notes: Mapping[str, Any]) -> None:
+        """Save notes, durably."""
+
+    @abstractmethod
+    def report(self, metadata: LedgerMetadata, damaged: DamagedEntries) -> DamagedEntries | None:
+        """Have damaged entries repaired, if they can be.
+
+        Args:
+            metadata: The ledger of the store.
+            damaged: The entries, numbered as in the store.
+
+        Returns:
+            The entries as people know them; None if nothing needs them any more.
+        """
+
+    @abstractmethod
+    def still_needs(self, metadata: LedgerMetadata, damaged: DamagedEntries) -> bool:
+        """Return whether damaged entries are still needed; not if they were copied anew."""
+
+    @abstractmethod
+    def remedy(self) -> str:
+        """Return what becomes of damaged entries, or what to do about them; it follows their number in a text."""
+
+    def show(self, damaged: Iterable[DamagedEntries]) -> None:
+        """Show what is damaged now in the health of the store; nothing if it is sound."""
+        found = list(damaged)
+        if found:
+            self.store.troubles.note(CHECKING, text_of(found) + self.remedy())
+        else:
+            self.store.troubles.clear(CHECKING)
+
+
+class ScrubReport(NamedTuple):
+    """The result of a check of all stored entries.
+
+    Attributes:
+        ledgers: Ledgers that were checked.
+        read_bytes: Bytes that were read, about.
+        damaged: The damaged entries, a record each.
+    """
+
+    ledgers: int
+    read_bytes: int
+    damaged: tuple[DamagedEntries, ...]
 
 
 @dataclass(slots=True)
-class ScrubSchedule:
-    """What is remembered of one kind of check.
+class _Walk:
+    """The rest of a part that is under way: its ledgers, and about how many bytes they have."""
 
-    Attributes:
-        begun_ns: When the first part was awaited, nanoseconds since 1970.
-        checked_ns: When the last complete check of each part began; 0 for never.
-        part: The part under way; -1 for none.
-        part_began_ns: When it began.
-        ledger_id: The ledger at which it continues.
-        entry_id: The entry of that ledger at which it continues.
-        asked_ns: The newest request of a person, by that person's clock.
-        asked_at_ns: When it was noticed, by the clock here: parts that were checked before are due.
+    part: int
+    ledger_ids: deque[int]
+    size_bytes: int
+    began_ns: int = field(default_factory=time.monotonic_ns)
+    damaged: int = 0
 
-    Threads: one at a time.
+
+class StoreScrub:
+    """Checks the entries of a store in the background, until ``close``; see the module. A chore.
+
+    Args:
+        owner: Whose store it is.
+        on_span: The hook that gets a span of each part that was checked; None for none.
+        wake: Has the thread of the chores ask again what is due; nothing to do if a thread calls ``run``.
+
+    Threads: one at a time makes steps; everything else any.
     """
 
-    begun_ns: int
-    checked_ns: list[int] = field(default_factory=lambda: [0] * PARTS)
-    part: int = -1
-    part_began_ns: int = 0
-    ledger_id: int = 0
-    entry_id: int = 0
-    asked_ns: int = 0
-    asked_at_ns: int = 0
+    def __init__(
+        self, owner: ScrubOwner, on_span: OnSpan | None = None, wake: Callable[[], None] = lambda: None
+    ) -> None:
+        self.trouble: Final = f"{owner.store.volumes.root}: entries are not checked now"
+        self._wake = wake
+        self._owner = owner
+        self._on_span = on_span
+        self._lock = threading.Lock()
+        now_ns = time.time_ns()
+        self._schedules = {kind: ScrubSchedule(now_ns) for kind in KINDS}
+        self._damaged: dict[tuple[int, int], tuple[DamagedEntries, DamagedEntries]] = {}
+        """By store's ledger and first entry: the entries as the store numbers them, and as people know them."""
+        self._walks: dict[ScrubKind, _Walk] = {}
+        self._bucket = TokenBucket(1.0, time.monotonic_ns())
+        self._terms: ScrubTerms | None = None
+        self._terms_at = self._saved_at = self._recheck_at = float("-inf")
+        self._unsaved = False
+        self._stopping = threading.Event()
+        self._news = threading.Event()
+        self._loaded = False
+        """Whether the notes were loaded, so that they may be saved."""
+        self._at = time.monotonic() + owner.first_s
+        """When the next step is due, by the monotonic clock."""
+        owner.metrics.add_gauges(self._gauges)
 
-    def ask(self, asked_ns: int, now_ns: int) -> None:
-        """Take a request to check everything at once; one that is known already changes nothing.
+    def _gauges(self) -> list[Gauge]:
+        terms = self._terms
+        if terms is None:
+            return []
+        return [
+            gauge
+            for kind, period_s in terms.periods.items()
+            for gauge in scrub_gauges(kind, self.oldest_ns(kind), period_s)
+        ]
 
-        Args:
-            asked_ns: The time of the request, as the settings have it.
-            now_ns: The time here. Only this one is compared, because clocks differ.
-        """
-        if asked_ns > self.asked_ns:
-            self.asked_ns, self.asked_at_ns = asked_ns, now_ns
+    # ---- what is due ---------------------------------------------------------------------------------------------
 
-    def is_asked(self, part: int) -> bool:
-        """Return whether a person has asked for a part, and it was not checked since."""
-        return self.checked_ns[part] < self.asked_at_ns
+    def due(self, now: float) -> Work | float:
+        """Return the next step, or when it is due."""
+        return self._make_step if self._news.is_set() or now >= self._at else self._at
 
-    def due_ns(self, part: int, period_s: float, now_ns: int) -> int:
-        """Return when a part is due."""
-        if self.is_asked(part):
-            return 0
-        period_ns = int(period_s * 1e9)
-        if self.checked_ns[part]:
-            return min(self.checked_ns[part], now_ns) + period_ns
-        return min(self.begun_ns, now_ns) + period_ns * part // PARTS
+    def _make_step(self) -> None:
+        """Make a step, and choose when the next one follows; a failure is logged."""
+        self._news.clear()  # terms that change from here on are seen by this step, or have another one follow at once
+        rest_s: float | None = None
+        try:
+            if not self._loaded:
+                self._load()
+                self._loaded = True
+            rest_s = self.step()
+        except PybkError as error:
+            self._recheck_later()
+            logger.warning("%s: %s", self.trouble, error)
+        except Exception:  # the next step has to follow, or damage would not be found any more
+            self._recheck_later()
+            logger.exception("%s", self.trouble)
+        self._at = time.monotonic() + (self._rest_s() if rest_s is None else rest_s)
 
-    def due(self, period_s: float, now_ns: int) -> list[int]:
-        """Return the parts that are due, the one under way first, then those that were asked for, then the oldest."""
-        dues = {part: self.due_ns(part, period_s, now_ns) for part in range(PARTS)}
-        found = [part for part, due_ns in dues.items() if due_ns <= now_ns or part == self.part]
-        return sorted(found, key=lambda part: (part != self.part, dues[part], part))
+    def run(self) -> None:
+        """Check what is due in the calling thread, until ``begin_stop``."""
+        while not self._stopping.is_set():
+            found = self.due(time.monotonic())
+            if callable(found):
+                found()
+            else:
+                self._news.wait(max(0.0, found - time.monotonic()))
+        self.close()
 
-    def next_due_ns(self, period_s: float, now_ns: int) -> int:
-        """Return when the next part is due."""
-        return min(self.due_ns(part, period_s, now_ns) for part in range(PARTS))
+    def _recheck_later(self) -> None:
+        """Look at known damage again after a rest, because a step failed, maybe before it came to that."""
+        self._recheck_at = time.monotonic() + LOOK_S
 
-    def is_late(self, part: int, period_s: float, now_ns: int) -> bool:
-        """Return whether a part is due for a whole period, so that it is checked whatever else runs."""
-        return self.is_asked(part) or now_ns - self.due_ns(part, period_s, now_ns) >= int(period_s * 1e9)
+    def _rest_s(self) -> float:
+        """Return how long nothing is due, at most ``LOOK_S``."""
+        terms, now_ns = self._terms, time.time_ns()
+        longest = LOOK_S
+        with self._lock:
+            if self._damaged:
+                longest = min(longest, max(0.01, self._recheck_at - time.monotonic()))
+            if terms is None:
+                return longest
+            dues = [self._schedules[kind].next_due_ns(period, now_ns) for kind, period in terms.periods.items()]
+        return min([longest, *(max(0.01, (due - now_ns) / 1e9) for due in dues if due > now_ns)])
 
-    def begin(self, part: int, now_ns: int) -> None:
-        """Begin a part, or continue it if it is under way already.
+    def step(self) -> float | None:
+        """Check the next piece if the rate admits it; return the seconds to the next step; None if nothing is due."""
+        now = time.monotonic()
+        if now >= self._terms_at + TERMS_S:
+            self._terms, self._terms_at = self._owner.terms(), now
+        if now >= self._recheck_at:
+            self._recheck()
+            ended = time.monotonic()
+            self._recheck_at = ended + max(RECHECK_S, _RECHECK_SHARE * (ended - now))
+        if self._unsaved and now >= self._saved_at + LOOK_S:
+            self._try_save()
+        terms = self._terms
+        if terms is None:
+            return None
+        choice = self._choose(terms, time.time_ns())
+        if choice is None:
+            return None
+        kind, due = choice
+        walk = self._walk_of(kind)
+        asked = self._schedules[kind].is_asked(walk.part)
+        rate = rate_of(walk.size_bytes, due, terms.periods[kind], terms.bytes_per_second)
+        self._bucket.rate = (terms.bytes_per_second if asked else rate) * terms.share
+        wait_ns = self._bucket.wait_ns(time.monotonic_ns())
+        if wait_ns:
+            return min(wait_ns / 1e9, TERMS_S)
+        self._check(kind, walk)
+        return 0.0
 
-        A part that was asked for after it began is begun again.
-        """
-        if part != self.part or self.part_began_ns < self.asked_at_ns:
-            self.part, self.part_began_ns, self.ledger_id, self.entry_id = part, now_ns, 0, 0
+    def _choose(self, terms: ScrubTerms, now_ns: int) -> tuple[ScrubKind, int] | None:
+        """Begin or continue the most urgent part; return its kind, and how many parts of that kind are due."""
+        found: list[tuple[bool, int, ScrubKind, int, int]] = []
+        with self._lock:
+            for kind, period in terms.periods.items():
+                schedule = self._schedules[kind]
+                schedule.ask(terms.asked_ns.get(kind, 0), now_ns)
+                due = schedule.due(period, now_ns)
+                if not terms.quiet:
+                    due = [part for part in due if schedule.is_late(part, period, now_ns)]
+                if due:
+                    at_ns = schedule.due_ns(due[0], period, now_ns)
+                    found.append((not schedule.is_asked(due[0]), at_ns, kind, due[0], len(due)))
+            if not found:
+                return None
+            _, _, kind, part, count = min(found)
+            schedule = self._schedules[kind]
+            begins = schedule.part != part or schedule.part_began_ns < schedule.asked_at_ns
+            schedule.begin(part, now_ns)
+        if begins:
+            self._walks.pop(kind, None)
+        return kind, count
 
-    def reach(self, ledger_id: int, entry_id: int = 0) -> None:
-        """Note that everything of the part before an entry was checked."""
-        self.ledger_id, self.entry_id = ledger_id, entry_id
+    def _walk_of(self, kind: ScrubKind) -> _Walk:
+        """Return the rest of the part of a kind that is under way, listed when it begins or is resumed."""
+        walk = self._walks.get(kind)
+        schedule = self._schedules[kind]
+        if walk is None or walk.part != schedule.part:
+            store = self._owner.store
+            walk = _Walk(schedule.part, deque(), 0)
+            for metadata in store.ledgers(schedule.ledger_id - 1):
+                if part_of(metadata.ledger_id) == schedule.part:
+                    walk.ledger_ids.append(metadata.ledger_id)
+                    walk.size_bytes += _bytes_of(store, metadata.ledger_id)
+            self._walks[kind] = walk
+        return walk
 
-    def finish(self) -> None:
-        """Note that the part under way was checked."""
-        self.checked_ns[self.part] = self.part_began_ns
-        self.part = -1
+    def _check(self, kind: ScrubKind, walk: _Walk) -> None:
+        """Check a piece of the part under way; end the part if nothing is left of it."""
+        schedule = self._schedules[kind]
+        if not walk.ledger_ids:
+            with self._lock:
+                schedule.finish()
+            del self._walks[kind]
+            if self._on_span is not None:
+                told = {"kind": kind.value, "part": walk.part, "damaged": walk.damaged}
+                report(self._on_span, "pybk.store.scrub_part", walk.began_ns, None, **told)
+            self._try_save()
+            return
+        ledger_id = walk.ledger_ids[0]
+        first = schedule.entry_id if schedule.ledger_id == ledger_id else 0
+        piece = self._check_piece(ledger_id, first, deep=kind is ScrubKind.DEEP)
+        self._bucket.charge(piece.read_bytes + PAGE_BYTES, time.monotonic_ns())  # a page of the index, too
+        with self._lock:
+            if piece.next_entry_id is None:
+                walk.ledger_ids.popleft()
+                schedule.reach(ledger_id + 1)
+            else:
+                schedule.reach(ledger_id, piece.next_entry_id)
+            self._unsaved = True
+        if piece.damaged:
+            walk.damaged += len(piece.damaged)
+            self._try_save()
+
+    def _check_piece(self, ledger_id: int, first: int, *, deep: bool) -> CheckedPiece:
+        """Check a piece, count it, and report what is damaged."""
+        owner = self._owner
+        owner.store.check_usable()
+        try:
+            descriptor = owner.store.descriptor(ledger_id)
+        except NoSuchLedgerError:
+            return CheckedPiece(None, 0, ())
+        piece = check_piece(owner.store, descriptor, first, deep=deep)
+        metadata = descriptor.metadata
+        owner.metrics.add(SCRUB_BYTES, piece.read_bytes, metadata.ledger_type, metadata.tier)
+        for found in piece.damaged:
+            known = owner.report(metadata, found)
+            if known is not None:
+                logger.error("%s: %s", owner.store.volumes.root, known.problem)
+                owner.metrics.add(SCRUB_DAMAGED_RECORDS, 1, metadata.ledger_type, metadata.tier)
+                with self._lock:
+                    if len(self._damaged) < DAMAGED_MAX:
+                        self._damaged[found.ledger_id, found.first_entry_id] = found, known
+        if piece.damaged:
+            self._show()
+        return piece
+
+    def _recheck(self) -> None:
+        """Look again at what was found damaged, and forget what is sound, deleted, or not needed any more."""
+        with self._lock:
+            known = list(self._damaged.items())
+        for key, (found, _) in known:
+            if self._stopping.is_set():
+                return
+            if not self._is_damaged(found):
+                with self._lock:
+                    self._damaged.pop(key, None)
+                    self._unsaved = True
+                logger.info("%s: ledger %d from entry %d is sound again", self._owner.store.volumes.root, *key)
+        if known:
+            self._show()
+
+    def _is_damaged(self, known: DamagedEntries) -> bool:
+        store = self._owner.store
+        try:
+            descriptor = store.descriptor(known.ledger_id)
+        except NoSuchLedgerError:
+            return False
+        if not self._owner.still_needs(descriptor.metadata, known):
+            return False
+        return any(
+            found.first_entry_id <= known.last_entry_id
+            for deep in (True, False)
+            for found in check_piece(store, descriptor, known.first_entry_id, deep=deep).damaged
+        )
+
+    def _show(self) -> None:
+        self._owner.show(self.damaged)
+
+    # ---- notes ---------------------------------------------------------------------------------------------------
+
+    def _load(self) -> None:
+        notes = self._owner.load()
+        if notes is None:
+            return
+        try:
+            schedules, damaged = decoded_notes(notes)
+        except (KeyError, TypeError, ValueError) as error:
+            logger.warning("%s: the checks begin anew, as their notes are damaged: %r", self._root, error)
+            return
+        with self._lock:
+            self._schedules |= schedules
+            self._damaged |= damaged
+
+    def _try_save(self) -> None:
+        """Save the notes; a failure is logged, and they are saved later."""
+        self._saved_at = time.monotonic()
+        try:
+            self._owner.save(self.notes())
+        except (PybkError, OSError) as error:
+            self._unsaved = True
+            logger.warning("%s: what was checked is not noted yet: %s", self._root, error)
+        else:
+            self._unsaved = False
 
     @property
-    def oldest_ns(self) -> int:
-        """Since when everything was checked: the oldest check of a part, or when checks began if one never was."""
-        return min(self.begun_ns if each == 0 else each for each in self.checked_ns)
+    def _root(self) -> str:
+        return self._owner.store.volumes.root
 
-    def encode(self) -> dict[str, Any]:
-        """Return it as JSON has it."""
-        return {name: getattr(self, name) for name in self.__slots__}
+    def notes(self) -> dict[str, Any]:
+        """Return what is remembered, as JSON has it."""
+        with self._lock:
+            return {
+                "kinds": {kind.value: schedule.encode() for kind, schedule in self._schedules.items()},
+                "damaged": [[list(found), list(known)] for found, known in self._damaged.values()],
+                "noted_ns": time.time_ns(),
+            }
 
-    @classmethod
-    def decode(cls, values: Mapping[str, Any]) -> ScrubSchedule:
-        """Return what ``encode`` returned; raises KeyError, TypeError or ValueError if it is not that."""
-        found = cls(**{name: values[name] for name in cls.__slots__})
-        numbers = [*found.checked_ns, *(getattr(found, name) for name in cls.__slots__ if name != "checked_ns")]
-        if any(type(number) is not int or not -1 <= number <= _TIME_MAX for number in numbers):
-            raise ValueError(f"{values!r:.200} has numbers out of range")
-        if len(found.checked_ns) != PARTS or found.part >= PARTS:
-            raise ValueError(f"{len(found.checked_ns)} parts, the part {found.part}; there are {PARTS}")
-        return found
+    @property
+    def damaged(self) -> tuple[DamagedEntries, ...]:
+        """What is damaged now, as people know it."""
+        with self._lock:
+            return tuple(known for _, known in self._damaged.values())
+
+    def oldest_ns(self, kind: ScrubKind) -> int:
+        """Return since when everything was checked, nanoseconds since 1970."""
+        with self._lock:
+            return self._schedules[kind].oldest_ns
+
+    # ---- by hand -------------------------------------------------------------------------------------------------
+
+    def check_all(self, progress: Callable[[int, int], None]) -> ScrubReport:
+        """Check every checksum now, in the calling thread, as fast as possible; it counts as a deep check.
+
+        Args:
+            progress: Called with the bytes of entries that were checked, and of all.
+
+        Raises:
+            ClosedError: The store was closed meanwhile.
+            UsageError: Entries are compressed and the extra ``pybk[zstd]`` is not installed.
+        """
+        began_ns = time.time_ns()
+        report = check_store(self._owner.store, progress, lambda *piece: self._check_piece(*piece, deep=True))
+        with self._lock:
+            deep = self._schedules[ScrubKind.DEEP]
+            deep.checked_ns = [max(began_ns, each) for each in deep.checked_ns]
+            self._unsaved = True
+        self._try_save()
+        return report
+
+    def wake(self) -> None:
+        """Ask the owner's terms at once, and look whether something is due by them; any thread."""
+        self._terms_at = float("-inf")
+        self._news.set()
+        self._wake()
+
+    def begin_stop(self) -> None:
+        """Check no further piece; returns at once."""
+        self._stopping.set()
+        self._news.set()
+
+    def close(self) -> None:
+        """Save the notes; once nothing makes steps any more."""
+        if self._loaded:
+            self._try_save()
+
+
+def check_store(
+    store: StoreReader,
+    progress: Callable[[int, int], None],
+    check: Callable[[int, int], CheckedPiece] | None = None,
+) -> ScrubReport:
+    """Check every checksum of a store, in the calling thread, as fast as possible.
+
+    Args:
+        store: The store, live or read-only.
+        progress: Called with the bytes of entries that were checked, and of all.
+        check: Checks a piece of a ledger from an entry on; None only checks.
+    """
+
+    def alone(ledger_id: int, first: int) -> CheckedPiece:
+        try:
+            return check_piece(store, store.descriptor(ledger_id), first, deep=True)
+        except NoSuchLedgerError:
+            return CheckedPiece(None, 0, ())
+
+    check = check or alone
+    sizes = {metadata.ledger_id: _bytes_of(store, metadata.ledger_id) for metadata in store.ledgers()}
+    total, done, read = sum(sizes.values()), 0, 0
+    damaged: list[DamagedEntries] = []
+    for ledger_id, size in sizes.items():
+        first: int | None = 0
+        while first is not None:
+            piece = check(ledger_id, first)
+            damaged += piece.damaged
+            read += piece.read_bytes
+            first = piece.next_entry_id
+        done += size
+        progress(done, total)
+    return ScrubReport(len(sizes), read, tuple(damaged))
+
+
+def _bytes_of(store: StoreReader, ledger_id: int) -> int:
+    """Return the payload bytes of a ledger; 0 for one that was deleted."""
+    try:
+        return store.descriptor(ledger_id).length_durable
+    except NoSuchLedgerError:
+        return 0
+
+
+# ---- notes and status ------------------------------------------------------------------------------------------------
+
+
+def decoded_notes(
+    notes: Mapping[str, Any],
+) -> tuple[dict[ScrubKind, ScrubSchedule], dict[tuple[int, int], tuple[DamagedEntries, DamagedEntries]]]:
+    """Return the schedules and the damage in notes; raises KeyError, TypeError or ValueError if they are not notes."""
+    schedules = {kind: ScrubSchedule.decode(notes["kinds"][kind.value]) for kind in KINDS}
+    damaged = {}
+    for found, known in notes["damaged"][:DAMAGED_MAX]:
+        first = _entries(found)
+        damaged[first.ledger_id, first.first_entry_id] = first, _entries(known)
+    return schedules, damaged
+
+
+def _entries(values: Any) -> DamagedEntries:
+    ledger_id, first, last, problem = values
+    if not all(type(number) is int for number in (ledger_id, first, last)) or type(problem) is not str:
+        raise ValueError(f"{values!r:.200} are no damaged entries")
+    return DamagedEntries(ledger_id, first, last, problem)
+
+
+@dataclass(frozen=True, slots=True)
+class ScrubProgress:
+    """How one kind of check proceeds.
+
+    Attributes:
+        oldest_ns: Everything that was there then was checked since, nanoseconds since 1970; if something was not
+            checked yet, when checks began.
+        asked: The share, 0 to 1, that is not checked yet of what a person asked for last.
+        under_way: Whether a part is under way.
+    """
+
+    oldest_ns: int
+    asked: float
+    under_way: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ScrubStatus:
+    """How the checks of one store, or the quick audits of a cluster, proceed.
+
+    Attributes:
+        name: The bookie, the directory of the store, or ``"auditor"``.
+        noted_ns: When that was noted, nanoseconds since 1970; 0 if nothing was noted yet.
+        kinds: By kind of check.
+        damaged: What was found damaged, and is so still; at most 1000 records.
+    """
+
+    name: str
+    noted_ns: int
+    kinds: Mapping[ScrubKind, ScrubProgress]
+    damaged: tuple[DamagedEntries, ...] = ()
+
+
+def status_of_notes(
+    name: str, notes: Mapping[str, Any] | None, asked_ns: Mapping[ScrubKind, int] = _NOTHING_ASKED
+) -> ScrubStatus:
+    """Return the status of a store from the notes of its checks; damaged notes count as none.
+
+    Args:
+        name: Whose notes they are.
+        notes: The notes; None for none.
+        asked_ns: By kind, what a person asked for last, as the settings have it.
+    """
+    if notes is None:
+        return ScrubStatus(name, 0, FrozenDict({}))
+    try:
+        schedules, damaged = decoded_notes(notes)
+        noted_ns = int(notes["noted_ns"])
+    except (KeyError, TypeError, ValueError):
+        return ScrubStatus(name, 0, FrozenDict({}))
+    kinds = FrozenDict({kind: progress_of(schedule, asked_ns.get(kind, 0)) for kind, schedule in schedules.items()})
+    return ScrubStatus(name, noted_ns, kinds, tuple(known for _, known in damaged.values()))
+
+
+def status_of_quick(notes: Mapping[str, Any] | None, asked_ns: Mapping[ScrubKind, int] = _NOTHING_ASKED) -> ScrubStatus:
+    """Return the status of the quick audits of a cluster from what the auditor has noted; as ``status_of_notes``."""
+    name = "auditor"
+    if notes is None:
+        return ScrubStatus(name, 0, FrozenDict({}))
+    try:
+        progress = progress_of(ScrubSchedule.decode(notes["quick"]), asked_ns.get(ScrubKind.QUICK, 0))
+        return ScrubStatus(name, int(notes["noted_ns"]), FrozenDict({ScrubKind.QUICK: progress}))
+    except (KeyError, TypeError, ValueError):
+        return ScrubStatus(name, 0, FrozenDict({}))
+
+
+def progress_of(schedule: ScrubSchedule, asked_ns: int = 0) -> ScrubProgress:
+    """Return how one kind of check proceeds; all of what was asked for after the schedule was noted is left."""
+    asked = 1.0 if asked_ns > schedule.asked_ns else sum(map(schedule.is_asked, range(PARTS))) / PARTS
+    return ScrubProgress(schedule.oldest_ns, asked, schedule.part >= 0)
+
+
+def scrub_gauges(kind: ScrubKind, oldest_ns: int, period_s: float) -> tuple[Gauge, Gauge]:
+    """Return the gauges that say since when everything was checked, and how often that is to be done.
+
+    Args:
+        kind: The kind of check.
+        oldest_ns: Since when everything was checked, nanoseconds since 1970.
+        period_s: Seconds between two checks.
+    """
+    labels = (("kind", kind.value),)
+    return (
+        (MetricKey("scrub_oldest_timestamp_ns", labels=labels), oldest_ns),
+        (MetricKey("scrub_period_ns", labels=labels), period_s * 1e9),
+    )
+
+
+# ---- owners ----------------------------------------------------------------------------------------------------------
+
+
+def text_of(damaged: Iterable[DamagedEntries]) -> str:
+    """Return how a health has damaged entries: how many records, and of which ledgers."""
+    found = list(damaged)
+    ledgers = sorted({each.ledger_id for each in found})
+    more = " ..." if len(ledgers) > LEDGERS_NAMED else ""
+    names = ", ".join(map(str, ledgers[:LEDGERS_NAMED])) + more
+    records, of = ("record", "ledger") if len(found) == 1 else ("records", "ledgers")
+    return f"{len(found)} damaged {records} in {of if len(ledgers) == 1 else 'ledgers'} {names}"
+
+
+class EmbeddedScrub(ScrubOwner):
+    """An embedded store as the owner of its checks; see ``ScrubOwner``.
+
+    The only copy of an entry is here, so damage cannot be mended: the health of the store says what is damaged until
+    the file was restored or the ledger deleted.
+
+    Args:
+        store: The store; its configuration has the period and the rate.
+    """
+
+    def __init__(self, store: Store) -> None:
+        super().__init__(store, store.metrics)
+        self._guard = ForegroundGuard()
+        self._sampled_ns = time.monotonic_ns()
+        self._seen: Counter[int] = Counter()
+
+    def terms(self) -> ScrubTerms | None:
+        """Return the deep check alone, at the rate of the configuration; None if that says never."""
+        config = self.store.config
+        if not config.scrub_seconds:
+            return None
+        return ScrubTerms(
+            {ScrubKind.DEEP: config.scrub_seconds}, config.scrub_bytes_per_second, {}, share=self._share()
+        )
+
+    def _share(self) -> float:
+        """Return the share of the rate that appends leave, from a sample every ten seconds."""
+        now_ns = time.monotonic_ns()
+        if now_ns - self._sampled_ns >= SAMPLE_NS:
+            self._sampled_ns = now_ns
+            before, self._seen = self._seen, appends_of(self.metrics)
+            self._guard.sample(p99_of(self._seen - before))
+        return self._guard.factor
+
+    def load(self) -> Mapping[str, Any] | None:
+        """Return the notes in the store's directory."""
+        return load_notes(self.store.fs, self.store.volumes.root)
+
+    def save(self, notes: Mapping[str, Any]) -> None:
+        """Save notes in the store's directory."""
+        save_notes(self.store.fs, self.store.volumes.root, notes)
+
+    def report(self, metadata: LedgerMetadata, damaged: DamagedEntries) -> DamagedEntries | None:
+        """Return the entries: there is no other copy to mend them from."""
+        return damaged
+
+    def still_needs(self, metadata: LedgerMetadata, damaged: DamagedEntries) -> bool:
+        """Return True: nothing is copied anew."""
+        return True
+
+    def remedy(self) -> str:
+        """Return what a person can do."""
+        root = self.store.volumes.root
+        return f"; run `pybk store verify {root}`, and restore the files that it names, or delete the ledgers"
+
+
+def appends_of(metrics: Metrics) -> Counter[int]:
+    """Return how many appends took how long: by the upper bound of each bucket, nanoseconds."""
+    found: Counter[int] = Counter()
+    for key, histogram in metrics.snapshot().histograms.items():
+        if key.name == APPEND_LATENCY:
+            for highest, count in histogram.buckets:
+                found[highest] += count
+    return found
+
+
+def p99_of(appends: Counter[int]) -> int | None:
+    """Return the 99th percentile of counted latencies, nanoseconds; None if there are none."""
+    wanted, seen = 0.99 * appends.total(), 0
+    for highest, count in sorted(appends.items()):
+        seen += count
+        if seen >= wanted:
+            return highest
+    return None
+
+
+class BookieScrub(ScrubOwner):
+    """A bookie as the owner of the checks of its store; see ``ScrubOwner``.
+
+    Damaged entries that a ledger needs get a mark, by which this bookie's worker copies them from a peer. The copy lies
+    next to the damaged record, which stays where it is.
+
+    Args:
+        bookie: The bookie.
+        metadata: The cluster's metadata.
+        metrics: The counters of the manager.
+        share: Returns the share of the rate that the latency of appends leaves.
+    """
+
+    def __init__(
+        self, bookie: BookieServer, metadata: ClusterMetadata, metrics: Metrics, share: Callable[[], float]
+    ) -> None:
+        super().__init__(bookie.replicas.store, metrics)
+        self.first_s = FIRST_S
+        self._bookie = bookie
+        self._metadata = metadata
+        self._share = share
+        self._quiet = False
+        self._looked_at = float("-inf")
+
+    def terms(self) -> ScrubTerms | None:
+        """Return what the settings of the cluster say."""
+        settings = self._metadata.settings
+        scrub = settings.scrub
+        now = time.monotonic()
+        if now >= self._looked_at + QUIET_S:
+            self._quiet, self._looked_at = self._metadata.is_quiet(time.time_ns()), now
+        return ScrubTerms(
+            {ScrubKind.DEEP: scrub.deep_s, ScrubKind.LIGHT: scrub.light_s},
+            scrub.bytes_per_second,
+            {ScrubKind.DEEP: scrub.deep_asked_ns, ScrubKind.LIGHT: scrub.light_asked_ns},
+            quiet=self._quiet and settings.repair.paused_until_ns <= time.time_ns(),
+            share=self._share(),
+        )
+
+    def load(self) -> Mapping[str, Any] | None:
+        """Return the notes in the metadata store; damaged ones count as none."""
+        try:
+            return self._metadata.read_scrub(self._bookie.bookie)
+        except (CorruptError, MetadataForgedError, UnsupportedFormatError):
+            return None  # they are replaced by the next ones
+
+    def save(self, notes: Mapping[str, Any]) -> None:
+        """Save notes in the metadata store."""
+        self._metadata.write_scrub(self._bookie.bookie, notes)
+
+    def report(self, metadata: LedgerMetadata, damaged: DamagedEntries) -> DamagedEntries | None:
+        """Mark the first of the entries that are needed; raises MetadataError if that is not durable."""
+        needed = self._needed(metadata, damaged)
+        if needed is None:
+            return None
+        ledger_id, first, last = needed
+        self._metadata.mark_under_replicated(ledger_id, self._bookie.bookie, first, reason=RepairReason.DAMAGED)
+        problem = f"ledger {ledger_id} entries {first} to {last} are damaged, and copied from a peer: {damaged.problem}"
+        return DamagedEntries(ledger_id, first, last, problem)
+
+    def still_needs(self, metadata: LedgerMetadata, damaged: DamagedEntries) -> bool:
+        """Return whether some of the entries are needed."""
+        return self._needed(metadata, damaged) is not None
+
+    def _needed(self, metadata: LedgerMetadata, damaged: DamagedEntries) -> tuple[int, int, int] | None:
+        """Return the ledger, and the first and last of the damaged entries that belong to it and have no new copy here.
+
+        Only entries count that this bookie is to hold: nobody copies others to it, such as those beyond the end of a
+        closed ledger, which a recovery has cut, and surplus copies. While the metadata of the ledger cannot be read,
+        all count.
+        """
+        valid = self._bookie.replicas.valid_entries(metadata, damaged.first_entry_id, damaged.last_entry_id)
+        if valid is None:
+            return None
+        ledger_id, entries = valid
+        try:
+            ledger, _ = self._metadata.read_ledger(ledger_id)
+        except LedgerDeletedError:
+            return None
+        except PybkError:
+            return ledger_id, entries[0], entries[-1]
+        placed = placed_entries(ledger, self._bookie.bookie, entries)
+        return (ledger_id, placed[0], placed[-1]) if placed else None
+
+    def remedy(self) -> str:
+        """Return where copies come from."""
+        return ", which are to be copied from other bookies"
+
+
+def placed_entries(ledger: LedgerMetadata, bookie: Bookie, entries: Sequence[int]) -> list[int]:
+    """Return those of some entries, ascending, whose write sets have a bookie.
+
+    A bookie may hold others, too: an ensemble had it at another place, or none, since the entry was sent to it.
+    """
+    quorum = Quorum(ledger.ensemble_size, ledger.write_quorum, ledger.ack_quorum)
+    found: list[int] = []
+    for number, fragment in enumerate(ledger.fragments):
+        if bookie in fragment.ensemble:
+            end, place = fragment_end(ledger, number), fragment.ensemble.index(bookie)
+            part = entries[bisect_left(entries, fragment.first_entry_id) :]
+            part = part if end is None else part[: bisect_right(part, end)]
+            found += (entry_id for entry_id in part if quorum.mask(entry_id) >> place & 1)
+    return found

@@ -17,7 +17,7 @@ from pybk.config import StoreConfig
 from pybk.credentials import ClusterSecret, cluster_secrets
 from pybk.errors import MetadataError, PybkError
 from pybk.flags import StorageHint
-from pybk.healing.service import Autorecovery
+from pybk.healing.autorecovery import Autorecovery
 from pybk.metadata.cluster import ClusterMetadata, KeyFor
 from pybk.metadata.epochs import outdated
 from pybk.metadata.metadata_keys import MetadataKeys

@@ -77,8 +77,7 @@ from pybk.storage.volumes import named_paths
 from pybk.threads.call_threads import asyncio_form, in_thread
 
 if TYPE_CHECKING:
-    from pybk.healing.scrub_status import ScrubStatus
-    from pybk.healing.scrubbing import ScrubReport
+    from pybk.healing.scrub import ScrubReport, ScrubStatus
     from pybk.health import Health
     from pybk.manager.atomic_group import AtomicGroup
     from pybk.manager.ledger_reader import LedgerReader

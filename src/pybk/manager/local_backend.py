@@ -27,7 +27,7 @@ from pybk.threads.workers import start_thread
 
 if TYPE_CHECKING:
     from pybk import health
-    from pybk.healing.scrubbing import StoreScrub
+    from pybk.healing.scrub import StoreScrub
     from pybk.health import Health
     from pybk.metadata.registration import BookieRegistration
     from pybk.storage.readonly import ReadOnlyStore
@@ -179,7 +179,7 @@ class BackgroundScrub:
         with self._lock:
             if self.begun is None:
                 owner = healing.EmbeddedScrub(self._store)
-                self.begun = healing.StoreScrub(owner, self._store.config.on_span, starts=False)
+                self.begun = healing.StoreScrub(owner, self._store.config.on_span)
             return self.begun
 
     def _run(self) -> None:

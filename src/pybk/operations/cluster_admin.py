@@ -24,8 +24,8 @@ from pybk.errors import (
 )
 from pybk.healing.cluster_map import ClusterMap
 from pybk.healing.rebalance import RebalancePlan, placed_fragments, plan_rebalance
-from pybk.healing.scrub import ScrubKind
-from pybk.healing.scrub_status import ScrubStatus, status_of_notes, status_of_quick
+from pybk.healing.scrub import ScrubStatus, status_of_notes, status_of_quick
+from pybk.healing.scrub_schedule import ScrubKind
 from pybk.health import listed
 from pybk.ledger.ledger_metadata import Bookie, LedgerState
 from pybk.manager.arguments import existing_id, member_of

@@ -1,7 +1,7 @@
 """The drop of a surplus copy: a bookie deletes its entries of a closed ledger that none of the fragments places there.
 
 Theory of operation. Re-replication replaces bookies; one that is not named any more may come back with its entries.
-``client/surplus_drop.py`` finds such copies, and drives one machine for each that it has seen twice (SD1). The danger
+``healing/surplus_drop.py`` finds such copies, and drives one machine for each that it has seen twice (SD1). The danger
 is a copy that is under way to this very bookie: its adds were acknowledged, and the compare-and-set that names the
 bookie may come at any later time. So the machine goes in this order (``docs/design/replication.md``, *Surplus copies*):
 

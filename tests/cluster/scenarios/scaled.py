@@ -30,17 +30,15 @@ from pybk.client.rereplication import FragmentCopy
 from pybk.errors import PybkError
 from pybk.flags import StorageHint
 from pybk.healing import (
-    auditing,
     auditor,
-    bookie_scrub,
+    auditor_driver,
     quick_audit,
-    quick_auditing,
-    repairing,
-    scrubbing,
+    repair_worker,
+    scrub,
     situation,
-    surplus_dropping,
+    surplus_drop,
 )
-from pybk.healing.service import Autorecovery
+from pybk.healing.autorecovery import Autorecovery
 from pybk.healing.throttle import TokenBucket
 from pybk.manager import connect
 from pybk.metadata import authenticated_values, lmdb_store
@@ -52,25 +50,25 @@ LEASE_S = 1.0
 """The lease time of a scaled cluster on an LMDB store."""
 
 SCALED: list[tuple[object, str, object]] = [
-    (auditing, "TICK_S", 0.2),
-    (repairing, "LOOK_S", 0.3),
-    (repairing, "PAUSE_S", 0.3),
-    (repairing, "PAUSE_MAX_S", 2.0),
-    (repairing, "SAMPLE_NS", 10**9),
-    (surplus_dropping, "LOOK_S", 0.2),
+    (auditor_driver, "TICK_S", 0.2),
+    (repair_worker, "LOOK_S", 0.3),
+    (repair_worker, "PAUSE_S", 0.3),
+    (repair_worker, "PAUSE_MAX_S", 2.0),
+    (repair_worker, "SAMPLE_NS", 10**9),
+    (surplus_drop, "LOOK_S", 0.2),
     (auditor, "SUSPICION_NS", 2 * 10**9),
     (quick_audit, "AGAIN_NS", 3 * 10**9),
-    (quick_auditing, "LOOK_S", 0.2),
-    (quick_auditing, "PAUSE_S", 0.0),
-    (scrubbing, "FIRST_S", 0.2),
-    (scrubbing, "LOOK_S", 0.2),
-    (scrubbing, "RECHECK_S", 0.2),
-    (bookie_scrub, "QUIET_S", 0.1),
+    (quick_audit, "LOOK_S", 0.2),
+    (quick_audit, "PAUSE_S", 0.0),
+    (scrub, "FIRST_S", 0.2),
+    (scrub, "LOOK_S", 0.2),
+    (scrub, "RECHECK_S", 0.2),
+    (scrub, "QUIET_S", 0.1),
     (situation, "SESSION_NS_MIN", 10**9),
     (situation, "FLAPPING_PAUSE_NS", 10**9),
     (lmdb_store, "LMDB_LEASE_TIME_S", LEASE_S),
     (cluster_admin, "REQUESTS_SECONDS", 1.0),
-    (auditing, "REQUESTS_SECONDS", 1.0),
+    (auditor_driver, "REQUESTS_SECONDS", 1.0),
     (server, "LOOK_SECONDS", 0.5),
     (limbo_repair, "PAUSE_MAX_SECONDS", 2.0),
     (authenticated_values, "LOOK_SECONDS", 1.0),
@@ -122,7 +120,7 @@ class ScaledBookie:
             self._companion, self._bookie = Autorecovery(backend, bookie), bookie
             return self._companion
 
-        for owner, name, value in ((repairing, "FragmentCopy", SaidCopy), (connect, "Autorecovery", made)):
+        for owner, name, value in ((repair_worker, "FragmentCopy", SaidCopy), (connect, "Autorecovery", made)):
             setattr(owner, name, value)
 
     def _watch_disk(self) -> None:
@@ -174,11 +172,11 @@ class ScaledBookie:
         companion, bookie = self._companion, self._bookie
         if companion is None or bookie is None:
             return {}
-        drops, pace = companion.surplus.drops, bookie.copy_reads.pace
+        drops, pace = companion.surplus, bookie.copy_reads.pace
         assert isinstance(pace, TokenBucket)
         return {
             "pid": os.getpid(),
-            "leads": companion.auditing.leads,
+            "leads": companion.auditor.leads,
             "rate": pace.rate,
             "limbo": len(bookie.in_limbo()),
             "health": bookie.health().state,

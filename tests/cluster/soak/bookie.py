@@ -22,9 +22,9 @@ from pybk.bookie import server
 from pybk.client import limbo_repair
 from pybk.config import StoreConfig
 from pybk.flags import StorageHint
-from pybk.healing import auditing, auditor, bookie_scrub, repairing, scrubbing, situation, surplus_dropping
-from pybk.healing.scrub import ScrubKind
-from pybk.healing.service import Autorecovery
+from pybk.healing import auditor, auditor_driver, repair_worker, scrub, situation, surplus_drop
+from pybk.healing.autorecovery import Autorecovery
+from pybk.healing.scrub_schedule import ScrubKind
 from pybk.manager.ledger_manager import LedgerManager
 from pybk.metrics import SCRUB_DAMAGED_RECORDS
 from tests.internals import cluster_backend_of
@@ -38,22 +38,22 @@ TIERS = {StorageHint.SSD: "ssd", StorageHint.HDD: "hdd"}
 SCALED: list[tuple[object, str, float]] = [
     (server, "COLLECT_SECONDS", 5.0),
     (limbo_repair, "PAUSE_MAX_SECONDS", 5.0),
-    (auditing, "TICK_S", 1.0),
-    (auditing, "ANNOUNCE_S", 5.0),
+    (auditor_driver, "TICK_S", 1.0),
+    (auditor_driver, "ANNOUNCE_S", 5.0),
     (auditor, "ASK_AGAIN_NS", 5 * 10**9),
     (auditor, "SUSPICION_NS", 10 * 10**9),
-    (repairing, "LOOK_S", 1.0),
-    (repairing, "PAUSE_S", 1.0),
-    (repairing, "PAUSE_MAX_S", 10.0),
+    (repair_worker, "LOOK_S", 1.0),
+    (repair_worker, "PAUSE_S", 1.0),
+    (repair_worker, "PAUSE_MAX_S", 10.0),
     (situation, "SESSION_NS_MIN", 3 * 10**9),
     (situation, "FLAPPING_NS", 60 * 10**9),
     (auditor, "FLAPPING_NS", 60 * 10**9),
     (situation, "FLAPPING_PAUSE_NS", 15 * 10**9),
-    (surplus_dropping, "LOOK_S", 2.0),
-    (scrubbing, "FIRST_S", 1.0),
-    (scrubbing, "LOOK_S", 1.0),
-    (scrubbing, "RECHECK_S", 1.0),
-    (bookie_scrub, "QUIET_S", 1.0),
+    (surplus_drop, "LOOK_S", 2.0),
+    (scrub, "FIRST_S", 1.0),
+    (scrub, "LOOK_S", 1.0),
+    (scrub, "RECHECK_S", 1.0),
+    (scrub, "QUIET_S", 1.0),
 ]
 """Times that are minutes or hours for people, and seconds here."""
 
@@ -72,10 +72,10 @@ def facts(manager: LedgerManager) -> dict[str, Any]:
     counters = manager.metrics().counters
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return {
-        "leads": companion.auditing.leads,
-        "copied_bytes": companion.repairer.copied_bytes,
-        "repaired": companion.repairer.repaired,
-        "dropped": companion.surplus.drops.dropped,
+        "leads": companion.auditor.leads,
+        "copied_bytes": companion.worker.copied_bytes,
+        "repaired": companion.worker.repaired,
+        "dropped": companion.surplus.dropped,
         "damaged": sum(value for key, value in counters.items() if key.name == SCRUB_DAMAGED_RECORDS),
         "checked_ns": companion.scrub.oldest_ns(ScrubKind.DEEP),
         "limbo": len(backend.bookie.in_limbo()),
@@ -103,7 +103,7 @@ def holdings(manager: LedgerManager) -> dict[str, Any]:
     return {
         "entries": {ledger_id: replicas.count_entries(ledger_id) for ledger_id in replicas.ledgers()},
         "limbo": replicas.in_limbo(),
-        "orphans": sorted(companion.surplus.drops.orphans),
+        "orphans": sorted(companion.surplus.orphans),
     }
 
 

@@ -14,7 +14,7 @@ from unittest import mock
 from pybk.errors import StorageFullError
 from pybk.feature_level import FeatureLevel
 from pybk.flags import StorageHint
-from pybk.healing.embedded_scrub import EmbeddedScrub
+from pybk.healing.scrub import EmbeddedScrub
 from pybk.ledger import keys
 from pybk.manager.ledger_manager import LedgerManager
 from pybk.storage.format import catalog

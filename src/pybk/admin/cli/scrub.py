@@ -22,10 +22,10 @@ from pybk.admin.cli.output import (
     watch,
 )
 from pybk.errors import UsageError
-from pybk.healing.scrub import ScrubKind
+from pybk.healing.scrub_schedule import ScrubKind
 
 if TYPE_CHECKING:
-    from pybk.healing.scrub_status import ScrubStatus
+    from pybk.healing.scrub import ScrubStatus
     from pybk.storage.repair.record_check import DamagedEntries
 
 

@@ -19,8 +19,8 @@ from pybk.admin.http.routes import Header, Route, route
 from pybk.admin.http.tags import check_match
 from pybk.admin.http.tokens import Scope
 from pybk.admin.http.view import View
-from pybk.healing.scrub import ScrubKind
-from pybk.healing.scrub_status import ScrubStatus
+from pybk.healing.scrub import ScrubStatus
+from pybk.healing.scrub_schedule import ScrubKind
 from pybk.health import HealthReason
 from pybk.ledger.ledger_metadata import LedgerState, LedgerSummary
 from pybk.metadata.ledgers import LEDGER_ID_MAX

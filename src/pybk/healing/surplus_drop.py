@@ -26,60 +26,35 @@ import logging
 import threading
 import time
 from random import Random
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from pybk.client.driver import Conversation
 from pybk.client.machine_errors import error_of
 from pybk.client.remote_ledger import RemoteLedger
 from pybk.errors import PybkError, StorageError
+from pybk.healing.chores import Rounds
 from pybk.replication.messages import AnnounceDrop, Done, DropAnnounced, DropEnded, DropEntries, Effect, Event, Failed
 from pybk.replication.surplus import SurplusDropMachine, is_surplus
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Iterator, Sequence
 
+    from pybk.bookie.server import BookieServer
     from pybk.client.driver import Driver
     from pybk.client.membership import Membership
-    from pybk.ledger.ledger_metadata import Bookie
     from pybk.metadata.ledgers import StoredLedger
-    from pybk.replication.bookie import BookieEffect, BookieMachine
+    from pybk.replication.bookie import BookieEffect
 
 logger = logging.getLogger(__name__)
+
+LOOK_S: Final = 10.0
+"""Seconds between two looks at the settings, and the least pause between two pages."""
 
 PAGE: Final = 500
 """Ledgers whose metadata are read by one request."""
 
 DELAY_SECONDS: Final = 3600.0
 """How long a copy is kept after it was found surplus, and how long a pass over all ledgers takes."""
-
-
-class Copies(Protocol):
-    """The replicas of a bookie, as they are searched for surplus copies."""
-
-    def ledgers(self) -> list[int]:
-        """Return the ledgers that the bookie has anything of, ascending."""
-
-    def count_entries(self, ledger_id: int) -> int:
-        """Return how many entries of a ledger the bookie has."""
-
-
-class SurplusBookie(Protocol):
-    """A bookie of this process, as its surplus copies are dropped."""
-
-    @property
-    def bookie(self) -> Bookie:
-        """Its name and instance."""
-
-    @property
-    def replicas(self) -> Copies:
-        """Its replicas."""
-
-    @property
-    def machine(self) -> BookieMachine:
-        """Its machine, for the serving thread alone."""
-
-    def post(self, call: Callable[[], list[BookieEffect]]) -> None:
-        """Have the serving thread make a call."""
 
 
 class SurplusCopy(NamedTuple):
@@ -99,7 +74,7 @@ class SurplusCopy(NamedTuple):
 class _Drop(Conversation[SurplusDropMachine]):
     """The conversation that drops one copy."""
 
-    def __init__(self, driver: Driver, ledger: RemoteLedger, machine: SurplusDropMachine, host: SurplusBookie) -> None:
+    def __init__(self, driver: Driver, ledger: RemoteLedger, machine: SurplusDropMachine, host: BookieServer) -> None:
         super().__init__(driver, ledger, machine)
         self._host: Final = host
 
@@ -134,8 +109,8 @@ class _Drop(Conversation[SurplusDropMachine]):
         self.driver.post(lambda: self.driver.pass_event(self, event))
 
 
-class SurplusDrops:
-    """Finds and drops the surplus copies of the bookie of this process; see the module.
+class SurplusDrops(Rounds):
+    """Finds and drops the surplus copies of the bookie of this process; see the module. A chore.
 
     Args:
         driver: Runs the drops.
@@ -150,18 +125,20 @@ class SurplusDrops:
         dropped_bytes: About how many payload bytes they had.
         stopping: Set it to end a ``look`` before its next drop; any thread may.
 
-    Threads: one at a time calls ``look``; any may read the attributes.
+    Threads: one at a time calls ``look`` or does what is ``due``; any may read the attributes.
     """
 
     def __init__(
-        self, driver: Driver, membership: Membership, bookie: SurplusBookie, *, delay_s: float = DELAY_SECONDS
+        self, driver: Driver, membership: Membership, bookie: BookieServer, *, delay_s: float = DELAY_SECONDS
     ) -> None:
+        super().__init__(self._look_round, "no surplus copies are dropped now")
         self._driver = driver
         self._membership = membership
         self._bookie = bookie
         self._random = Random()
         self._left: list[int] = []
         """The ledgers of this pass that were not looked at, descending."""
+        self._looked_at = time.monotonic()
         self.delay_s = delay_s
         self.copies: dict[int, SurplusCopy] = {}
         self.orphans: set[int] = set()
@@ -184,6 +161,22 @@ class SurplusDrops:
         """Seconds until the next ``look``, so that a pass over all ledgers takes ``delay_s``."""
         return self.delay_s / max(1, -(-len(self._bookie.replicas.ledgers()) // PAGE))
 
+    def _look_round(self) -> Iterator[float]:
+        """Look at one page, once that is due and the cluster is quiet; yields the seconds to rest before it continues.
+
+        Nothing is dropped while there is no auditor, while it holds repairs, or while repairs are paused: each of these
+        says that what the metadata name may not be what there is.
+        """
+        yield LOOK_S
+        metadata = self._membership.metadata
+        self.delay_s = metadata.settings.repair.surplus_delay_s
+        if time.monotonic() >= self._looked_at + self.pause_s and metadata.is_quiet(time.time_ns()):
+            self._looked_at = time.monotonic()
+            for _ in self._drop_page():
+                yield 0.0
+            if self.passed:
+                metadata.record_orphans(self._bookie.bookie, self.orphans)
+
     def look(self) -> int:
         """Look at the next page of ledgers, and drop the copies that were surplus for long enough.
 
@@ -196,18 +189,19 @@ class SurplusDrops:
         Cost: One read of the metadata store for the page; for each drop a read of the marks, a write, about a dozen
             reads of single entries from other bookies, and a synced write of this bookie for each extent.
         """
+        return sum(self._drop_page())
+
+    def _drop_page(self) -> Iterator[bool]:
+        """Look at the next page, and yield after each copy that is due whether it was dropped."""
         if not self._left:
             self._begin_pass()
         page = self._left[: -PAGE - 1 : -1]
-        surplus = self.find_surplus(page)
-        dropped = 0
-        for found in surplus:
+        for found in self.find_surplus(page):
             if self.stopping.is_set():
                 break
-            if self._is_due(found) and self._drop(found):
-                dropped += 1
+            if self._is_due(found):
+                yield self._drop(found)
         del self._left[-len(page) :]
-        return dropped
 
     def _begin_pass(self) -> None:
         """List the ledgers for another pass, and forget those that are gone."""

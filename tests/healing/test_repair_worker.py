@@ -17,15 +17,15 @@ from pybk.client.membership import Membership
 from pybk.client.remote_ledger import RemoteLedger
 from pybk.client.rereplication import FragmentCopy
 from pybk.errors import EntryUnknownError
-from pybk.healing import repairing
-from pybk.healing.repairing import (
+from pybk.healing import repair_worker
+from pybk.healing.repair_worker import (
     BATCH,
     BUCKETS,
     PAUSE_MAX_S,
     SETTLE_MAX_S,
     TRIES,
     Candidate,
-    Repairer,
+    RepairWorker,
     batches,
     bucket_of,
     overtaking,
@@ -43,7 +43,8 @@ from pybk.operations.cluster_admin import ClusterAdmin
 from pybk.replication.messages import Event, WriteMetadata
 from tests.client.test_limbo_repair import PASSWORD, check, fill, service_of
 from tests.cluster.inside import Inside, inside
-from tests.internals import cluster_backend_of, repairer_of, rest, resting
+from tests.healing.alone import LoneWorker
+from tests.internals import cluster_backend_of, repairer_of, resting
 from tests.test_spans import Recorder
 from tests.waiting import wait_until
 
@@ -55,15 +56,14 @@ def four(tmp_path: Path) -> Iterator[Inside]:
 
 
 @pytest.fixture
-def start(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[LedgerManager], Repairer]]:
+def start(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[LedgerManager], LoneWorker]]:
     """Return what starts the worker of a bookie; it looks often, and is stopped before the bookies are closed."""
-    monkeypatch.setattr(repairing, "LOOK_S", 0.1)
-    monkeypatch.setattr(repairing, "PAUSE_S", 0.01)
+    monkeypatch.setattr(repair_worker, "LOOK_S", 0.1)
+    monkeypatch.setattr(repair_worker, "PAUSE_S", 0.01)
     with ExitStack() as stack:
 
-        def started(manager: LedgerManager) -> Repairer:
-            backend = cluster_backend_of(manager)
-            repairer = Repairer(backend.driver, backend.membership, service_of(manager))
+        def started(manager: LedgerManager) -> LoneWorker:
+            repairer = LoneWorker(manager)
             stack.callback(repairer.stop)
             return repairer
 
@@ -99,7 +99,7 @@ def is_done(metadata: ClusterMetadata) -> Callable[[], bool]:
     return lambda: not metadata.list_under_replicated()
 
 
-def test_the_copies_of_a_lost_bookie_are_made_again(four: Inside, start: Callable[[LedgerManager], Repairer]) -> None:
+def test_the_copies_of_a_lost_bookie_are_made_again(four: Inside, start: Callable[[LedgerManager], LoneWorker]) -> None:
     client = four.connect()
     ledgers = [fill(client, 40) for _ in range(30)]
     lost = lose(four, 0)
@@ -113,7 +113,7 @@ def test_the_copies_of_a_lost_bookie_are_made_again(four: Inside, start: Callabl
         check(client, ledger_id, 40)
 
 
-def test_a_bookie_is_filled_up_by_its_own_worker(four: Inside, start: Callable[[LedgerManager], Repairer]) -> None:
+def test_a_bookie_is_filled_up_by_its_own_worker(four: Inside, start: Callable[[LedgerManager], LoneWorker]) -> None:
     client = four.connect()
     ledger_id = fill(client, 40)
     metadata = metadata_of(client)
@@ -134,7 +134,7 @@ def test_a_bookie_is_filled_up_by_its_own_worker(four: Inside, start: Callable[[
     assert run.last == 39
 
 
-def test_bytes_count_as_they_are_copied(four: Inside, start: Callable[[LedgerManager], Repairer]) -> None:
+def test_bytes_count_as_they_are_copied(four: Inside, start: Callable[[LedgerManager], LoneWorker]) -> None:
     client = four.connect()
     with client.create_ledger(password=PASSWORD) as writer:
         writer.append_many([b"x" * 1000] * 500)
@@ -160,7 +160,7 @@ def rate(metadata: ClusterMetadata, bytes_per_second: int) -> None:
     metadata.change_settings(change)
 
 
-def test_a_bookie_that_is_back_keeps_its_places(four: Inside, start: Callable[[LedgerManager], Repairer]) -> None:
+def test_a_bookie_that_is_back_keeps_its_places(four: Inside, start: Callable[[LedgerManager], LoneWorker]) -> None:
     client = four.connect()
     ledger_id = fill(client, 40)
     metadata = metadata_of(client)
@@ -174,18 +174,18 @@ def test_a_bookie_that_is_back_keeps_its_places(four: Inside, start: Callable[[L
 
 
 def test_space_that_a_bookie_has_got_is_seen_though_nothing_reports_it(
-    tmp_path: Path, start: Callable[[LedgerManager], Repairer], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, start: Callable[[LedgerManager], LoneWorker], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A registration that changes wakes no watch, so each pass reads them anew."""
     monkeypatch.setattr("pybk.bookie.server.LOOK_SECONDS", 1000.0)  # what a bookie has registered stays
-    passes = Counter[Repairer]()
-    look = Repairer.look
+    passes = Counter[RepairWorker]()
+    look = RepairWorker.look
 
-    def counted(worker: Repairer) -> bool:
+    def counted(worker: RepairWorker) -> bool:
         passes[worker] += 1
         return look(worker)
 
-    monkeypatch.setattr(Repairer, "look", counted)
+    monkeypatch.setattr(RepairWorker, "look", counted)
     with inside(tmp_path, count=4) as cluster:
         client = cluster.connect()
         fill(client, 10)
@@ -209,7 +209,7 @@ def test_space_that_a_bookie_has_got_is_seen_though_nothing_reports_it(
 
 
 def test_a_bookie_with_the_last_copy_gives_it_at_the_urgent_rate(
-    four: Inside, start: Callable[[LedgerManager], Repairer]
+    four: Inside, start: Callable[[LedgerManager], LoneWorker]
 ) -> None:
     """It has nothing to repair itself, and nobody says what its reads are for."""
     client = four.connect()
@@ -231,7 +231,7 @@ def test_a_bookie_with_the_last_copy_gives_it_at_the_urgent_rate(
 
 
 def test_a_bookie_that_was_removed_during_a_copy_gets_no_place(
-    four: Inside, start: Callable[[LedgerManager], Repairer], monkeypatch: pytest.MonkeyPatch
+    four: Inside, start: Callable[[LedgerManager], LoneWorker], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """H14: the proof that no ledger named it was right, and its directory may be gone already."""
     monkeypatch.setattr(cluster_admin, "REQUESTS_SECONDS", 0.0)
@@ -260,7 +260,7 @@ def test_a_bookie_that_was_removed_during_a_copy_gets_no_place(
     assert (ensemble_of(client, ledger_id), worker.repaired) == (before, 0)
 
 
-def test_marks_of_a_deleted_ledger_are_removed(four: Inside, start: Callable[[LedgerManager], Repairer]) -> None:
+def test_marks_of_a_deleted_ledger_are_removed(four: Inside, start: Callable[[LedgerManager], LoneWorker]) -> None:
     client = four.connect()
     ledger_id = fill(client, 40)
     metadata = metadata_of(client)
@@ -272,7 +272,7 @@ def test_marks_of_a_deleted_ledger_are_removed(four: Inside, start: Callable[[Le
 
 
 def test_a_repair_that_fails_is_stuck_after_a_while_and_says_why(
-    four: Inside, start: Callable[[LedgerManager], Repairer], monkeypatch: pytest.MonkeyPatch
+    four: Inside, start: Callable[[LedgerManager], LoneWorker], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object) -> None:
         raise EntryUnknownError("entry 7 cannot be read from any of its bookies")
@@ -295,7 +295,7 @@ def test_a_repair_that_fails_is_stuck_after_a_while_and_says_why(
 
 
 def test_a_paused_repair_waits_and_continues_by_itself(
-    four: Inside, start: Callable[[LedgerManager], Repairer], monkeypatch: pytest.MonkeyPatch
+    four: Inside, start: Callable[[LedgerManager], LoneWorker], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = [10**18]
     monkeypatch.setattr(time, "time_ns", lambda: clock[0])
@@ -320,11 +320,11 @@ def test_a_paused_repair_waits_and_continues_by_itself(
 
 
 def test_a_pause_stops_the_pass_under_way(
-    four: Inside, start: Callable[[LedgerManager], Repairer], monkeypatch: pytest.MonkeyPatch
+    four: Inside, start: Callable[[LedgerManager], LoneWorker], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A pass may take long: it makes many batches, and a batch has many ledgers."""
-    monkeypatch.setattr(repairing, "COPIES", 1)
-    monkeypatch.setattr(repairing, "BUCKETS", 2)
+    monkeypatch.setattr(repair_worker, "COPIES", 1)
+    monkeypatch.setattr(repair_worker, "BUCKETS", 2)
     client = four.connect()
     metadata = metadata_of(client)
     ledgers = [fill(client, 5, ensemble_size=4, write_quorum=4) for _ in range(8)]
@@ -350,13 +350,13 @@ def test_a_pause_stops_the_pass_under_way(
 
     monkeypatch.setattr(ClusterMetadata, "try_lock", counted)
     passes: list[bool] = []
-    look = Repairer.look
+    look = RepairWorker.look
 
-    def watched(worker: Repairer) -> bool:
+    def watched(worker: RepairWorker) -> bool:
         passes.append(look(worker))
         return passes[-1]
 
-    monkeypatch.setattr(Repairer, "look", watched)
+    monkeypatch.setattr(RepairWorker, "look", watched)
     worker = start(manager)
     wait_until(lambda: passes[:2] == [True, False], "a pass, and one that the pause keeps from anything")
     assert (worker.repaired, len(leases)) == (1, 1)
@@ -376,11 +376,11 @@ def test_the_most_urgent_ledgers_come_first_and_a_lease_covers_a_bucket() -> Non
 
 @pytest.mark.parametrize("buckets", [1, BUCKETS], ids=["in the batch", "in another one"])
 def test_a_ledger_that_becomes_urgent_overtakes_the_batch_under_way(
-    four: Inside, start: Callable[[LedgerManager], Repairer], monkeypatch: pytest.MonkeyPatch, buckets: int
+    four: Inside, start: Callable[[LedgerManager], LoneWorker], monkeypatch: pytest.MonkeyPatch, buckets: int
 ) -> None:
     """A batch may take hours next to appends; what it copies then gets the urgent rate, as others wait for it."""
-    monkeypatch.setattr(repairing, "COPIES", 1)
-    monkeypatch.setattr(repairing, "BUCKETS", buckets)
+    monkeypatch.setattr(repair_worker, "COPIES", 1)
+    monkeypatch.setattr(repair_worker, "BUCKETS", buckets)
     client = four.connect()
     metadata = metadata_of(client)
     rate(metadata, 64 << 10)
@@ -442,7 +442,7 @@ def test_a_ledger_that_another_worker_repairs_overtakes_nothing(
 
 
 def test_an_open_ledger_whose_last_fragment_misses_entries_is_not_urgent_and_is_looked_at_soon(
-    four: Inside, start: Callable[[LedgerManager], Repairer], monkeypatch: pytest.MonkeyPatch
+    four: Inside, start: Callable[[LedgerManager], LoneWorker], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody copies anything of that fragment; and an earlier failure must not make its mark stay for long."""
     listed: list[Candidate] = []
@@ -451,7 +451,7 @@ def test_an_open_ledger_whose_last_fragment_misses_entries_is_not_urgent_and_is_
         listed.extend(candidates)
         return batches(candidates)
 
-    monkeypatch.setattr(repairing, "batches", watched)
+    monkeypatch.setattr(repair_worker, "batches", watched)
     client = four.connect()
     metadata = metadata_of(client)
     with client.create_ledger(password=PASSWORD, ensemble_size=4, write_quorum=4, ack_quorum=2) as writer:
@@ -471,16 +471,16 @@ def test_an_open_ledger_whose_last_fragment_misses_entries_is_not_urgent_and_is_
 
 
 def test_less_urgent_ledgers_wait_while_another_worker_has_the_lease_of_more_urgent_ones(
-    four: Inside, start: Callable[[LedgerManager], Repairer], monkeypatch: pytest.MonkeyPatch
+    four: Inside, start: Callable[[LedgerManager], LoneWorker], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(repairing, "BUCKETS", 2)
+    monkeypatch.setattr(repair_worker, "BUCKETS", 2)
     listed: list[int] = []
 
     def watched(candidates: list[Candidate]) -> list[list[Candidate]]:
         listed.append(len(candidates))
         return batches(candidates)
 
-    monkeypatch.setattr(repairing, "batches", watched)
+    monkeypatch.setattr(repair_worker, "batches", watched)
     client = four.connect()
     metadata = metadata_of(client)
     ledgers = [fill(client, 5, ensemble_size=4, write_quorum=4) for _ in range(6)]
@@ -521,8 +521,8 @@ def test_a_pass_lasts_as_long_as_its_listing_makes_worth_while(
 
     candidates = [Candidate(2, 0, 0, each) for each in range(40)]
     worker = repairer_of(list_marks, lambda ready: [candidates[each] for each in ready], repair, news=news)
-    monkeypatch.setattr(repairing, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    assert Repairer.look(worker)
+    monkeypatch.setattr(repair_worker, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    assert RepairWorker.look(worker)
     assert round((now[0] - listing_s) / 3.0) == repaired
 
 
@@ -532,8 +532,8 @@ def test_neighbours_are_in_different_buckets() -> None:
 
 def test_a_live_writer_is_not_fenced_however_long_it_is_idle(four: Inside, monkeypatch: pytest.MonkeyPatch) -> None:
     """All bookies were started since its last append, so that only the writer itself can show them that it lives."""
-    monkeypatch.setattr(repairing, "LOOK_S", 0.1)
-    monkeypatch.setattr(repairing, "PAUSE_S", 0.01)
+    monkeypatch.setattr(repair_worker, "LOOK_S", 0.1)
+    monkeypatch.setattr(repair_worker, "PAUSE_S", 0.01)
     client, other = four.connect(), four.connect()
     metadata = metadata_of(other)
     metadata.change_settings(lambda old: replace(old, repair=replace(old.repair, recover_abandoned=True)))
@@ -550,9 +550,7 @@ def test_a_live_writer_is_not_fenced_however_long_it_is_idle(four: Inside, monke
         *(writer.ledger_id, ensemble[0], 0), reason=RepairReason.LOST, state=RepairState.WAITING_FOR_OWNER
     )
     backend = cluster_backend_of(four.bookies[places[1]])
-    repairer = Repairer(
-        backend.driver, backend.membership, service_of(four.bookies[places[1]]), backend.recover_abandoned
-    )
+    repairer = LoneWorker(four.bookies[places[1]], backend.recover_abandoned)
     with ExitStack() as stack:
         stack.callback(repairer.stop)
         wait_until(lambda: repairer.failures.get(writer.ledger_id, (0.0, 0.0))[0] > 0.1)  # it was asked several times
@@ -564,14 +562,13 @@ def test_a_live_writer_is_not_fenced_however_long_it_is_idle(four: Inside, monke
 
 
 def test_each_repair_has_a_span_with_its_requests(four: Inside, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(repairing, "LOOK_S", 0.1)
+    monkeypatch.setattr(repair_worker, "LOOK_S", 0.1)
     client, hook = four.connect(), Recorder()
     ledger_id = fill(client, 5)
     lost = client.ledger_metadata(ledger_id).fragments[0].ensemble[0]
     lose(four, int(lost.bookie_id[-1]))
     manager = next(each for each in four.bookies if service_of(each).bookie not in ensemble_of(client, ledger_id))
-    backend = cluster_backend_of(manager)
-    repairer = Repairer(backend.driver, backend.membership, service_of(manager), on_span=hook)
+    repairer = LoneWorker(manager, on_span=hook)
     with ExitStack() as stack:
         stack.callback(repairer.stop)
         wait_until(is_done(metadata_of(client)))
@@ -589,7 +586,7 @@ def test_a_worker_at_rest_watches_the_appends_while_others_read_also_after_the_r
     """Copies that appends notice are slowed down at their source, which knows appends without copies by the rests."""
     now_ns, cap, bucket, appends = 5 * 10**9, ForegroundCap(1 << 16), TokenBucket(1 << 30, 0), Histogram()
 
-    def wait(seconds: float) -> bool:
+    def wait(seconds: float) -> None:
         nonlocal now_ns
         until_ns = now_ns + max(1, round(seconds * 1e9))
         while now_ns < until_ns:
@@ -598,16 +595,24 @@ def test_a_worker_at_rest_watches_the_appends_while_others_read_also_after_the_r
             if reads:
                 bucket.charge(1 << 14, 0)
             now_ns = min(until_ns, now_ns + 50_000_000)
-        return False
 
     def sample() -> None:
         nonlocal appends
         found, appends = appends, Histogram()
         cap.look(now_ns, found.snapshot(), bucket.charged_bytes)
 
-    monkeypatch.setattr(repairing, "time", SimpleNamespace(monotonic=lambda: now_ns / 1e9))
-    worker = resting(wait, sample, lambda: cap.next_ns(now_ns) / 1e9, bucket)
-    for _ in range(12):
-        rest(worker)
-        wait(0.3)  # a pass that finds nothing to do here
+    monkeypatch.setattr(repair_worker, "time", SimpleNamespace(monotonic=lambda: now_ns / 1e9))
+
+    def look() -> bool:
+        wait(0.3)  # and finds nothing to do here
+        return False
+
+    worker = resting(look, sample, lambda: cap.next_ns(now_ns) / 1e9, bucket)
+    until_ns = now_ns + 120 * 10**9
+    while now_ns < until_ns:
+        work = RepairWorker.due(worker, now_ns / 1e9)
+        if callable(work):
+            work()
+        else:
+            wait(work - now_ns / 1e9)
     assert cap.rate == cap.least

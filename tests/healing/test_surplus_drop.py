@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from pybk.bookie.server import BookieServer
-from pybk.client import surplus_drop
-from pybk.client.surplus_drop import SurplusDrops
 from pybk.errors import MetadataError, StorageFullError
+from pybk.healing import surplus_drop
+from pybk.healing.surplus_drop import SurplusDrops
 from pybk.ledger.ledger_metadata import LedgerState
 from pybk.manager.ledger_manager import LedgerManager
 from tests.cluster.inside import Inside, inside

@@ -3,11 +3,11 @@
 Theory of operation
 -------------------
 
-Every process with a bookie has an ``Auditing``; the one that is elected leads. One thread does all of its work, so the
-machine needs no lock. Other threads, those of the metadata store, only put calls into its inbox: each call reads what
-has changed, and yields events for the machine. Between the calls the thread reads the next page of all ledgers, if that
-is under way, and every ``TICK_S`` it reads the bookies again, because a registration that changes need not be reported;
-earlier, when the grace of an absent bookie ends.
+Every process with a bookie has an ``AuditorDriver``; the one that is elected leads. It is a chore (``chores``): one
+call at a time is made, with the machine's lock. Other threads, those of the metadata store, only put calls into its
+inbox: each call reads what has changed, and yields events for the machine. Between these calls the next page of all
+ledgers is read, if that is under way, and every ``TICK_S`` the bookies are read again, because a registration that
+changes need not be reported; earlier, when the grace of an absent bookie ends.
 
     feed of ledgers, of marks; watches of bookies, cookies, settings; election -> inbox -> events -> step -> effects
 
@@ -26,7 +26,7 @@ Each write of a mark takes a round trip, and a plan may want a thousand. After `
 are given up, and what has come in since is read. Then the machine asks again for those that it still wants.
 
 Losing the election, or the metadata store, ends what is under way and nothing else: the machine starts from nothing
-when it is elected again. While the store cannot be reached, the thread tries once per tick, and the machine is notified
+when it is elected again. While the store cannot be reached, it is tried once per tick, and the machine is notified
 of that, because what cannot be seen is not absent.
 
 What the effects wrote is read again at once and reported to the machine, which corrects itself if one was refused.
@@ -41,7 +41,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from pybk.errors import CorruptError, MetadataForgedError, MetadataUnreachableError, PybkError, UnsupportedFormatError
@@ -77,6 +77,7 @@ from pybk.healing.auditor import (
     WritersMoved,
 )
 from pybk.healing.auditor_encoding import decode_state, encode_report, encode_state
+from pybk.healing.chores import Work
 from pybk.healing.situation import BookieFacts, MarkKey, Space
 from pybk.ledger.ledger_metadata import Bookie, LedgerMetadata
 from pybk.log_events import log_event
@@ -94,7 +95,6 @@ from pybk.metadata.registration import (
 from pybk.metadata.removed_bookies import collect_removed
 from pybk.metadata.underreplication import UNDER_REPLICATED_KEY, UnderReplicatedLedger, missing_key
 from pybk.metrics import AUDITOR_FINDINGS
-from pybk.threads.workers import start_thread
 
 if TYPE_CHECKING:
     from pybk.metadata.cluster import ClusterMetadata
@@ -135,29 +135,31 @@ Call = Callable[[], Iterable[Event]]
 """What another thread wants done: it reads something, and returns the events that follow."""
 
 
-class Auditing:
-    """One candidate for the auditor of a cluster, from its creation until ``stop``.
+class AuditorDriver:
+    """One candidate for the auditor of a cluster, from its creation until ``close``; a chore.
 
     Args:
         metadata: The cluster's metadata.
         name: The name of the bookie of this process, for people.
         metrics: Counts what is found.
+        wake: Has the thread of the chores ask again what is due.
 
     Attributes:
         report: The machine's last report; None while this process does not lead.
         reported_ns: When it was made, nanoseconds since 1970.
 
-    Raises:
-        StorageRefusedError: The operating system gives no thread.
-
-    Threads: its own; ``stop`` any.
+    Threads: any.
     """
 
-    def __init__(self, metadata: ClusterMetadata, name: str, metrics: Metrics) -> None:
+    def __init__(self, metadata: ClusterMetadata, name: str, metrics: Metrics, wake: Callable[[], None]) -> None:
+        self.trouble: Final = f"the auditor {name} could not do what was due"
         self._metadata = metadata
         self._name = name
         self._metrics = metrics
+        self._wake = wake
         self._machine = AuditorMachine()
+        self._machine_lock = threading.Lock()
+        """Held while an event is made and given to the machine, and while others look into it."""
         self.report: Report | None = None
         self.reported_ns = 0
         self._inbox: SimpleQueue[Call] = SimpleQueue()
@@ -170,7 +172,8 @@ class Auditing:
         self._clock_ns = time.time_ns() - time.monotonic_ns()
         self._session_ns = self._now_ns()
         self._lost_store = False
-        self._stopping = threading.Event()
+        self._tick_at = time.monotonic() + TICK_S
+        """When time is reported to the machine next, by the monotonic clock."""
         self._deleted: set[int] = set()
         """Ledgers whose metadata are gone, and that were not announced to bookies yet."""
         self._swept = False
@@ -187,24 +190,22 @@ class Auditing:
         self._changes_due = False
         """Whether the sets above have anything."""
         self._rest_until = 0.0
-        """Until then changes are collected, by the monotonic clock. For the auditor's thread alone."""
+        """Until then changes are collected, by the monotonic clock."""
         self._gave_up = False
         """Whether the last step has given up effects, so that what has come in since is read without a rest."""
-        self._thread = threading.Thread(target=self._run, name="pybk-auditor", daemon=True)
         with ExitStack() as undo:
             watches = (
                 metadata.watch_ledgers(partial(self._feed, self._note_ledgers)),
                 metadata.watch_below(UNDER_REPLICATED_KEY, partial(self._feed, self._note_marks)),
-                metadata.watch_below(BOOKIES_KEY, lambda _: self._inbox.put(self._bookies)),
-                metadata.watch_below(COOKIES_KEY, lambda _: self._inbox.put(self._bookies)),
-                metadata.watch_settings(lambda _: self._inbox.put(self._settings)),
-                metadata.on_session_end(lambda: self._inbox.put(self._session_ended)),
+                metadata.watch_below(BOOKIES_KEY, lambda _: self._post(self._bookies)),
+                metadata.watch_below(COOKIES_KEY, lambda _: self._post(self._bookies)),
+                metadata.watch_settings(lambda _: self._post(self._settings)),
+                metadata.on_session_end(lambda: self._post(self._session_ended)),
             )
             for watch in watches:
                 undo.callback(watch.cancel)
             self._election = Election(metadata, ELECTION, name, self._elected)
             undo.callback(self._election.close)
-            start_thread(self._thread)
             self._watches = undo.pop_all()
 
     @property
@@ -220,62 +221,66 @@ class Auditing:
     def report_check(self, ledger_id: int, bookie: Bookie, result: Check, first_entry_id: int) -> None:
         """Give the machine what a check of a bookie's replica of a ledger found; any thread."""
         event = ReplicaChecked(ledger_id, bookie, result, first_entry_id)
-        self._inbox.put(lambda: (event,))
+        self._post(lambda: (event,))
 
     def ledger_ids(self) -> list[int]:
-        """Return the ledgers that the machine knows, in any order; none if the thread has ended. Any thread."""
-        return self._list(lambda: list(self._machine.map))
+        """Return the ledgers that the machine knows, in any order; any thread."""
+        with self._machine_lock:
+            return list(self._machine.map)
 
     def short_ledgers(self) -> list[int]:
-        """Return the open ledgers that are not whole; none if the thread has ended. Any thread."""
-        return self._list(lambda: self._machine.open_short)
+        """Return the open ledgers that are not whole; any thread."""
+        with self._machine_lock:
+            return self._machine.open_short
 
     def report_writer(self, ledger_id: int) -> None:
         """Report to the machine that the writer of an open ledger lives; any thread."""
         event = WritersMoved(frozenset({ledger_id}))
-        self._inbox.put(lambda: (event,))
+        self._post(lambda: (event,))
 
-    def _list(self, of_machine: Callable[[], list[int]]) -> list[int]:
-        """Return what a call returns that the auditor's thread makes, because only that one uses the machine."""
-        found: SimpleQueue[list[int]] = SimpleQueue()
+    def _post(self, call: Call) -> None:
+        """Have a call made; any thread."""
+        self._inbox.put(call)
+        self._wake()
 
-        def list_them() -> Iterable[Event]:
-            found.put(of_machine())
-            return ()
-
-        self._inbox.put(list_them)
-        while not self._stopping.is_set():
-            try:
-                return found.get(timeout=1.0)
-            except Empty:
-                continue
-        return []
-
-    def stop(self) -> None:
-        """Leave the election and stop; returns when the thread has ended."""
-        self._stopping.set()
-        self._inbox.put(lambda: ())
-        self._thread.join()
+    def close(self) -> None:
+        """Leave the election, and watch nothing more; once the thread of the chores has ended."""
         self._watches.close()
 
-    # ---- the thread ----------------------------------------------------------------------------------------------
+    # ---- what is due ---------------------------------------------------------------------------------------------
 
-    def _run(self) -> None:
-        tick_at = time.monotonic() + TICK_S
-        while not self._stopping.is_set():
-            now = time.monotonic()
-            call: Call | None = self._tick if now >= tick_at else self._next(now, tick_at)
-            if call is not None:
-                self.do(call)
-            if call == self._tick:
-                tick_at = now + TICK_S
-            elif call == self._read_page:
-                ended = time.monotonic()
-                self._page_at = ended + (SPREAD * (ended - now) if self._spread else 0.0)
-            elif call == self._changes:
-                ended = time.monotonic()
-                self._rest_until = ended + min(_REST * (ended - now), _REST_MAX_S)
-            tick_at = min(tick_at, now + self._due_s())
+    def due(self, now: float) -> Work | float:
+        """Return what to do next: a tick, changes, a call, or a page of a reading; or when one of these is due."""
+        if now >= self._tick_at:
+            return partial(self._make, self._tick)
+        again = self._tick_at
+        if self._changes_due:
+            if now >= self._rest_until or self._gave_up:
+                return partial(self._make, self._changes)
+            again = min(again, self._rest_until)
+        if not self._inbox.empty():
+            return partial(self._make, None)
+        if self._reading is not None:
+            if now >= self._page_at:
+                return partial(self._make, self._read_page)
+            again = min(again, self._page_at)
+        return again
+
+    def _make(self, call: Call | None) -> None:
+        """Make a call, or the first of the inbox, and choose when the next ones may follow."""
+        call = call or self._inbox.get_nowait()
+        began = time.monotonic()
+        with self._machine_lock:
+            self.do(call)
+            due_s = self._due_s()
+        ended = time.monotonic()
+        if call == self._tick:
+            self._tick_at = began + TICK_S
+        elif call == self._read_page:
+            self._page_at = ended + (SPREAD * (ended - began) if self._spread else 0.0)
+        elif call == self._changes:
+            self._rest_until = ended + min(_REST * (ended - began), _REST_MAX_S)
+        self._tick_at = min(self._tick_at, began + due_s)
 
     def _due_s(self) -> float:
         """Return in how many seconds the next absent bookie is lost; ``TICK_S`` if none is before."""
@@ -283,21 +288,8 @@ class Auditing:
         dues_ns = [since + self.grace_ns - now_ns for since in self._machine.situation.absent_since_ns.values()]
         return min([TICK_S, *(due_ns / 1e9 + _DUE_S for due_ns in dues_ns if due_ns > 0)])
 
-    def _next(self, now: float, tick_at: float) -> Call | None:
-        """Return what to do next: changes, a call, else a page of a reading that is under way, else what comes."""
-        if self._changes_due:
-            if now >= self._rest_until or self._gave_up:
-                return self._changes
-            tick_at = min(tick_at, self._rest_until)
-        is_page = self._reading is not None and self._page_at <= tick_at
-        until = max(now, self._page_at) if is_page else tick_at
-        try:
-            return self._inbox.get(block=until > now, timeout=until - now)
-        except Empty:
-            return self._read_page if is_page else None
-
     def do(self, call: Call) -> None:
-        """Make a call, and give its events to the machine; no failure ends the thread."""
+        """Make a call, and give its events to the machine; a failure is logged."""
         try:
             for event in call():
                 self._step(event)
@@ -307,9 +299,9 @@ class Auditing:
                 logger.warning("the auditor %s cannot reach the metadata store: %s", self._name, error)
                 self._step(StoreLost())
         except PybkError as error:
-            logger.warning("the auditor %s could not do what was due: %s", self._name, error)
-        except Exception:  # this thread must survive, or nothing would be repaired any more
-            logger.exception("the auditor %s could not do what was due", self._name)
+            logger.warning("%s: %s", self.trouble, error)
+        except Exception:  # the machine has to be asked again, or nothing would be repaired any more
+            logger.exception("%s", self.trouble)
 
     def _step(self, event: Event) -> None:
         """Give an event to the machine, and perform the effects; what they changed is a further event."""
@@ -336,7 +328,7 @@ class Auditing:
                 self._changes_due |= bool(tried)
             self._gave_up = bool(given_up)
             if given_up:
-                self._inbox.put(partial(self._ask_again, given_up))
+                self._post(partial(self._ask_again, given_up))
         if any(isinstance(effect, PublishMark) for effect in effects):
             self._metadata.announce_marks()
 
@@ -348,7 +340,7 @@ class Auditing:
 
     def _elected(self, leads: bool) -> None:
         """The election has an outcome for this process; called by a thread of the metadata store."""
-        self._inbox.put(self._lead if leads else self._follow)
+        self._post(self._lead if leads else self._follow)
 
     def _lead(self) -> Iterator[Event]:
         fields = {"bookie": self._name}
@@ -436,14 +428,14 @@ class Auditing:
     def _feed(self, note: Callable[[frozenset[T]], bool], found: frozenset[T] | None) -> None:
         """Take what a feed reports; called by a thread of the metadata store."""
         if found is None:
-            self._inbox.put(lambda: (ChangesMissed(),))
+            self._post(lambda: (ChangesMissed(),))
             return
         with self._changes_lock:
             due = self._changes_due
             self._changes_due |= note(found)
             woken = self._changes_due and not due
         if woken:
-            self._inbox.put(lambda: ())
+            self._wake()
 
     def _note_ledgers(self, ledger_ids: frozenset[int]) -> bool:
         """Note that ledgers have changed; the caller holds the lock. Return whether any have."""
@@ -581,7 +573,7 @@ class Auditing:
             self._reading, self._spread = self._read_everything(effect.reading), effect.spread
             self._page_at = 0.0
         elif isinstance(effect, ReadLedgers):
-            self._inbox.put(partial(self._read_again, sorted(effect.ledgers)))
+            self._post(partial(self._read_again, sorted(effect.ledgers)))
         elif isinstance(effect, PublishMark):
             metadata.mark_under_replicated(
                 *(effect.key.ledger_id, effect.key.bookie, effect.first_entry_id),

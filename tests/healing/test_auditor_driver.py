@@ -6,7 +6,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,19 +13,18 @@ from typing import Any
 import pytest
 
 from pybk.bookie import server
-from pybk.healing import auditing, situation
-from pybk.healing.auditing import Auditing
+from pybk.healing import auditor_driver, situation
 from pybk.ledger.ledger_metadata import Bookie
 from pybk.metadata.cluster import ClusterMetadata
 from pybk.metadata.ledgers import LEDGERS_KEY
 from pybk.metadata.registration import BookieState
-from pybk.metrics import Metrics
 from pybk.operations import cluster_admin
 from pybk.operations.cluster_admin import ClusterAdmin
 from pybk.replication.bookie import BookieEffect
 from tests.client.test_limbo_repair import fill, service_of
 from tests.cluster.inside import Inside, inside
-from tests.healing.test_repairing import metadata_of
+from tests.healing.alone import auditor_of
+from tests.healing.test_repair_worker import metadata_of
 from tests.waiting import wait_until
 
 LEDGERS = 12
@@ -35,8 +33,8 @@ LEDGERS = 12
 @pytest.fixture
 def four(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Inside]:
     """Four bookies that repair nothing by themselves, and whose auditor looks often."""
-    monkeypatch.setattr(auditing, "TICK_S", 0.1)
-    monkeypatch.setattr(auditing, "REQUESTS_SECONDS", 0.0)
+    monkeypatch.setattr(auditor_driver, "TICK_S", 0.1)
+    monkeypatch.setattr(auditor_driver, "REQUESTS_SECONDS", 0.0)
     monkeypatch.setattr(situation, "SESSION_NS_MIN", 0)
     with inside(tmp_path, count=4) as cluster:
         yield cluster
@@ -121,7 +119,7 @@ def test_a_mark_is_not_published_again_after_its_repair(four: Inside, monkeypatc
 def test_the_auditor_reads_what_has_changed_before_it_writes_all_marks(
     four: Inside, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(auditing, "TRUST_NS", 10**7)
+    monkeypatch.setattr(auditor_driver, "TRUST_NS", 10**7)
     client = four.connect()
     metadata = metadata_of(client)
     ledgers = [fill(client, 20) for _ in range(LEDGERS)]
@@ -153,7 +151,7 @@ def test_a_drain_ends_when_no_request_from_before_it_may_name_the_bookie(
     four: Inside, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Then it can be removed at once: ``drained`` does not have people wait for the same a second time."""
-    for module in (auditing, cluster_admin):
+    for module in (auditor_driver, cluster_admin):
         monkeypatch.setattr(module, "REQUESTS_SECONDS", 1.0)
     client = four.connect()
     admin = ClusterAdmin(client)
@@ -166,15 +164,6 @@ def test_a_drain_ends_when_no_request_from_before_it_may_name_the_bookie(
         assert time.time_ns() - began.state_since_ns >= 10**9
     wait_until(lambda: admin.bookies()[0].read_only, "the bookie is read-only")
     admin.remove("bookie-0", admin.ok_to_remove("bookie-0"))
-
-
-@contextmanager
-def auditor_of(metadata: ClusterMetadata) -> Iterator[Auditing]:
-    auditor = Auditing(metadata, "the auditor", Metrics())
-    try:
-        yield auditor
-    finally:
-        auditor.stop()
 
 
 def _names(metadata: ClusterMetadata, ledger_id: int, name: str) -> bool:

@@ -33,7 +33,8 @@ A batch may take hours at such a rate, and its ledgers may lose another copy mea
 it, too. If this bookie can do something for a ledger that is more urgent then, and no other worker has its bucket, the
 copies under way get its rate, because it waits for them or is among them, and no other ledger of the batch is begun.
 
-Threads: one looks, ``COPIES`` repair. ``_failures`` is changed by the repairing threads with single operations.
+Threads: a worker of the chores makes a pass, and ``COPIES`` others repair meanwhile. ``failures`` is changed by these
+with single operations.
 """
 
 from __future__ import annotations
@@ -48,12 +49,13 @@ from concurrent.futures import Future, wait
 from contextlib import ExitStack
 from functools import partial
 from itertools import groupby
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from pybk.client.broadcast import find_writer
 from pybk.client.remote_ledger import RemoteLedger
 from pybk.client.rereplication import FragmentCopy
 from pybk.errors import LedgerDeletedError, MetadataUnreachableError, PybkError
+from pybk.healing.chores import ChoreThread, Work
 from pybk.healing.ledger_work import LedgerWork, Presence, ledger_work, live_copies
 from pybk.healing.open_fragment import misses_nothing
 from pybk.healing.throttle import SAMPLE_NS, ForegroundCap, ForegroundGuard, TokenBucket
@@ -63,11 +65,9 @@ from pybk.metrics import REPAIR_COPIED_BYTES, REPAIR_LEDGERS, HistogramSnapshot
 from pybk.replication.messages import MetadataRead
 from pybk.replication.rereplication import RereplicationMachine
 from pybk.spans import OnSpan, operation
-from pybk.threads.workers import Workers, start_thread
 
 if TYPE_CHECKING:
-    from pybk.bookie.append_latency import AppendLatency
-    from pybk.bookie.copy_reads import CopyReads
+    from pybk.bookie.server import BookieServer
     from pybk.client.driver import Driver
     from pybk.client.membership import Membership
     from pybk.ledger.ledger_metadata import Bookie, Fragment, LedgerMetadata
@@ -123,25 +123,6 @@ _REBALANCE: Final = RepairReason.REBALANCE.rank
 _BACKGROUND: Final = frozenset({RepairReason.MISPLACED, RepairReason.REBALANCE})
 
 
-class RepairBookie(Protocol):
-    """A bookie, as its worker uses it."""
-
-    @property
-    def bookie(self) -> Bookie:
-        """Its name and instance."""
-
-    @property
-    def append_latency(self) -> AppendLatency:
-        """How long the adds of writers take."""
-
-    @property
-    def copy_reads(self) -> CopyReads:
-        """What answers reads for copies."""
-
-    def in_limbo(self) -> list[int]:
-        """Return its ledgers in limbo."""
-
-
 class Candidate(NamedTuple):
     """A ledger for which this bookie can do something.
 
@@ -158,33 +139,34 @@ class Candidate(NamedTuple):
     ledger_id: int
 
 
-class Repairer:
-    """Repairs ledgers in the background, from its creation until ``stop``; see the module.
+class RepairWorker:
+    """Repairs ledgers in the background, from its creation until ``close``; see the module. A chore.
 
     Args:
         driver: Runs the copies.
         membership: The bookies and the metadata of the cluster.
         bookie: The bookie of this process.
+        chores: The thread that asks what is due; its workers make the passes and the copies.
         recover: Recovers an abandoned ledger without its password; None: such ledgers wait for their owner.
 
     Attributes:
         copied_bytes: Bytes copied to this bookie.
         repaired: Ledgers for which this bookie did something.
 
-    Raises:
-        StorageRefusedError: The operating system gives no thread.
-
-    Threads: its own; ``stop`` any.
+    Threads: any.
     """
 
     def __init__(
         self,
         driver: Driver,
         membership: Membership,
-        bookie: RepairBookie,
+        bookie: BookieServer,
+        chores: ChoreThread,
         recover: Callable[[int], LedgerMetadata] | None = None,
         on_span: OnSpan | None = None,
     ) -> None:
+        self.trouble: Final = f"{bookie.bookie} repairs nothing now"
+        self._chores = chores
         self._driver = driver
         self._membership = membership
         self._metadata = membership.metadata
@@ -222,10 +204,11 @@ class Repairer:
         self._news = threading.Event()
         self._known_leaving: frozenset[Bookie] = frozenset()
         self._cookies_at = float("-inf")
-        self._workers = Workers(COPIES, "pybk-repair-copy")
-        self._watch = self._metadata.watch_under_replicated(self._news.set)
-        self._thread = threading.Thread(target=self._run, name="pybk-repair", daemon=True)
-        start_thread(self._thread)
+        self._busy = True
+        """Whether the last pass did something, so that another one follows at once."""
+        self._pass_at = self._watch_at = -math.inf
+        """When the next pass is due, and the next look at the appends between two passes, by the monotonic clock."""
+        self._marks_watch = self._metadata.watch_under_replicated(self.wake)
 
     @property
     def _repair_settings(self) -> RepairSettings:
@@ -233,30 +216,35 @@ class Repairer:
 
     # ---- passes --------------------------------------------------------------------------------------------------
 
-    def _run(self) -> None:
-        while not self._stopping.is_set():
-            try:
-                busy = self.look()
-            except PybkError as error:
-                busy = False
-                logger.warning("%s repairs nothing now: %s", self._bookie.bookie, error)
-            except Exception:  # this thread must survive, or this bookie would repair nothing any more
-                busy = False
-                logger.exception("%s repairs nothing now", self._bookie.bookie)
-            if not busy:
-                self._rest()
+    def due(self, now: float) -> Work | float:
+        """Return a pass, or a look at the appends while others read for copies here; or when one of them is due."""
+        if self._stopping.is_set():
+            return math.inf
+        if self._busy or self._news.is_set() or now >= self._pass_at:
+            return self._make_pass
+        return self._watch_appends if now >= self._watch_at else min(self._pass_at, self._watch_at)
 
-    def _rest(self) -> None:
-        """Wait for news, or the next look; watch the appends meanwhile if others read for copies here."""
-        until = time.monotonic() + LOOK_S
-        while (left_s := until - time.monotonic()) > 0:
-            watches = self._unread_looks < _UNREAD_LOOKS
-            if self._news.wait(min(left_s, self._look_s()) if watches else left_s):
-                break
-            self._sample()
-            before, self._read_bytes = self._read_bytes, self._outbound.charged_bytes
-            self._unread_looks = 0 if before != self._read_bytes else self._unread_looks + 1
+    def _make_pass(self) -> None:
+        """Make a pass, and choose when the next one and a look at the appends follow."""
+        if not self._busy and not self._news.is_set():
+            self._watch_appends()
         self._news.clear()
+        self._busy, self._pass_at = False, time.monotonic() + LOOK_S  # if it fails
+        self._busy = self.look()
+        now = time.monotonic()
+        self._pass_at = now + LOOK_S
+        self._watch_at = self._next_watch(now)
+
+    def _watch_appends(self) -> None:
+        """Take what has happened to the appends, and see whether others read for copies here."""
+        self._sample()
+        before, self._read_bytes = self._read_bytes, self._outbound.charged_bytes
+        self._unread_looks = 0 if before != self._read_bytes else self._unread_looks + 1
+        self._watch_at = self._next_watch(time.monotonic())
+
+    def _next_watch(self, now: float) -> float:
+        """Return when the appends are looked at next before a pass; never while nobody reads for copies here."""
+        return now + self._look_s() if self._unread_looks < _UNREAD_LOOKS else math.inf
 
     def look(self) -> bool:
         """Make a pass; return whether this bookie did something, so that another pass should follow at once."""
@@ -367,7 +355,13 @@ class Repairer:
             begun: The one of them whose urgency they have.
             ledgers: The marks by ledger.
         """
-        submitted = [self._workers.submit(partial(self.try_repair, *each)) for each in ledgers.items()]
+        waiting = iter(list(ledgers.items()))  # of which each worker takes the next one by a single operation
+
+        def repair_next() -> None:
+            for each in waiting:
+                self.try_repair(*each)
+
+        submitted = [self._chores.workers.submit(repair_next) for _ in range(min(COPIES, len(ledgers)))]
         left: Collection[Future[None]] = [future for future in submitted if future is not None]
         looked = time.monotonic()
         while left:
@@ -616,21 +610,17 @@ class Repairer:
         return self._guard.factor
 
     def wake(self) -> None:
-        """Look at once what is to be repaired, because the settings have changed; any thread."""
+        """Look at once what is to be repaired, because the marks or the settings have changed; any thread."""
         self._news.set()
+        self._chores.wake()
 
     def begin_stop(self) -> None:
         """Begin no further copy; returns at once."""
         self._stopping.set()
-        self._news.set()
 
-    def stop(self) -> None:
-        """Stop; returns when the copies under way have ended."""
-        self.begin_stop()
-        self._watch.cancel()
-        self._workers.close(wait=True)
-        if self._thread.is_alive():
-            self._thread.join()
+    def close(self) -> None:
+        """Watch no marks any more; once the thread of the chores has ended."""
+        self._marks_watch.cancel()
 
 
 class _CountedPace:
