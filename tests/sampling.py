@@ -113,8 +113,8 @@ def drawn(items: Sequence[pytest.Item], seed: str, arguments: Sequence[str]) -> 
     for item in items:
         marker = item.get_closest_marker("sampled")
         if marker:
-            group = _group(item, marker.kwargs.get("among", "")), marker.kwargs.get("one_in", 1)
-            groups.setdefault(group, []).append(item.nodeid)
+            among, one_in = marker.kwargs.get("among", ""), marker.kwargs.get("one_in", 1)
+            groups.setdefault((_group(item, among), one_in), []).append(item.nodeid)
     left_out: set[str] = set()
     for (group, one_in), names in groups.items():
         left_out.update(set(names) - set(chosen(seed, group, names, one_in)))

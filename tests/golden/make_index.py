@@ -11,8 +11,9 @@ from pybk.flags import LedgerType, StorageHint
 from pybk.ledger.digest import DigestType
 from pybk.ledger.ledger_metadata import LedgerMetadata, LedgerState
 from pybk.storage.format.catalog import CatalogWriter
+from pybk.storage.format.index_rows import CheckpointMark, FileRow, LedgerRow
 from pybk.storage.format.log_file import RunLocations, location_dtype
-from pybk.storage.index.index import CheckpointMark, FileRow, Index, LedgerRow
+from pybk.storage.index.index import Index
 from pybk.storage.io.filesystem import FileSystem, OsFileSystem
 from pybk.storage.io.lmdb_environment import Environment, LmdbEnvironment
 

@@ -25,9 +25,9 @@ def test_a_read_of_compressed_zeros_unpacks_about_what_it_asks_for(
                 writer.append_many([bytes(16 << 10)] * 32)
         manager.checkpoint()
         unpacked: list[int] = []
-        decompress: Callable[..., bytes] = layouts.decompress
+        decompress: Callable[..., bytes | memoryview] = layouts.decompress
 
-        def count(*arguments: object) -> bytes:
+        def count(*arguments: object) -> bytes | memoryview:
             body = decompress(*arguments)
             unpacked.append(len(body))
             return body

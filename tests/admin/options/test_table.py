@@ -15,7 +15,7 @@ from pybk.admin.command import completion_of
 from pybk.admin.http.tokens import Scope
 from pybk.admin.options.rows import THE_TABLE, Row, Table
 from pybk.flags import StorageHint
-from pybk.healing.scrub import ScrubKind
+from pybk.healing.scrub_schedule import ScrubKind
 from pybk.ledger.digest import DigestType
 from pybk.ledger.ledger_metadata import LedgerState
 from tests.waiting import PROCESS_S

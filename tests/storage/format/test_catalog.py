@@ -21,9 +21,8 @@ from pybk.storage.format.catalog import (
     rewrite_is_due,
 )
 from pybk.storage.format.cookie import Cookie
-from pybk.storage.format.index_rows import NamedRow
+from pybk.storage.format.index_rows import LedgerRow, NamedRow, Totals
 from pybk.storage.format.log_file import BLOCK_BYTES, RECORD_HEADER_BYTES, RecordKind, encode_control
-from pybk.storage.index.index import LedgerRow, Totals
 from pybk.storage.io.filesystem import OsFile, OsFileSystem
 from tests.golden.make_index import CATALOG, CATALOG_ID, FILES, MARK, STORE_ID, ledger_row, made_catalog
 from tests.sampling import bits_of

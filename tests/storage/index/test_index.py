@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pybk.errors import CorruptError, NoSuchEntryError, NoSuchLedgerError, UsageError
-from pybk.storage.format.index_rows import CHAIN_TAIL
+from pybk.storage.format.index_rows import CHAIN_TAIL, FileRow, LedgerRow, Totals
 from pybk.storage.format.log_file import RECORD_HEADER_BYTES, RunLocations
 from pybk.storage.index import index as index_module
 from pybk.storage.index import update as update_module
-from pybk.storage.index.index import FileRow, Index, LedgerRow, Totals, differing_entries, untiled
+from pybk.storage.index.index import Index, differing_entries, untiled
 from pybk.storage.io.lmdb_environment import Environment, LmdbEnvironment
 from tests.golden.make_index import FILES, MARK, ledger_row, locations_of, made_index
 from tests.storage.memory_environment import MapEnvironment
