@@ -78,7 +78,10 @@ def test_a_misspelt_verb_is_no_directory(
 @pytest.mark.parametrize(
     ("words", "error"),
     [
-        ("backup lsit", "lsit is no verb; the verbs are make, verify, show, prune, and ./lsit names a new directory"),
+        (
+            "backup lisst",
+            "lisst is no verb; the verbs are make, verify, show, prune, and ./lisst names a new directory",
+        ),
         ("backup list there", "list is no verb; the verbs are make, verify, show, prune"),
         ("backup veriyf there", "veriyf is no verb; verify is one"),
         ("scrub list", "list is no verb; the verbs are run, status, and ./list names a new directory"),
