@@ -910,7 +910,7 @@ def _is_bad(reason: HealthReason) -> bool:
     """Return whether entries are lost or out of reach, ledgers cannot be written, or a person has to decide.
 
     A young session ends by itself within half a minute, as after each start. Too few bookies for a whole ensemble are
-    what one failure of three leaves: all goes on, and the hold ends once a bookie is back.
+    what one failure of three leaves: appends continue, and the hold ends once a bookie is back.
     """
     if reason.code in ("hold_session_young", "hold_few_writable"):
         return False

@@ -8,7 +8,7 @@ that was acknowledged is taken for absent:
 - A ledger whose entries continue after a gap keeps both parts; the entries between them are lost ones, which the
   rebuild fills with placeholders.
 - A ledger that is not closed and has no entries after the last gap may have had more. It gets one lost entry after its
-  last known one, so that whoever reads it to its end gets an error, and not a ledger that looks whole. Ledgers of a
+  last known one, so that a reader that reaches its end gets an error, and not a ledger that looks whole. Ledgers of a
   bookie get none: the bookie puts them all in limbo, and its peers know their ends.
 - Ledgers may have been created in the lost commits. Their ids, LSNs and creation sequences are skipped, so that none is
   used twice. ``lost_ids`` is where such ledgers lie, and a store says of an id there that it is unknown.
