@@ -183,13 +183,11 @@ def _bookie_as_json(bookie: Bookie) -> dict[str, Any]:
 
 def _drain(parsed: argparse.Namespace) -> int:
     with admin_of(parsed) as admin:
-        progress = _patiently(parsed, partial(admin.drain, parsed.name))
-        _print_progress(parsed, progress)
-        if not parsed.wait:
-            return SOUND
         try:
-            return _wait(parsed, admin, progress)
-        except KeyboardInterrupt:
+            progress = _patiently(parsed, partial(admin.drain, parsed.name))
+            _print_progress(parsed, progress)
+            return _wait(parsed, admin, progress) if parsed.wait else SOUND
+        except KeyboardInterrupt:  # which may come at once after the drain took effect
             print(
                 f"the drain continues; `pybk bookie cancel-drain {parsed.path} {parsed.name}` ends it", file=sys.stderr
             )
