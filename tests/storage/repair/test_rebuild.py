@@ -8,6 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from pybk.ledger.digest import DigestType
 from pybk.ledger.ledger_metadata import LedgerMetadata
 from pybk.manager.ledger_manager import LedgerManager
 from pybk.manager.ledger_reader import LedgerReader
+from pybk.storage.compaction.checkpoint import Checkpoint
 from pybk.storage.format.extent import EXTENT_KEY, Extent
 from pybk.storage.format.index_rows import entries_key
 from pybk.storage.format.log_file import location_dtype
@@ -474,6 +476,31 @@ def test_a_log_whose_commits_are_lost_is_refused_and_left_out_when_that_is_accep
         manager.checkpoint()
     check_known_or_lost(tmp_path, given, whole=frozenset({2}))
     assert rebuild_index(str(tmp_path)).lost == (), "what was accepted as lost is not asked for again"
+
+
+def test_a_ledger_that_was_created_during_a_checkpoint_is_unknown_when_its_commit_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    created: list[int] = []
+    with open_store(tmp_path) as manager:
+        manager.create_ledger(password=b"p").close()
+        take_over = Checkpoint.take_over
+
+        def after_a_creation(checkpoint: Checkpoint, taken: Any) -> None:
+            if not created:
+                writer = manager.create_ledger(password=b"p")
+                writer.append(b"after the cut, and before the mark")
+                created.append(writer.ledger_id)
+            take_over(checkpoint, taken)
+
+        monkeypatch.setattr(Checkpoint, "take_over", after_a_creation)
+        manager.checkpoint()
+        monkeypatch.undo()
+        assert created
+    lose_the_nvme_tier(tmp_path)
+    assert rebuild_index(str(tmp_path), accept_loss=True).made
+    with open_store(tmp_path) as manager, pytest.raises(CorruptError, match="unknown whether"):
+        open_ledger(manager, created[0])
 
 
 def test_what_comes_after_lost_commits_is_kept(tmp_path: Path) -> None:

@@ -11,7 +11,10 @@ that was acknowledged is taken for absent:
   last known one, so that a reader that reaches its end gets an error, and not a ledger that looks whole. Ledgers of a
   bookie get none: the bookie puts them all in limbo, and its peers know their ends.
 - Ledgers may have been created in the lost commits. Their ids, LSNs and creation sequences are skipped, so that none is
-  used twice. ``lost_ids`` is where such ledgers lie, and a store says of an id there that it is unknown.
+  used twice. ``lost_ids`` is where such ledgers lie: all ids that nothing is known of, those of ledgers that were
+  deleted before the checkpoint, too. For an id is given out before its ledger's commit, which may come after the
+  checkpoint's cut when the mark, which is written later, names a higher id already; and applications choose ids. A
+  store says of such an id that it is unknown.
 
 Nothing here takes a lock or writes.
 """
@@ -46,6 +49,8 @@ SKIPPED: Final = 1 << 32
 """Number of LSNs, ledger ids and creation sequences that lost commits may have used: more than a log ever holds."""
 
 _IDS_LISTED_MAX: Final = 20
+
+_UNKNOWN: Final = "ledgers that are not listed may have been created in missing commits, and stay unknown"
 
 
 class LogRemains(NamedTuple):
@@ -111,8 +116,8 @@ def read_remains(
     return LogRemains(
         CatalogState(ledgers, {**state.files, **used}, remains.named, after),
         open_ended,
-        tuple(_between(mark.next_ledger_id, remains.known_ids(), next_ledger_id)),
-        (*log.lost, *remains.problems(), _unknown_from(mark.next_ledger_id)),
+        tuple(_between(remains.known_ids(), next_ledger_id)),
+        (*log.lost, *remains.problems(), _UNKNOWN),
     )
 
 
@@ -245,18 +250,15 @@ class _Remains:
         return found
 
 
-def _between(start: int, known: Sequence[int], stop: int) -> Iterator[range]:
-    """Yield the ranges of ids from ``start`` to before ``stop`` that are not known."""
+def _between(known: Sequence[int], stop: int) -> Iterator[range]:
+    """Yield the ranges of ids before ``stop`` that are not known."""
+    start = 0
     for ledger_id in known:
         if start <= ledger_id < stop:
             if start < ledger_id:
                 yield range(start, ledger_id)
             start = ledger_id + 1
     yield range(start, stop)
-
-
-def _unknown_from(ledger_id: int) -> str:
-    return f"ledgers from {ledger_id} on that are not listed may have been created in missing commits, and stay unknown"
 
 
 def _listed(ids: Sequence[int]) -> str:
