@@ -41,6 +41,7 @@ from pybk.metrics import REPAIR_COPIED_BYTES, Histogram, MetricKey
 from pybk.operations import cluster_admin
 from pybk.operations.cluster_admin import ClusterAdmin
 from pybk.replication.messages import Event, WriteMetadata
+from pybk.threads.workers import Workers
 from tests.client.test_limbo_repair import PASSWORD, check, fill, service_of
 from tests.cluster.inside import Inside, inside
 from tests.healing.alone import LoneWorker
@@ -111,6 +112,20 @@ def test_the_copies_of_a_lost_bookie_are_made_again(four: Inside, start: Callabl
     four.bookies[1].close()  # what is left has to be enough: each entry is on the other two again
     for ledger_id in ledgers:
         check(client, ledger_id, 40)
+
+
+def test_copies_are_made_where_the_system_gives_one_thread(
+    four: Inside, start: Callable[[LedgerManager], LoneWorker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = four.connect()
+    ledgers = [fill(client, 4) for _ in range(3)]
+    lost = lose(four, 0)
+    monkeypatch.setattr(Workers, "_start_another", lambda workers: None)
+    start(four.bookies[1])
+    start(four.bookies[2])
+    start(four.bookies[3])
+    wait_until(is_done(metadata_of(client)))
+    assert all(lost.bookie_id not in ensemble for ledger_id in ledgers for ensemble in names(client, ledger_id))
 
 
 def test_a_bookie_is_filled_up_by_its_own_worker(four: Inside, start: Callable[[LedgerManager], LoneWorker]) -> None:

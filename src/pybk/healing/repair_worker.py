@@ -367,6 +367,9 @@ class RepairWorker:
         while left:
             left = wait(left, self._look_s()).not_done
             if left and time.monotonic() > looked + max(LOOK_S, self._listing_share * self._listing_s):
+                if not any(future.running() for future in left) and all(future.cancel() for future in left):
+                    repair_next()  # the system gives no thread to the workers, so this one may be their only one
+                    return
                 self._look_for_more_urgent(begun)
                 looked = time.monotonic()
             self._sample()
