@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -16,7 +17,7 @@ import pytest
 from pybk.client.membership import Membership
 from pybk.client.remote_ledger import RemoteLedger
 from pybk.client.rereplication import FragmentCopy
-from pybk.errors import EntryUnknownError
+from pybk.errors import EntryUnknownError, StorageRefusedError
 from pybk.healing import repair_worker
 from pybk.healing.repair_worker import (
     BATCH,
@@ -41,7 +42,7 @@ from pybk.metrics import REPAIR_COPIED_BYTES, Histogram, MetricKey
 from pybk.operations import cluster_admin
 from pybk.operations.cluster_admin import ClusterAdmin
 from pybk.replication.messages import Event, WriteMetadata
-from pybk.threads.workers import Workers
+from pybk.threads import workers
 from tests.client.test_limbo_repair import PASSWORD, check, fill, service_of
 from tests.cluster.inside import Inside, inside
 from tests.healing.alone import LoneWorker
@@ -120,7 +121,14 @@ def test_copies_are_made_where_the_system_gives_one_thread(
     client = four.connect()
     ledgers = [fill(client, 4) for _ in range(3)]
     lost = lose(four, 0)
-    monkeypatch.setattr(Workers, "_start_another", lambda workers: None)
+    given = workers.start_thread
+
+    def one_for_work(thread: threading.Thread) -> None:
+        if thread.name.startswith("pybk-healing-work") and not thread.name.endswith("-0"):
+            raise StorageRefusedError("no more threads")
+        given(thread)
+
+    monkeypatch.setattr(workers, "start_thread", one_for_work)
     start(four.bookies[1])
     start(four.bookies[2])
     start(four.bookies[3])

@@ -183,7 +183,7 @@ def test_nothing_is_lost_when_catalogs_change_places_with_the_spare_file() -> No
 
 
 def test_the_sync_of_an_append_is_needed(creation: Run) -> None:
-    assert needed(creation, "write", "commit_writer.py")
+    assert needed(creation, "write", "log/commit.py")
 
 
 def test_the_sync_of_a_new_lmdb_file_is_needed(creation: Run) -> None:

@@ -21,7 +21,7 @@ from tests.simdisk import SimFileSystem
 from tests.storage.store_harness import open_store
 from tests.waiting import WAIT_S
 
-_FILES = ("writer", "group_commit", "storage/log/log", "storage/log/commit_writer", "storage/log/commit")
+_FILES = ("writer", "group_commit", "storage/log/log", "storage/log/commit")
 APPEND_PATH = tuple(
     f"pybk/{name}.py" for name in (*_FILES, "storage/descriptor", "storage/store", "storage/log/preallocation")
 )
