@@ -1,15 +1,15 @@
 """The bookie's side of the protocol: it decides which requests to accept or refuse, and when to answer.
 
 Theory of operation. The thread of ``BookieServer`` calls ``receive`` for each request that has arrived, then ``commit``
-once, which syncs once and acknowledges all adds and forces of that round (AB1, K11). Deferred adds are acknowledged at
-once. The state of a ledger is kept by ``BookieStorage``:
+once, which syncs once and acknowledges all adds and forces of that round (AB1, K11). Deferred adds are acknowledged
+immediately. ``BookieStorage`` keeps the state of each ledger:
 
 - unknown: adds are parked until the metadata store says that the ledger exists (``LookUp``), so that an add never
   makes a deleted ledger again (C11); a fence is accepted at once (AB3).
 - open: adds of the writer and of recoveries are accepted.
-- fenced: adds of recoveries alone (AB2), and forces of none (AB5). The fence is durable before its reply (AB3).
+- fenced: only adds of recoveries are accepted (AB2), and no forces (AB5). The fence is durable before its reply (AB3).
 - in limbo: entries that were acknowledged may be lost (D6). Adds and forces of writers are refused; a missing entry is
-  UNKNOWN and not denied, except to a recovery, after its fence, if only unforced entries may be lost.
+  UNKNOWN and not denied. A recovery that has fenced gets a denial if only unforced entries may be lost.
 
 A denial promises that the entry was never acknowledged (I17), so staged entries are synced before anything is denied.
 The last add confirmed never goes down (I13).
@@ -48,7 +48,7 @@ _OK_WATCHED: Final = Reply(Status.OK, watched=True)
 _new_tuple = tuple.__new__
 
 OpaqueHeader = Any
-"""A ledger's immutable metadata, which the machine only hands on."""
+"""A ledger's immutable metadata, which the machine passes along unread."""
 
 
 class ReplicaStatus(Protocol):
@@ -56,19 +56,19 @@ class ReplicaStatus(Protocol):
 
     @property
     def fenced(self) -> bool:
-        """Whether only recoveries may add entries."""
+        """True if only recoveries may add entries."""
 
     @property
     def limbo(self) -> bool:
-        """Whether acknowledged entries may have been lost, so that a missing entry is unknown, and not absent."""
+        """True if acknowledged entries may have been lost, so that a missing entry is unknown, and not absent."""
 
     @property
     def gap(self) -> bool:
-        """Whether, in limbo, durable entries or a fence may have been lost as well."""
+        """True if the ledger is in limbo and durable entries or a fence may have been lost as well."""
 
     @property
     def lac(self) -> int:
-        """Highest last add confirmed that it received, -1 for none."""
+        """Highest last add confirmed that the bookie received, -1 for none."""
 
 
 class BookieStorage(Protocol):
@@ -84,8 +84,8 @@ class BookieStorage(Protocol):
         """Stage entries; they are durable after the next commit.
 
         Returns:
-            ``OK`` if they are staged, or were there with the same bytes; ``CONFLICT`` if one was there with others;
-            anything else if they cannot be taken.
+            ``OK`` if they are staged, or the bookie had them with the same bytes; ``CONFLICT`` if it has one with other
+            bytes; any other status if they cannot be taken.
 
         Raises:
             StorageError: They may have been staged in part.
@@ -118,7 +118,7 @@ class BookieStorage(Protocol):
     ) -> tuple[Status, EntryRun | None]:
         """Read entries ``first``, ``first + stride``, … without a gap; ``ReadReply`` has the rules.
 
-        What is staged and not durable is unknown. A ``recovery`` has fenced the ledger.
+        Entries that are staged and not durable are unknown. ``recovery`` is for a recovery that has fenced the ledger.
         """
 
     def lac_proof(self, ledger_id: int) -> tuple[int, bytes | memoryview] | None:
@@ -145,8 +145,8 @@ class Respond(NamedTuple):
     """Send a reply; everything that it acknowledges is durable.
 
     Attributes:
-        sender: To whom.
-        reply: What.
+        sender: The client that waits for the reply.
+        reply: The reply.
     """
 
     sender: Sender
@@ -170,10 +170,10 @@ Receive = Callable[[Sender, Request, OpaqueHeader, int], list[BookieEffect]]
 
 
 PARKED_BYTES_MAX: Final = 64 << 20
-"""Bytes of adds that may wait for the answer whether their ledgers exist; more are refused."""
+"""Bytes of adds that may wait until it is known whether their ledgers exist; more are refused."""
 
 POLL_NS_MAX: Final = 120_000_000_000
-"""The longest wait for a last add confirmed; a client that wants more gets its reply then, and asks again."""
+"""The longest wait for a last add confirmed; a client that needs longer gets its reply then, and asks again."""
 
 
 class _Poll:
@@ -204,7 +204,7 @@ class _Polls:
         self.by_owner: dict[Any, dict[_Poll, None]] = {}
         """The polls of each owner."""
         self.deadlines: list[tuple[int, int, _Poll]] = []
-        """A heap of polls by the time when they are answered anyway; ended polls may be among them."""
+        """A heap of polls by their deadlines; ended polls may be among them."""
         self._numbers = count()
 
     def owned(self, owner: Any) -> int:
@@ -255,16 +255,16 @@ class BookieMachine:
 
     Requests are taken by ``receive``; those that need a sync are answered by the next ``commit``, which syncs once for
     all of them. The caller has checked that requests name this bookie's instance, that their bytes are sound, and that
-    the sender may do what it asks. Where the storage fails, replies say so.
+    the sender may do what it asks. If the storage fails, the status of the reply says so.
 
     Args:
-        replicas: What the bookie keeps.
-        polls_max: How many may wait for a last add confirmed; more are answered at once.
-        owner_polls_max: How many of one owner may wait.
-        owner_of: Returns whom a sender belongs to, such as its session; None for all to belong to one.
+        replicas: The ledgers of the bookie.
+        polls_max: Reads of a last add confirmed that may wait; more are answered at once.
+        owner_polls_max: Those of one owner that may wait.
+        owner_of: Returns the owner of a sender, such as its session; None if all senders have one owner.
 
     Attributes:
-        read_only: Take no adds but those of recoveries.
+        read_only: Only adds of recoveries are taken.
 
     Threads: one at a time.
     """
@@ -280,7 +280,7 @@ class BookieMachine:
         self.read_only = False
         self._replicas = replicas
         self.polls_max = polls_max
-        """How many polls may wait."""
+        """Polls that may wait."""
         self._owner_polls_max = owner_polls_max
         self._owner_of = owner_of
         self.polls = _Polls()
@@ -299,7 +299,7 @@ class BookieMachine:
 
         Args:
             sender: The client that waits for the reply.
-            request: What is asked.
+            request: The request.
             header: The ledger's header, for a ledger that this bookie does not know yet.
             now_ns: The time.
         """
@@ -390,12 +390,12 @@ class BookieMachine:
         return effects + [Respond(poll.sender, LacReply(Status.DELETED)) for poll in polls]
 
     def announce_drop(self, ledger_id: int) -> bool:
-        """Note from now on if entries are added to a ledger, whose surplus copy is to be dropped (SD3).
+        """Begin to note whether entries are added to a ledger whose surplus copy is to be dropped (SD3).
 
         A restart of the bookie ends that, because it makes another machine.
 
         Returns:
-            Whether it does; False if the ledger is unknown or in limbo.
+            Whether the machine notes it; False if the ledger is unknown or in limbo.
         """
         state = self._replicas.state(ledger_id)
         if state is None or state.limbo:
@@ -407,7 +407,7 @@ class BookieMachine:
         """Delete the entries of a ledger, and keep its fence, if nothing was added since ``announce_drop`` (SD3, SD5).
 
         Returns:
-            Whether they were deleted, durably, and what to do.
+            Whether they were deleted, durably, and the effects to perform.
 
         Raises:
             StorageError: Some entries may be left.
@@ -472,7 +472,7 @@ class BookieMachine:
         return effects
 
     def _refused(self, state: ReplicaStatus | None) -> Status | None:
-        """Return the status by which an add of a writer is refused, None if it is accepted."""
+        """Return the status with which an add of a writer is refused, None if it is accepted."""
         if state is not None and state.fenced:
             return Status.FENCED
         if state is not None and state.limbo:
@@ -483,7 +483,7 @@ class BookieMachine:
         """Fence durably after all earlier requests, also if read-only (K8), and also an unknown ledger (AB3).
 
         Returns:
-            Whether it is fenced, and what to do.
+            Whether it is fenced, and the effects to perform.
         """
         state = self._replicas.state(ledger_id)
         if state is not None and state.fenced and ledger_id not in self._doubtful:
@@ -572,7 +572,8 @@ class BookieMachine:
     def _force(self, sender: Sender, request: Force) -> list[BookieEffect]:
         """Make acknowledged deferred entries durable; refused in limbo, where some of them may be lost (D6).
 
-        Not if fenced: a recovery may have been denied a lost entry, and the limbo may have ended since.
+        It is also refused if the ledger is fenced: a recovery may have been denied a lost entry, and the limbo may have
+        ended since.
         """
         state = self._replicas.state(request.ledger_id)
         if state is not None and state.fenced:

@@ -31,7 +31,7 @@ class BroadcastMachine:
     """
 
     _fine: frozenset[Status] = frozenset({Status.OK})
-    """The answers that are no refusals."""
+    """The answers that do not count as refusals."""
 
     def __init__(self, requests: Iterable[tuple[Bookie, Request]]) -> None:
         tokens = count(1)
@@ -99,7 +99,7 @@ class LastEntryMachine(BroadcastMachine):
         bookies: The bookies.
 
     Attributes:
-        held: The last entry of each bookie that said it; -1 for none.
+        held: The last entry of each bookie that answered; -1 for none.
     """
 
     _fine = frozenset({Status.OK, Status.NO_SUCH_LEDGER})
@@ -123,16 +123,16 @@ class LastEntryMachine(BroadcastMachine):
 
 
 class WriterSearchMachine(BroadcastMachine):
-    """Asks several bookies whether the writer of a ledger is there.
+    """Asks several bookies whether the writer of a ledger has a session there.
 
     Args:
         ledger_id: The ledger.
         bookies: The bookies.
-        leaves: The writer of this session has failed.
+        leaves: The writer of the asking session has failed.
 
     Attributes:
-        found: Whether the writer has a session at one of them; None if that is unknown, because none was asked, or some
-            did not say.
+        found: Whether the writer has a session at one of them; None if that is unknown, because no bookie was asked, or
+            some did not answer.
     """
 
     _fine = frozenset({Status.OK, Status.NO_WRITER})

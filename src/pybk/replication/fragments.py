@@ -22,7 +22,7 @@ def fragment_end(metadata: LedgerMetadata, index: int) -> int | None:
 
     Args:
         metadata: The ledger's metadata.
-        index: Which fragment.
+        index: The index of the fragment.
     """
     if index + 1 < len(metadata.fragments):
         return metadata.fragments[index + 1].first_entry_id - 1
@@ -40,9 +40,9 @@ def fragment_ranges(fragments: tuple[Fragment, ...], first: int, last: int) -> l
 
 
 def with_ensemble(fragments: tuple[Fragment, ...], first: int, ensemble: tuple[Bookie, ...]) -> tuple[Fragment, ...]:
-    """Return fragments whose entries from ``first`` on are held by an ensemble: a last fragment more, or replaced.
+    """Return the fragments, with a new last one whose ensemble holds the entries from ``first`` on.
 
-    The last fragment is replaced if it begins at ``first``, because it then holds no confirmed entry.
+    It replaces a last fragment that begins at ``first``, because that one holds no confirmed entry.
     """
     if fragments[-1].first_entry_id == first:
         fragments = fragments[:-1]

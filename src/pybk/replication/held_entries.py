@@ -1,4 +1,4 @@
-"""Which ensembles a ledger must have had, from the entries that its bookies hold.
+"""Finds the ensembles that a ledger must have had, from the entries that its bookies hold.
 
 Theory of operation. The write set of entry e is the places ``(e + i) mod E``, so the bookie of a place holds certain
 *lanes*, entries that are equal modulo E (one lane of all entries if each entry goes to every place). Wherever the
@@ -7,10 +7,10 @@ nothing of a lane. For one piece, the best ensemble is the assignment of bookies
 lane that only one bookie holds counts more than all others, so that no entry is left without a bookie. Consecutive
 pieces share a fragment as long as one ensemble is the best for each of them.
 
-A place for which nobody holds anything gets a *filler*. It must not be a bookie that could deny an entry which too few
+A place of which no bookie holds entries gets a *filler*. It must not be a bookie that could deny an entry which too few
 others hold, because QC denials would end a recovery before that entry. So a real bookie fills a place only if Qa
-bookies of each write set hold their entries; otherwise a bookie that never existed does, which never answers, like the
-lost one that it stands for.
+bookies of each write set hold their entries. Otherwise a bookie that never existed fills it, which never answers, like
+the lost one that it stands for.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from typing import Final, NamedTuple
 from pybk.ledger.ledger_metadata import INSTANCE_BYTES, Bookie, Fragment
 
 _ONLY: Final = 1000
-"""What a lane counts that one bookie alone holds; others count 1."""
+"""The weight of a lane that one bookie alone holds; others count 1."""
 
 _NEVER: Final = -1
-"""What a bookie counts at a place of which it holds nothing: less than a filler."""
+"""The weight of a bookie at a place of which it holds no entries: less than that of a filler."""
 
 
 class HeldRun(NamedTuple):
@@ -56,9 +56,9 @@ class FoundEnsembles(NamedTuple):
     Attributes:
         fragments: The fragments, at least one; the first begins with entry 0.
         last: The last entry that any bookie holds, -1 for none.
-        nowhere: Ranges, first and last, with entries up to ``last`` that no bookie of their write set holds.
-        missing: Bookies of the fragments that lack entries, each with the first that it lacks; fillers as well.
-        undecidable: So many bookies of the last fragment are lost that no recovery can find the ledger's end.
+        nowhere: Ranges (first and last entry) with entries up to ``last`` that no bookie of their write set holds.
+        missing: Bookies of the fragments that lack entries, fillers included, each with the first that it lacks.
+        undecidable: Whether so many bookies of the last fragment are lost that no recovery can find the ledger's end.
     """
 
     fragments: tuple[Fragment, ...]
@@ -69,7 +69,7 @@ class FoundEnsembles(NamedTuple):
 
 
 class _Lane:
-    """The entries of one lane that one bookie holds, as intervals in steps of the period, ascending and disjoint."""
+    """The entries that one bookie holds of one lane: ascending, disjoint intervals in steps of the period."""
 
     def __init__(self, period: int) -> None:
         self._period = period
@@ -111,9 +111,9 @@ def find_ensembles(
 
     Args:
         quorums: The ledger's.
-        held: What each bookie holds of it; a bookie without entries has a fence alone.
-        fillers: Bookies that may fill places for which nobody holds anything; empty if it is not known that all others
-            are lost.
+        held: The runs that each bookie holds; a bookie without entries has a fence alone.
+        fillers: Bookies that may fill places of which no bookie holds entries; empty unless all other bookies are known
+            to be lost.
         last: The last entry if the ledger is closed; later entries are left aside.
 
     Cost: A matching of bookies and places for each piece: 0.1 ms for three bookies.
@@ -144,7 +144,7 @@ def ensembles_hold(
     answering: Collection[Bookie],
     last: int | None,
 ) -> tuple[bool, tuple[tuple[Bookie, int], ...]]:
-    """Return whether entries that bookies hold can be read by the ensembles of the metadata, and what these lack.
+    """Return whether the ensembles of the metadata can return the entries that bookies hold, and what they lack.
 
     Args:
         quorums: The ledger's.
@@ -154,8 +154,8 @@ def ensembles_hold(
         last: As for ``find_ensembles``.
 
     Returns:
-        False if for an entry that any bookie holds too few of its write set hold it, so that they might prove that it
-        does not exist; and the bookies that lack entries, each with the first.
+        False if some entry is held by too few bookies of its write set, so that the others might prove that it does not
+        exist; and the bookies that lack entries, each with the first that it lacks.
     """
     period, lanes, starts, end = _looked_through(quorums, held, last)
     bounds = sorted(starts | {each.first_entry_id for each in fragments if each.first_entry_id <= max(end, 0)})
@@ -195,7 +195,7 @@ def _lanes(runs: Sequence[HeldRun], period: int, last: int | None) -> dict[int, 
         if end < run.first:
             continue
         whole = period % run.stride == 0
-        # A stride that does not divide the period leaves holes in a lane: each entry for itself.
+        # A stride that does not divide the period leaves holes in a lane, so each entry is an interval of its own.
         firsts = range(run.first, min(run.first + period, end + 1) if whole else end + 1, run.stride)
         for first in firsts:
             lane = lanes.setdefault(first % period, _Lane(period))
@@ -206,7 +206,7 @@ def _lanes(runs: Sequence[HeldRun], period: int, last: int | None) -> dict[int, 
 
 
 class _Pieces:
-    """The pieces of one ledger, and who holds what of them."""
+    """The pieces of one ledger, and the bookies that hold their lanes."""
 
     def __init__(self, quorums: Quorums, period: int, lanes: Lanes, starts: list[int], end: int) -> None:
         self._period = period
@@ -227,7 +227,7 @@ class _Pieces:
         return lane is not None and lane.has(entry_id)
 
     def _gains(self, first: int, before: int) -> list[list[int]]:
-        """Return what each bookie counts at each place of a piece."""
+        """Return the weight of each bookie at each place of a piece."""
         gains = [[0] * len(self.residues) for _ in self._lanes]
         for entry_id in self._entries(first, before):
             holders = [row for row, bookie in enumerate(self._lanes) if self.has(bookie, entry_id)]
@@ -256,7 +256,7 @@ class _Pieces:
         yield begin, self._bounds[-1], chosen
 
     def copies_min(self, first: int, before: int, places: Sequence[Bookie | None]) -> int | None:
-        """Return how many bookies of its write set hold the entry that fewest hold; None if there is no entry."""
+        """Return the number of copies of the entry that has fewest; None without entries."""
         fewest: int | None = None
         for entry_id in self.samples(first, before):
             holders = 0
@@ -275,7 +275,7 @@ class _Pieces:
     def lacking(
         self, first: int, before: int, ensemble: Sequence[Bookie]
     ) -> tuple[list[tuple[int, int]], list[tuple[Bookie, int]]]:
-        """Return the ranges with entries that no bookie of their write set holds, and the first that each lacks."""
+        """Return the ranges with entries that no bookie of their write set holds, and the first each bookie lacks."""
         nowhere: list[tuple[int, int]] = []
         lacking: dict[Bookie, int] = {}
         for low, high in zip(self._bounds, self._bounds[1:], strict=False):
@@ -318,12 +318,12 @@ def _filled(
 
 
 def _assign(gains: Sequence[Sequence[int]], places: int) -> tuple[int, list[int | None]]:
-    """Assign rows to places, each row at most once, so that the sum of what they count is the highest.
+    """Assign rows to places, each row at most once, with the highest sum of weights.
 
     Returns:
-        The sum, and the row of each place; None where no row counts anything.
+        The sum, and the row of each place; None for a place where no row has a weight.
 
-    The Hungarian method, with places as workers, and with one row more for each place that counts nothing.
+    This is the Hungarian method, with places as workers, and one more row without weight for each place.
     """
     rows = len(gains)
     columns = rows + places

@@ -1,11 +1,11 @@
-"""Batches in flight to one ensemble: which bookies were sent them, which acknowledged, and what is confirmed.
+"""Batches in flight to one ensemble: the bookies that were sent them and that acknowledged, and the confirmed entries.
 
 Theory of operation. The writer and the recovery machine each own one ``Inflight``, and call it from their steps. It
-sends adds, counts answers and detects failed bookies; it decides nothing about metadata, and learns of a new ensemble
-by ``exchange``, after the metadata names it (C1). A batch is pending until each of its write sets has an ack quorum of
+sends adds, counts answers and detects failed bookies. It decides nothing about metadata, and gets a new ensemble by
+``exchange``, after the metadata names it (C1). A batch is pending until each of its write sets has an ack quorum of
 durable acknowledgements from the current ensemble; batches are confirmed in order (AW3, I15). ``exchange`` undoes all
-acknowledgements of replaced bookies before any batch is looked at again (AW5, C2). Places move from live to ``failed``,
-and from there to replaced or ``dead`` (given up). What a bookie misses is reported before it leaves (C13).
+acknowledgements of replaced bookies before any batch is examined again (AW5, C2). Places move from live to ``failed``,
+and from there to replaced or ``dead`` (given up). The entries that a bookie misses are reported before it leaves (C13).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from pybk.replication.messages import (
 from pybk.replication.quorum import Quorum, places
 
 _new_tuple = tuple.__new__
-"""Makes the named tuples of each request without a call of Python."""
+"""The constructor of the named tuples of each request, without a call of Python."""
 
 
 class Batch(NamedTuple):
@@ -72,7 +72,7 @@ class Pending:
     confirmed: bool = False
 
     def runs_of(self, place: int) -> tuple[EntryRun, ...]:
-        """Return the runs that a place takes, which is one of ``takers``; if there is one mask, it takes all."""
+        """Return the runs that a place of ``takers`` takes; if there is one mask, it takes all."""
         return tuple(run for run, mask in zip(self.runs, self.masks, strict=True) if mask >> place & 1)
 
 
@@ -107,9 +107,9 @@ class Inflight:
         length: Payload bytes up to there.
         next_token: Returns a token that was never used.
         recovery: Whether adds are marked as a recovery's, so that fenced bookies take them.
-        lac_sent: The LAC that every add carries, because a recovery freezes it (D4); None for the current LAC.
+        lac_sent: The LAC that every add of a recovery carries, which freezes it (D4); None for the current LAC.
         straggler_bytes: Confirmed bytes that a bookie may leave unacknowledged before it counts as failed.
-        away: Bookies of the ensemble of a new ledger that are not registered: given up from the start (AW11).
+        away: Bookies of a new ledger's ensemble that are not registered; they are given up from the start (AW11).
 
     Attributes:
         ensemble: The current ensemble.
@@ -120,7 +120,7 @@ class Inflight:
         failed: Places whose bookies failed and were neither replaced nor given up.
         dead: Places whose bookies were given up, because no bookie could replace them; disjoint from ``failed``.
         avoided: Bookies that failed, and are not chosen as replacements.
-        why: Why the bookie of a place failed first, by place; only places whose bookie failed.
+        why: The reason of the first failure of a place's bookie, by place; only places whose bookie failed.
     """
 
     def __init__(
@@ -161,8 +161,8 @@ class Inflight:
         self._missing: dict[int, int] = {}
         """First entry that the current bookie of a place may miss, by place; only places whose bookie failed.
 
-        Of places that were given up, only entries of the last fragment: what is missing of one that has an end was
-        reported, and that mark stays until it is filled up. Reported again, it would be copied again.
+        For a place that was given up, only entries of the last fragment count. Those missing in a fragment that has an
+        end were reported, and that mark stays until they are copied; reported again, they would be copied again.
         """
         self._first = 0
         """First entry of the last fragment."""
@@ -212,14 +212,14 @@ class Inflight:
         return effects
 
     def answered(self, token: int, reply: Reply) -> list[Effect] | None:
-        """Count an answer. A status that concerns the whole ledger, such as FENCED, is up to the caller.
+        """Count an answer. The caller handles a status that concerns the whole ledger, such as FENCED.
 
         Args:
             token: The token of the request.
             reply: The answer.
 
         Returns:
-            What to do; None if the token is not that of an add.
+            The effects to perform; None if the token is not that of an add.
         """
         sent = self.sent.pop(token, None)
         if sent is None:
@@ -250,12 +250,12 @@ class Inflight:
         return True
 
     def fail(self, place: int, first: int, why: ChangeReason) -> None:
-        """Count a place's bookie as failed, also if the entries that it misses were confirmed long ago (C13).
+        """Count a place's bookie as failed, even if the entries that it misses were confirmed long ago (C13).
 
         Args:
             place: The place.
             first: The first entry that it may miss.
-            why: What it did.
+            why: The reason.
         """
         self.why.setdefault(place, why)
         if self.dead >> place & 1:
@@ -304,8 +304,8 @@ class Inflight:
     def exchange(self, replacements: Mapping[int, Bookie]) -> list[Effect]:
         """Put bookies into places, and send them the pending batches, lowest entry first (AW5, AW6).
 
-        All acknowledgements of replaced bookies are undone before any batch is looked at again (C2). The caller calls
-        ``leaving`` before, to report the confirmed entries that the replaced bookies miss.
+        All acknowledgements of replaced bookies are undone before any batch is examined again (C2). The caller calls
+        ``leaving`` first, to report the confirmed entries that the replaced bookies miss.
 
         Args:
             replacements: The new bookies by place.
@@ -340,14 +340,14 @@ class Inflight:
         """Report the confirmed entries that bookies miss of a fragment that is about to end (C13).
 
         The caller does so before it writes the new ensemble, or the end, for the places that are filled anew and for
-        those that were given up: if the writer is killed in between, its recovery looks at the bookies of the last
-        ensemble alone. What was given up is reported again, because the mark may have been removed meanwhile: the
+        those that were given up. If the writer is killed in between, its recovery reads only the bookies of the last
+        ensemble. A place that was given up is reported again, because its mark may have been removed meanwhile: the
         bookie may have had all entries then, and gets none of those that follow (H13).
         """
         return [effect for place in sorted(places_left) for effect in self.misses(place, beyond_confirmed=False)]
 
     def give_up(self, place: int, *, closing: bool = False) -> list[Effect]:
-        """Mark a place as dead, and report from which entry on its bookie misses entries.
+        """Mark a place as dead, and report the first entry that its bookie misses.
 
         Args:
             place: The place.
@@ -394,7 +394,7 @@ class Inflight:
 
         Args:
             replacements: Bookies that are to take places, by place.
-            why: Why there are not more of them; "" if there are too few bookies.
+            why: The reason why not all places have one; "" if there are too few bookies.
         """
         live = self._everyone & ~self.dead
         for place in replacements:

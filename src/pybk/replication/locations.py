@@ -1,10 +1,10 @@
-"""Where bookies stand, how many zones a write set has to span, and whether an ensemble does.
+"""Locations of bookies, the zones that a write set has to span, and the judgement of an ensemble.
 
 A *location* is a label ``zone/rack/host``; a shorter one names the outer parts alone. Every entry is held by one *write
 set*: of an ensemble of E bookies, there are E of them, of Qw places each, and the entries of a write set are lost
 together with its bookies. So zones are counted for each write set, not for the ensemble.
 
-A bookie without a label may stand in any zone. It is never counted as a further zone.
+A bookie without a label may stand in any zone, so it never counts as a further zone.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _DEPTH_MAX: Final = 3
 
 
 class Location(NamedTuple):
-    """Where a bookie stands, from the outside inwards.
+    """The place where a bookie stands, from the outside inwards.
 
     Two racks are the same if rack and zone are; two hosts, if all three parts are.
 
     Attributes:
-        zone: What fails as a whole: a data centre, a room, a power feed; empty if not known.
+        zone: A unit that fails as a whole: a data centre, a room, a power feed; empty if not known.
         rack: The rack in the zone; empty if not known.
         host: The host in the rack; empty if not known.
     """
@@ -63,7 +63,7 @@ class Location(NamedTuple):
 
     @classmethod
     def registered(cls, label: str) -> Self:
-        """Return the location that a registered label names, as ``parse`` does, but of any label.
+        """Return the location that a registered label names; unlike ``parse``, it takes any label.
 
         Earlier versions registered any text as a rack. Empty parts are left out, and what follows the rack is the host.
         """
@@ -73,7 +73,7 @@ class Location(NamedTuple):
 
     @property
     def known(self) -> bool:
-        """Whether the bookie has a label."""
+        """True if the bookie has a label."""
         return bool(self.zone)
 
     def __str__(self) -> str:
@@ -82,17 +82,17 @@ class Location(NamedTuple):
 
 
 NOWHERE: Final = Location()
-"""The location of a bookie without a label."""
+"""The location of a bookie that has no label."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlacementPolicy:
-    """How many zones each write set has to span.
+    """The number of zones that each write set has to span.
 
     Attributes:
         min_zones: The zones; a write set of fewer bookies has to span as many zones as it has bookies.
-        strict: Whether a place stays empty rather than that a write set spans fewer; bookies without a label are not
-            chosen then.
+        strict: Whether a place stays empty if otherwise a write set would span fewer zones; bookies without a label are
+            not chosen then.
     """
 
     min_zones: int = 1
@@ -110,7 +110,7 @@ class PlacementPolicy:
         return min(self.min_zones, write_quorum)
 
     def ack_zones(self, write_quorum: int, ack_quorum: int) -> int:
-        """Return in how many zones each confirmed entry of a sound ensemble is at least.
+        """Return the number of zones in which a sound ensemble has each confirmed entry, at least.
 
         A write set that spans z zones has at most Qw - z + k - 1 of its places in k - 1 zones, so Qa places are in k
         zones or more if Qa is larger than that.
@@ -128,7 +128,7 @@ class ShortWriteSet(NamedTuple):
     Attributes:
         places: Its places, ascending.
         zones: The zones that it spans, as far as they are known.
-        needed: How many it has to span.
+        needed: The number of zones that it has to span.
         spare: Places of it that could be moved without losing a zone: those in the zone of another, and those whose
             bookie has no label.
     """
@@ -141,7 +141,7 @@ class ShortWriteSet(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether an ensemble is as a policy asks.
+    """The judgement of an ensemble by a policy.
 
     Attributes:
         short: The write sets that span too few zones.
@@ -153,12 +153,12 @@ class Verdict:
 
     @property
     def sound(self) -> bool:
-        """Whether each write set spans enough zones."""
+        """True if each write set spans enough zones."""
         return not self.short
 
     @property
     def places(self) -> tuple[int, ...]:
-        """The places of which some have to be moved, ascending; ``placement.remedy`` finds which."""
+        """The places, ascending, some of which have to be moved; ``placement.remedy`` chooses them."""
         return tuple(sorted({place for each in self.short for place in each.spare}))
 
     def __str__(self) -> str:
@@ -188,7 +188,7 @@ def judge(
     Args:
         ensemble: The bookies, by place.
         write_quorum: How many bookies hold an entry.
-        locations: Where the bookies stand, also those that are away; one that is left out has no label.
+        locations: The locations of the bookies, also of those that are away; one that is left out has no label.
         policy: The policy.
     """
     needed = policy.needed(write_quorum)
@@ -208,7 +208,7 @@ def judge(
 
 
 def span(locations: Iterable[Location]) -> int:
-    """Return how many zones some bookies stand in for certain: those that are known, and at least one."""
+    """Return the number of zones that some bookies certainly span: the known ones, and at least one."""
     return max(1, len({each.zone for each in locations} - {""}))
 
 
@@ -224,7 +224,7 @@ def keeps_spread(now: Sequence[Location], then: Sequence[Location], write_quorum
     """Return whether no write set spans fewer zones, or else racks, or else hosts, after a move.
 
     Args:
-        now: Where the bookies of an ensemble stand, by place.
+        now: The locations of an ensemble's bookies, by place.
         then: The same after the move.
         write_quorum: How many bookies hold an entry.
     """
@@ -236,9 +236,9 @@ def keeps_spread(now: Sequence[Location], then: Sequence[Location], write_quorum
 
 
 def gains_zones(zones: Sequence[str], place: int, zone: str, sets: Iterable[Sequence[int]], needed: int) -> bool:
-    """Return whether a write set comes to span more zones, and none fewer, if a bookie of a zone takes a place.
+    """Return whether a write set would span more zones, and none fewer, if a bookie of a zone took a place.
 
-    Each such move brings an ensemble nearer to what a policy asks for, so that moves of this kind end.
+    Each such move brings an ensemble nearer to the policy, so such moves end.
 
     Args:
         zones: The zone of each place; empty if it is not known.
@@ -261,7 +261,8 @@ def gains_zones(zones: Sequence[str], place: int, zone: str, sets: Iterable[Sequ
 def keeps_zones_open(zones: Sequence[str], place: int, zone: str, sets: Iterable[Sequence[int]], needed: int) -> bool:
     """Return whether a strict policy lets a bookie of a zone take a place (PL4, PL5); arguments as for ``gains_zones``.
 
-    It has a label, and none of the place's write sets comes to span fewer zones than with a bookie of any other zone.
+    The bookie has a label, and none of the place's write sets would span fewer zones than with a bookie of another
+    zone.
     """
     others = ({zones[each] for each in places if each != place} - {""} for places in sets if place in places)
     return bool(zone) and all(zone not in there or len(there) >= needed for there in others)
@@ -272,7 +273,7 @@ ZoneRule = Callable[[Sequence[str], int, str, Iterable[Sequence[int]], int], boo
 
 
 def _spread(stand: Sequence[Location], places: Iterable[int]) -> tuple[int, int, int]:
-    """Return how many zones, racks and hosts are known to be spanned."""
+    """Return the numbers of zones, racks and hosts that are known to be spanned."""
     there = [stand[place] for place in places]
     return (
         len({each.zone for each in there} - {""}),

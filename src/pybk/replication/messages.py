@@ -62,15 +62,15 @@ class Status(IntEnum):
     FENCED = 3
     """A recovery has fenced the ledger: the writer's adds and forces are refused (AB2, AB5)."""
     UNKNOWN = 4
-    """The bookie cannot say: an error of its storage, an entry that cannot be read, or no answer about a ledger."""
+    """The bookie does not know: its storage failed, the entry cannot be read, or the metadata store did not answer."""
     LIMBO = 5
     """Entries of the ledger may have been lost; the writer's adds and forces are refused until they are back (D6)."""
     WRONG_INSTANCE = 6
     """The request names another instance of this bookie, such as one whose directory was wiped (C12)."""
     UNAUTHORIZED = 7
-    """The sender has not proven that it may do this."""
+    """The sender has not proven that it may send this request."""
     READ_ONLY = 8
-    """The bookie takes adds of recoveries alone, because its disk is full or an operator said so."""
+    """The bookie takes adds of recoveries alone, because its disk is full or an operator made it read-only."""
     CONFLICT = 9
     """The bookie holds the entry with other bytes (I14)."""
     DELETED = 10
@@ -96,7 +96,7 @@ class Add:
         ledger_id: The ledger.
         runs: The entries, each run ascending; several runs if the ensemble is larger than the write quorum.
         lac: The writer's last add confirmed (AW2).
-        recovery: Sent by a recovery, a re-replication or a repair: fenced ledgers take it, too (C7).
+        recovery: Whether a recovery, a re-replication or a repair sends it; fenced ledgers take it, too (C7).
         deferred: Acknowledge before the sync; a later ``Force`` makes the entries durable.
     """
 
@@ -113,8 +113,8 @@ class ReadLac:
 
     Attributes:
         ledger_id: The ledger.
-        fence: From now on take adds of recoveries alone. The fence is durable before the reply, also for a ledger that
-            the bookie has never seen (AB3).
+        fence: Fence the ledger first: from then on the bookie takes only adds of recoveries. The fence is durable
+            before the reply, also for a ledger that the bookie has never seen (AB3).
         beyond: Reply only once the LAC is above this, or ``wait_ns`` have passed; None replies at once.
         wait_ns: Longest wait in nanoseconds; only with ``beyond``.
     """
@@ -162,7 +162,7 @@ class Force:
 
 @dataclass(frozen=True, slots=True)
 class WriteLac:
-    """Send the last add confirmed, when no add follows that would carry it. The bookie keeps it in memory only.
+    """Send the last add confirmed if no add follows that would carry it. The bookie keeps it in memory only.
 
     Attributes:
         ledger_id: The ledger.
@@ -195,7 +195,7 @@ class AskWriter:
 
     Attributes:
         ledger_id: The ledger.
-        leaves: The asking session writes to it no more, because its writer has failed.
+        leaves: The asking session will not write to the ledger any more, because its writer has failed.
     """
 
     ledger_id: int
@@ -248,12 +248,13 @@ class ReadReply:
     """The reply to ``Read``: entries from the first one on, up to the first one that is missing or does not fit.
 
     Attributes:
-        status: ``OK`` if ``run`` has all entries that were asked for, or as many as fit, at least one. Otherwise why
-            the next entry after ``run`` did not come: a denial is a promise, any other status leaves it open.
+        status: ``OK`` if ``run`` has all entries that were asked for, or as many as fit, at least one. Otherwise the
+            reason why the next entry after ``run`` did not come: a denial is a promise, any other status leaves it
+            open.
         run: The entries. The driver checks each digest, cuts the run before the first entry that fails, and then sets
             the status to ``UNKNOWN``.
         lac: The last add confirmed that the bookie knows.
-        damaged: The next entry came and its digest is wrong.
+        damaged: Whether the next entry came with a wrong digest.
     """
 
     status: Status
@@ -335,7 +336,7 @@ class BookiesChosen:
 
     Attributes:
         bookies: The bookies by place in the ensemble; places without a candidate are left out.
-        why: Why places are left out though there are bookies, for people; empty if there are too few.
+        why: The reason, for people, why places are left out though there are bookies; empty if there are too few.
     """
 
     bookies: dict[int, Bookie]
@@ -344,7 +345,7 @@ class BookiesChosen:
 
 @dataclass(frozen=True, slots=True)
 class BookiesLeave:
-    """Nothing was written, because bookies of ``WriteMetadata.joining`` leave the cluster by now.
+    """Nothing was written, because bookies of ``WriteMetadata.joining`` are now leaving the cluster.
 
     Attributes:
         bookies: These bookies.
@@ -363,7 +364,7 @@ class DropAnnounced:
     """The drop was announced to the bookie, as ``AnnounceDrop`` asked.
 
     Attributes:
-        ready: Whether it notes from now on if entries are added; False if the ledger is in limbo there.
+        ready: Whether the bookie notes from now on whether entries are added; False if the ledger is in limbo there.
     """
 
     ready: bool
@@ -374,7 +375,8 @@ class DropEnded:
     """The bookie was asked to drop its copy, as ``DropEntries`` asked.
 
     Attributes:
-        dropped: Whether it did; False if entries were added since the drop was announced, or something failed.
+        dropped: Whether it dropped the copy; False if entries were added since the drop was announced, or something
+            failed.
     """
 
     dropped: bool
@@ -421,8 +423,8 @@ class WriteMetadata:
     Attributes:
         metadata: The metadata to write.
         version: The version that they replace.
-        joining: Bookies that were chosen long ago, so that they may be drained or removed by now: nothing is written
-            then, because the search that proved that no ledger needs them may be over.
+        joining: Bookies that were chosen long ago. If one is drained or removed by now, nothing is written, because the
+            search that proved that no ledger needs it may be over.
     """
 
     metadata: LedgerMetadata
@@ -446,7 +448,7 @@ class ChooseBookies:
         places: The places to fill.
         ensemble: The ensemble as it is; bookies at other places stay.
         excluded: Bookies that must not be chosen.
-        copies: Whether they are to take copies of entries, and so must not be filled beyond the target line.
+        copies: Whether the bookies are to take copies of entries, and so must not be filled beyond the target line.
     """
 
     places: tuple[int, ...]
@@ -457,7 +459,7 @@ class ChooseBookies:
 
 @dataclass(frozen=True, slots=True)
 class WakeAt:
-    """Deliver ``Woken`` at this time. A machine has one such time: a later ``WakeAt`` replaces it.
+    """Deliver ``Woken`` at this time. A machine has one such time, which a later ``WakeAt`` replaces.
 
     Attributes:
         time_ns: The time in nanoseconds, on the clock of ``now_ns``.
@@ -490,7 +492,7 @@ class Acknowledged:
 
 @dataclass(frozen=True, slots=True)
 class EntriesRead:
-    """Some of the entries that a read is for.
+    """Some entries of a read have come.
 
     Attributes:
         run: The entries. Each entry is reported once; entries of different residues come in any order.
@@ -516,8 +518,8 @@ class ReadEnded:
 
     Attributes:
         missing: The first entry that was not read; None if all were.
-        status: Why: ``OK`` if nothing is missing or the byte limit was reached; ``NO_SUCH_ENTRY`` if every bookie of
-            the entry's write set denied it; else ``UNKNOWN``.
+        status: The reason: ``OK`` if no entry is missing or the byte limit was reached; ``NO_SUCH_ENTRY`` if every
+            bookie of the entry's write set denied it; else ``UNKNOWN``.
         bad: Bookies whose copy of an entry cannot be read or is damaged, each with the entry; they need repair.
     """
 
@@ -551,7 +553,7 @@ class UnderReplicated:
 
 
 class ChangeReason(Enum):
-    """Why a bookie of an ensemble was replaced."""
+    """The reason why a bookie of an ensemble was replaced."""
 
     NO_ANSWER = "no_answer"
     SLOW = "slow"
@@ -559,7 +561,7 @@ class ChangeReason(Enum):
     READ_ONLY = "read_only"
     LIMBO = "limbo"
     REFUSED = "refused"
-    """It answered with any other status."""
+    """It answered with a status that has no reason of its own."""
     AWAY = "away"
     """It was not registered when the ledger was created."""
 
@@ -570,10 +572,10 @@ CHANGE_REASONS: Final = {Status.READ_ONLY: ChangeReason.READ_ONLY, Status.LIMBO:
 
 @dataclass(frozen=True, slots=True)
 class EnsembleChanged:
-    """A writer's ensemble has other bookies now, and the metadata have it.
+    """A writer's ensemble has other bookies now, and the metadata name them.
 
     Attributes:
-        reasons: Why, for each place.
+        reasons: The reason for each place.
     """
 
     reasons: tuple[ChangeReason, ...]
@@ -583,7 +585,7 @@ class EnsembleChanged:
 class AnnounceDrop:
     """Announce to the bookie of this process that its copy of the ledger is to be dropped.
 
-    From then on it notes whether entries are added to it (SD3). Followed by ``DropAnnounced``.
+    From then on the bookie notes whether entries are added to the copy (SD3). Followed by ``DropAnnounced``.
     """
 
 
@@ -591,7 +593,7 @@ class AnnounceDrop:
 class DropEntries:
     """Have the bookie of this process delete its entries of the ledger, unless some were added since ``AnnounceDrop``.
 
-    A fence that it has of the ledger stays (SD5). Followed by ``DropEnded``.
+    A fence of the ledger stays (SD5). Followed by ``DropEnded``.
     """
 
 
@@ -609,7 +611,7 @@ class Failed:
 
 
 class Reason(IntEnum):
-    """Why a machine ended without success."""
+    """The reason why a machine ended without success."""
 
     FENCED = 1
     """A recovery, or another client's close, took the ledger from its writer (AW4, AW8)."""
@@ -617,14 +619,14 @@ class Reason(IntEnum):
     DELETED = 3
     UNAUTHORIZED = 4
     NOT_ENOUGH_BOOKIES = 5
-    """Some write set has no ack quorum of bookies, and no bookie can take a place."""
+    """Some write set has no ack quorum of bookies, and no other bookie can take a place."""
     METADATA_UNREACHABLE = 6
     UNDECIDED = 7
     """Too few bookies answered to decide; the same may be tried again later."""
     CONFLICT = 8
     """A bookie holds an entry with other bytes (I14)."""
     OWNER_NEEDED = 9
-    """A member's recovery found what only the ledger's password can decide (AM3 to AM5)."""
+    """A member's recovery met a question that only the ledger's password can decide (AM3 to AM5)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,10 +10,10 @@ class Pace(Protocol):
 
     @property
     def piece_bytes(self) -> int:
-        """How many bytes are to be copied at once."""
+        """The bytes to copy at once."""
 
     def wait_ns(self, now_ns: int) -> int:
-        """Return after how many nanoseconds the next copy may begin; 0 for now."""
+        """Return the nanoseconds until the next copy may begin; 0 for now."""
 
     def charge(self, size_bytes: int, now_ns: int) -> None:
         """Count bytes of a copy."""

@@ -1,4 +1,4 @@
-"""Which bookies form an ensemble: the only module that decides it.
+"""The choice of the bookies of an ensemble, which no other module makes.
 
 ``client/membership.py`` calls ``choose_first`` for the first ensemble of a ledger, and ``choose`` for each
 ``ChooseBookies`` of a writer, a recovery or a re-replication; ``usable`` filters each of these choices against the
@@ -7,18 +7,19 @@ that put a misplaced one right.
 
 Theory of operation. Each place gets the best bookie that is left, by what is preferred, in this order:
 
-1. the zone that the places with which it shares write sets use least;
-2. the hinted tiers;
-3. in the same sense the rack, and then the host, that is used least;
+1. a bookie of the zone that is used least by the places with which the place shares write sets;
+2. one with the hinted tiers;
+3. one of the rack, and then of the host, that is used least in the same sense;
 4. the bookie of the process that chooses;
 5. chance, weighted by free space and load.
 
-If the policy asks for several zones, the first choice for one place may leave none for another. So ``_Search`` goes
-back and tries the next best, until each write set spans enough zones, or nothing is left to try, or its steps are used
-up. Bookies of one zone are the same to it, so it tries only one of each zone at a place: what is left to try depends on
-places and zones, and not on the number of bookies. It is bounded in steps and not in time, so that the same random
-source always leads to the same choice. The bound ``_short`` of a partial choice counts places that are still empty as
-further zones; it only grows while places are filled, and so cuts off what cannot become better than the best found.
+If the policy asks for several zones, the first choice for one place may leave no bookie for another. So ``_Search``
+backtracks and tries the next best bookie, until each write set spans enough zones, or all choices were tried, or its
+steps are used up. It treats bookies of one zone alike and tries only one of each zone at a place, so the number of
+choices depends on places and zones, and not on the number of bookies. It is bounded in steps and not in time, so that
+the same random source always leads to the same choice. The bound ``_short`` of a partial choice counts each place that
+is still empty as a further zone. It only grows while places are filled, so a choice whose bound is above the best one
+found is dropped.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from pybk.replication.messages import UnderReplicated
 from pybk.replication.quorum import Quorum
 
 WEIGHT_MULTIPLE_MAX: Final = 3.0
-"""A bookie counts at most this many times the median, so that a new empty one is not in every ensemble."""
+"""The highest weight of a bookie, in medians, so that a new empty one is not in every ensemble."""
 
 FULL_ABOVE: Final = 0.85
 """The target line: no tier is filled beyond this part by copies that re-replication or a rebalance makes."""
@@ -61,13 +62,14 @@ class Candidate:
     Attributes:
         bookie: The bookie.
         tiers: Free bytes of each tier that it has.
-        load: How busy it is, from 0 up; for comparing only.
-        location: Where it stands.
+        load: Its load, from 0 up; for comparing only.
+        location: Its location.
         read_only: It takes no new entries.
         local: It runs in the process that chooses.
         capacity: All bytes of each tier, used and free; a tier that is not named is never too full.
         leaving: It is draining or drained, and takes no new entries.
-        away: It is known and not registered; only the first ensemble of a ledger may have it, as one that is read-only.
+        away: It is known and not registered; only the first ensemble of a ledger may have such a bookie, or one that is
+            read-only.
     """
 
     bookie: Bookie
@@ -82,11 +84,11 @@ class Candidate:
 
 
 class Choice(NamedTuple):
-    """What ``choose`` found.
+    """The result of ``choose``.
 
     Attributes:
         bookies: The bookies by place; places without a candidate are left out.
-        short: How many write sets span too few zones with it.
+        short: The number of write sets that span too few zones with the choice.
         cut_off: Whether the steps were used up, so that a better choice may exist.
         above_line: Bookies that were left out because they would be filled beyond the target line.
         away: Those of ``bookies`` that are not registered, or read-only; only of ``choose_first``.
@@ -100,7 +102,7 @@ class Choice(NamedTuple):
 
     @property
     def missed(self) -> tuple[UnderReplicated, ...]:
-        """What has to be recorded before the first entry is acknowledged: members that are away miss all (AW11)."""
+        """The records to write before the first entry is acknowledged: bookies that are away miss all (AW11)."""
         return tuple(UnderReplicated(bookie, 0) for bookie in sorted(self.away))
 
 
@@ -113,11 +115,12 @@ def choose_first(
     policy: PlacementPolicy = ANYWHERE,
     steps_max: int = STEPS_MAX,
 ) -> Choice:
-    """Choose the first ensemble of a ledger, if need be with members that are away (AW11).
+    """Choose the first ensemble of a ledger, if need be with bookies that are away (AW11).
 
-    Only if the bookies that take entries do not suffice, the fewest places possible are given to bookies that are away,
-    so that each write set keeps an ack quorum of the others. One that is read-only, because it is full or ends, counts
-    as away, unless it leaves the cluster. The ensemble is whole, or the choice is as of the bookies that take entries.
+    If the bookies that take entries do not suffice, the fewest places possible are given to bookies that are away; each
+    write set keeps an ack quorum of the others. A bookie that is read-only, because it is full or is ending, counts as
+    away, unless it is leaving the cluster. If even this does not fill the ensemble, only bookies that take entries are
+    chosen.
 
     Args:
         candidates: The registered bookies, and those that are away.
@@ -157,7 +160,7 @@ def choose_first(
 def _vacancies(quorum: Quorum, most: int) -> Iterator[frozenset[int]]:
     """Yield the sets of places that may have bookies that are away, small ones first.
 
-    Write sets go around the ensemble, so each set of places has one like it with the last place.
+    Write sets are cyclic, so each set of places has an equivalent that includes the last place.
     """
     *others, last = range(quorum.ensemble_size)
     most = min(most, quorum.ensemble_size - quorum.live_min)
@@ -184,10 +187,10 @@ def choose(
 ) -> Choice:
     """Choose bookies for places of an ensemble; the head of this module says which are preferred.
 
-    The bookies of the other places stay, and count. A strict policy leaves places empty rather than that a write set
-    spans fewer zones than it could: as many as the policy asks, or as those that stay allow. Otherwise as many places
-    as possible are filled, and then as few write sets as possible are short of zones. The present bookie of a place may
-    keep it if it is not excluded, and no other bookie is left that does as well for the zones.
+    The bookies of the other places stay, and their zones count. A strict policy leaves a place empty if otherwise a
+    write set would span fewer zones than the policy asks, or than the bookies that stay allow. Any other policy fills
+    as many places as possible, and then leaves as few write sets as possible short of zones. The present bookie of a
+    place may keep it if it is not excluded and no other bookie does as well for the zones.
 
     Args:
         candidates: The available bookies.
@@ -198,9 +201,9 @@ def choose(
         source: The source of random numbers.
         write_quorum: How many bookies hold an entry; 0: all of the ensemble.
         policy: How many zones a write set has to span.
-        located: Where bookies of the ensemble stand that are no candidates, because they are away.
-        full_above: The target line; None: bookies may be full, as for ledgers that are written.
-        size_bytes: How many bytes each chosen bookie is going to get.
+        located: The locations of bookies of the ensemble that are not candidates, because they are away.
+        full_above: The target line; None for no such line, as for ledgers that are being written.
+        size_bytes: Bytes that each chosen bookie is going to get.
         vacant: The places that get bookies that are away; all others get those that are not.
         steps_max: Bound on the bookies that are tried.
     """
@@ -226,7 +229,7 @@ def fits(
     size_bytes: int = 0,
     among_best: bool = True,
 ) -> bool:
-    """Return whether a bookie may take a place, as ``choose`` would choose one; for bookies that copy to themselves.
+    """Return whether a bookie may take a place by the rules of ``choose``; for bookies that copy to themselves.
 
     Args:
         own: The bookie; it is one of the candidates.
@@ -239,8 +242,8 @@ def fits(
         located: As for ``choose``.
         full_above: As for ``choose``.
         size_bytes: As for ``choose``.
-        among_best: Whether no other may be better, by all that is preferred before the local bookie; if not, it is
-            enough that the bookie may have the place.
+        among_best: Whether no other bookie may rank higher, by all preferences before that for the local bookie; if
+            False, it is enough that the bookie may have the place.
     """
     search = _search(candidates, (place,), ensemble, hints, Random(0), write_quorum, policy, located)
     search.offer((place,), ensemble, frozenset([ensemble[place]]), full_above, size_bytes)
@@ -259,7 +262,7 @@ def _search(
     policy: PlacementPolicy,
     located: Mapping[Bookie, Location] | None,
 ) -> _Search:
-    """Return a search, to which nothing is offered yet."""
+    """Return a search that has no candidates yet."""
     known = sorted(candidates, key=_bookie_of)
     size = len(ensemble) or max(places, default=-1) + 1
     stand = {each.bookie: each.location for each in known} if ensemble else {}
@@ -305,7 +308,7 @@ def remedy(
     full_above: float | None = FULL_ABOVE,
     size_bytes: int = 0,
 ) -> Choice:
-    """Choose the fewest new bookies with which a misplaced ensemble is sound; none, if no choice makes it so.
+    """Choose the fewest new bookies that make a misplaced ensemble sound; none if no choice does.
 
     Args:
         candidates: The available bookies, those of the ensemble included.
@@ -343,7 +346,7 @@ def remedy(
 
 
 def tier_of(hints: frozenset[StorageHint], tiers: Iterable[StorageHint]) -> StorageHint | None:
-    """Return the tier of a bookie where a ledger's entries live: its first that is hinted, or its first.
+    """Return the tier of a bookie where a ledger's entries live: its first hinted tier, or else its first one.
 
     Args:
         hints: The ledger's hints.
@@ -354,7 +357,7 @@ def tier_of(hints: frozenset[StorageHint], tiers: Iterable[StorageHint]) -> Stor
 
 
 def is_above(candidate: Candidate, hints: frozenset[StorageHint], line: float, size_bytes: int = 0) -> bool:
-    """Return whether the tier where a ledger would live is filled beyond a line once it has some more bytes.
+    """Return whether some more bytes would fill the tier where a ledger would live beyond a line.
 
     Args:
         candidate: The bookie.
@@ -378,10 +381,10 @@ class _Group:
     """Candidates that differ only in free space and load.
 
     Attributes:
-        location: Where they stand.
+        location: Their location.
         unhinted: Whether they lack a hinted tier.
         remote: Whether they run in other processes than the one that chooses.
-        place: The only place that they may take; -1: any.
+        place: The only place that they may take; -1 for any.
         away: Whether they are not registered.
         members: Their indexes among all candidates, ascending.
     """
@@ -402,7 +405,7 @@ class _Search:
 
     Attributes:
         known: All candidates, by bookie.
-        found_short: How many write sets are short of zones with the best choice found.
+        found_short: The number of write sets that are short of zones with the best choice found.
         cut_off: Whether the steps were used up.
     """
 
@@ -419,7 +422,7 @@ class _Search:
         self._hints = hints
         self._source = source
         self._locations = locations
-        """Where the bookie of each place stands; None for places that are empty."""
+        """The location of the bookie of each place; None for places that are empty."""
         self._shape = shape
         self._policy = policy
         self._needed = policy.needed(shape.write_quorum)
@@ -433,9 +436,9 @@ class _Search:
         self._taken: dict[int, int] = {}
         self._best: dict[int, int] = {}
         self._shorts: list[int] = []
-        """By how many zones each write set is short at least, whatever the empty places get."""
+        """The zones that each write set lacks at least, whatever bookies the empty places get."""
         self._short = self._limit = self._floor = 0
-        """The sum of that; above which sum nothing is of use; and below which no choice can be."""
+        """The sum of these; the sum above which a choice is useless; the sum below which no choice can be."""
         self._steps = 0
         self.found_short = 0
         self.cut_off = False
@@ -489,14 +492,14 @@ class _Search:
         own = {group.place for group in self._groups if group.place >= 0} | self._keepers.keys()
         empty = max(0, len(places) - anywhere - len(own))
         while not self._fill(0, empty, steps_max) and not self._best and empty < len(places):
-            # A strict policy may leave more places empty than there are too few bookies. The steps are halved, so that
-            # looking for ever fewer bookies ends.
+            # A strict policy may leave more places empty than the lack of bookies explains. The steps are halved, so
+            # that the search for ever fewer bookies ends.
             self._steps, steps_max = 0, steps_max // 2
             empty += 1
         return self._best
 
     def merits(self, place: int) -> dict[Bookie, tuple[int, tuple[int, bool, int, int]]]:
-        """Return how well each bookie that may take a place fits it; the lowest is best."""
+        """Return the rank of each bookie that may take a place; the lowest is best."""
         self._begin()
         groups = [each for each in self._groups if each.place < 0 or each.place == place]
         found = {}
@@ -526,7 +529,7 @@ class _Search:
         self._limit = self._short if self._policy.strict else self._shape.size * self._needed
 
     def _short_of(self, places: tuple[int, ...]) -> int:
-        """Return by how many zones a write set is short, if each empty place gets a bookie of a further zone."""
+        """Return the zones that a write set lacks if each empty place gets a bookie of a further zone."""
         filled = [each for place in places if (each := self._locations[place]) is not None]
         known = len({each.zone for each in filled} - {""})
         return max(0, self._needed - max(1, known + len(places) - len(filled)))
@@ -534,11 +537,11 @@ class _Search:
     # ---- the search ------------------------------------------------------------------------------------------------
 
     def _fill(self, number: int, empty: int, steps_max: int) -> bool:
-        """Fill the places from the given one on, in all ways that may be better than the best; return True to stop.
+        """Fill the places from the given one on, in all ways that may beat the best choice; return True to stop.
 
         Args:
             number: The index of the first place to fill among those to be filled.
-            empty: How many places may stay empty.
+            empty: The number of places that may stay empty.
             steps_max: After how many steps to stop.
         """
         if number == len(self._places):
@@ -556,7 +559,7 @@ class _Search:
         return empty > 0 and self._fill(number + 1, empty - 1, steps_max)
 
     def _note(self) -> bool:
-        """Note a choice; return whether no other can be better."""
+        """Note the present choice as the best one; return whether no other can be better."""
         self._best = dict(self._taken)
         self.found_short = sum(each > 0 for each in self._shorts)
         self._limit = self._short - 1
@@ -580,7 +583,7 @@ class _Search:
             yield self._keepers[place], None
 
     def _alike(self, one: _Group, other: _Group) -> bool:
-        """Return whether bookies of two groups leave the same things to try: what fails with one fails with another."""
+        """Return whether bookies of two groups leave the same choices: if one fails, so does the other."""
         return one.place == other.place and (self._needed <= 1 or one.location.zone == other.location.zone)
 
     def _draw(self, groups: list[_Group]) -> tuple[int, _Group]:
@@ -629,9 +632,9 @@ class _Search:
 
 
 class _Crowd:
-    """How much the places near one place use each zone, rack and host.
+    """The use of each zone, rack and host by the places near one place.
 
-    Who stands in a zone, or a rack, that is not known is taken to stand in the one that is used most.
+    A bookie whose zone or rack is not known counts as one in the zone or rack that is used most.
     """
 
     def __init__(self, locations: Sequence[Location | None], nearness: Sequence[int]) -> None:
@@ -663,7 +666,7 @@ class _Crowd:
 
 @lru_cache(256)
 def _nearness(size: int, write_quorum: int) -> tuple[tuple[int, ...], ...]:
-    """Return how near each two places are: more for each write set that has both; 0 for a place and itself."""
+    """Return the nearness of each two places: more for each write set that has both; 0 for a place and itself."""
     sets = write_sets(size, write_quorum)
     return tuple(
         tuple(

@@ -1,4 +1,4 @@
-"""Which bookies of an ensemble take an entry, and when enough of them have answered.
+"""The sizes of a ledger: the bookies of an ensemble that take an entry, and the answers that suffice.
 
 The bookies of an ensemble are named by place, ``0 <= place < ensemble_size``; sets of places are bits of an int.
 Entries with the same residue ``entry_id % ensemble_size`` go to the same places, so that quorums are counted per
@@ -32,7 +32,7 @@ class Quorum(NamedTuple):
 
     @property
     def negatives_needed(self) -> int:
-        """Denials of an entry that prove that it was never acked, because fewer than Qa bookies are left (QC)."""
+        """The denials that prove that an entry was never acked, because fewer than Qa bookies are left (QC)."""
         return self.write_quorum - self.ack_quorum + 1
 
     @property
@@ -76,7 +76,7 @@ class Quorum(NamedTuple):
     def covered(self, known: int) -> bool:
         """Return whether the responders cover the ensemble: each write set has fewer than Qa non-responders.
 
-        Then no entry can become acknowledged any more without one of the responders (C6).
+        Then no further entry can be acknowledged without one of the responders (C6).
 
         Args:
             known: Places that answered, as bits.

@@ -1,13 +1,13 @@
 """Reads of entries with fallback to other replicas, and reads of the last add confirmed.
 
 Theory of operation. ``ReadMachine`` cuts a range into strands: the entries of one residue in one fragment, which the
-same bookies hold. Each strand asks one replica for what it lacks; a slow replica is joined by the next one
-(speculation), a failed or denying one is followed by it. When all replicas of a strand have failed or denied, the
-metadata is read again once, because the ensemble may have changed (C17). An entry is denied only if every bookie of
-its write set denies it under current metadata; otherwise it is unknown (K5). ``LacMachine`` asks the last ensemble
-until the answers cover every write set, or waits at so many bookies that each ack quorum includes one of them.
-``EntryMachine`` is for single entries, whose reads are many: it asks one replica, and leaves all that is not a sound
-answer to a ``ReadMachine``.
+same bookies hold. Each strand asks one replica for the entries that it lacks. If the replica is slow, the next one is
+asked, too (speculation); if it fails or denies, the next one is asked instead. When all replicas of a strand have
+failed or denied, the metadata is read again once, because the ensemble may have changed (C17). An entry is denied only
+if every bookie of its write set denies it under current metadata; otherwise it is unknown (K5). ``LacMachine`` asks the
+last ensemble until the answers cover every write set, or waits at so many bookies that each ack quorum includes one of
+them. ``EntryMachine`` is for single entries, because they are read often: it asks one replica, and leaves every case
+without a sound answer to a ``ReadMachine``.
 """
 
 from __future__ import annotations
@@ -74,14 +74,14 @@ class _Strand:
     asking: int = 0
     """Places with a request under way; several during speculation."""
     asked_ns: int = 0
-    """When the last request was sent."""
+    """The time when the last request was sent."""
     refreshed: bool = False
-    """Whether the metadata were read again, or could not be, since all places had failed or denied (C17)."""
+    """True once all places have failed or denied, and the metadata were read again or could not be (C17)."""
     current: bool = False
-    """Whether ``ensemble`` comes from metadata that were read after that; only then a denial is final."""
+    """True if ``ensemble`` comes from metadata that were read after that; only then is a denial final."""
     ended: bool = False
     missing: Status = Status.OK
-    """Why ``next`` was not read, once ended."""
+    """The reason why ``next`` was not read, once the strand has ended."""
 
 
 class ReadMachine:
@@ -98,7 +98,8 @@ class ReadMachine:
         rank: The rank of bookies, 0 for those not named; the lowest are asked first.
         residues: Read only entries whose id modulo the ensemble's size is one of these; None reads all.
         checked: Have bookies verify record checksums, because the reader has no ledger password.
-        parts: If every bookie has every entry, cut the range into so many parts, which different bookies read at once.
+        parts: If every bookie has every entry, cut the range into this number of parts, which are read from different
+            bookies at once.
         total_bytes: Encoded bytes, at least 1, after which the read ends; it returns at least one entry.
 
     Threads: one at a time.
@@ -255,7 +256,7 @@ class ReadMachine:
         return effects + (self._ask(strand, now_ns) or self._exhausted(strand))
 
     def _left(self, strand: _Strand) -> int:
-        """Return how many bytes are still wanted from a strand's next entry on."""
+        """Return the bytes that are still wanted from a strand's next entry on."""
         return self._total_bytes - sum(each.read_bytes for each in self._strands if each.first < strand.next)
 
     def _stop_before(self, entry_id: int) -> None:
@@ -278,7 +279,7 @@ class ReadMachine:
         return []
 
     def _refresh(self, metadata: LedgerMetadata | None, now_ns: int, *, current: bool = True) -> list[Effect]:
-        """Try exhausted strands again with the ensembles of the metadata that were read, or the old ones without any.
+        """Try exhausted strands again, with the ensembles of the metadata that were read, or else with the old ones.
 
         A bookie that lost its place may deny an entry that only its successor holds. So answers of replaced bookies are
         dropped, and a denial is final only if the metadata are current.
@@ -343,8 +344,8 @@ class ReadMachine:
 class EntryMachine:
     """Reads one entry from one replica.
 
-    Ends with ``ReadEnded``, before it ``EntriesRead`` if the replica returned a sound copy soon. If it did not, this
-    says nothing about the entry: whether it is missing, damaged or only late, a ``ReadMachine`` finds out.
+    Ends with ``ReadEnded``, preceded by ``EntriesRead`` if the replica returned a sound copy in time. If it did not,
+    the entry may be missing, damaged or only late; a ``ReadMachine`` finds out which.
 
     Args:
         ledger_id: The ledger.
@@ -393,7 +394,7 @@ class LacMachine:
     """Reads the last add confirmed of a ledger that may be open.
 
     Without ``beyond`` it asks the whole last ensemble until the responders cover it, so that it misses no LAC that an
-    ack quorum knew before it began. With ``beyond`` it waits at so many bookies that each ack quorum includes one of
+    ack quorum knew before it began. With ``beyond`` it waits at enough bookies for each ack quorum to include one of
     them. Ends with ``LacRead`` or ``Failed``.
 
     Args:

@@ -9,8 +9,8 @@ Theory of operation. The client's driver calls ``start`` once and then ``step`` 
   copy recovers an entry; QC denials end the ledger before it; anything else decides nothing (AR4, C5). Recovered
   entries are written back through ``Inflight`` (AR5). Ensemble changes stay in memory (AR7).
 - CLOSING: state, end, length and fragments are written by one compare-and-set (AR9). A refusal is resolved by what
-  the store holds: another close is adopted; an unchanged last fragment is closed on top.
-- DOUBTING: a member found what only a password can decide, and reads the metadata once more before it ends.
+  the store holds: another client's close is adopted; if the last fragment is unchanged, the new metadata are closed.
+- DOUBTING: a member met a question that only a password can decide, and reads the metadata once more before it ends.
 - ENDED: late answers still report bookies that miss entries (C13).
 
 Two recoveries may run at once: both find every acknowledged entry, and one compare-and-set wins (I1).
@@ -18,8 +18,8 @@ Two recoveries may run at once: both find every acknowledged entry, and one comp
 A *member's* recovery has no password: it can verify neither digests nor LACs. ``docs/design/replication.md`` has its
 rules. In short: bookies check their records for it (AM1); it takes no LAC, and reads the last fragment from its first
 entry on (AM2); it takes an entry of which Qa bookies returned equal copies, or one copy if all bookies of the write set
-were heard and fewer than QC deny it (AM4). Whatever contradicts what it found ends it, and leaves the ledger to its
-owner (AM3, AM4, AM5). It closes without a seal (AM6).
+answered and fewer than QC deny it (AM4). Any contradiction ends it, and leaves the ledger to its owner (AM3, AM4, AM5).
+It closes without a seal (AM6).
 """
 
 from __future__ import annotations
@@ -73,16 +73,16 @@ READ_BYTES_MAX: Final = 1 << 20
 """Encoded bytes that one read asks for, and that are written back in one add."""
 
 UNWRITTEN_MAX: Final = 4 * READ_ENTRIES_MAX
-"""Entries read and not confirmed from which on no more are asked for."""
+"""Entries that may be read and not confirmed; at this number no more are asked for."""
 
 MEMBER_BYTES_MAX: Final = 64 << 20
-"""Bytes read and not confirmed from which on a member reads no further ahead: one bookie may be much faster."""
+"""Bytes that a member may have read and not confirmed; one bookie may be much faster than the others."""
 
 RETRY_NS: Final = 200_000_000
 """Pause before the bookies whose answers did not count are asked again."""
 
 RETRY_FOR_NS: Final = 5 * 10**9
-"""How long they are asked again, from the first round without progress; then the recovery ends undecided.
+"""The time for which they are asked again, from the first round without progress; then the recovery ends undecided.
 
 A round takes as long as its slowest answer, so the bound is a time and not a number of rounds: a stopped bookie is
 noticed by the timeout of a request only (5 s). A round that has begun is waited for, so the recovery makes no progress
@@ -94,7 +94,7 @@ _OWNER: Final = "only its password shows what is right: open it with its passwor
 
 
 class _RecoveryPhase(Enum):
-    """The states of the recovery; see the theory of operation."""
+    """The states of a recovery; the theory of operation explains them."""
 
     MARKING = 0
     FENCING = 1
@@ -107,15 +107,16 @@ class _RecoveryPhase(Enum):
 class RecoveryMachine:
     """Finds the end of a ledger, and closes the ledger there.
 
-    Everything acknowledged is kept. Ends with ``Done`` and the metadata, also if somebody else closed the ledger
-    meanwhile, or with ``Failed``; then the ledger is as it was or in recovery, and another recovery may begin.
+    All acknowledged entries are kept. Ends with ``Done`` and the metadata, even if another client closed the ledger
+    meanwhile, or with ``Failed``; then the ledger is unchanged or in recovery, and another recovery may begin.
 
     Args:
-        metadata: The ledger's as read.
-        version: The metadata store's.
-        seal: Returns the metadata of the closed ledger with what proves its end, given the last entry as it was read,
-            nothing for an empty ledger; a function of its arguments alone. None leaves the metadata as it is.
-        member: The client has no password. It ends with ``Reason.OWNER_NEEDED`` where only a password can decide.
+        metadata: The ledger's metadata, as read.
+        version: Their version in the metadata store.
+        seal: Returns the metadata of the closed ledger with the proof of its end, from the last entry as it was read
+            (``b""`` for an empty ledger); a function of its arguments alone. None leaves the metadata as they are.
+        member: Whether the client has no password. The machine then ends with ``Reason.OWNER_NEEDED`` where only a
+            password can decide.
 
     Threads: one at a time.
     """
@@ -137,7 +138,7 @@ class RecoveryMachine:
         self._tokens = count(1)
         self._phase = _RecoveryPhase.MARKING
         self._stuck_since_ns: int | None = None
-        """When a round first ended without progress; None after progress."""
+        """The time when a round first ended without progress; None after progress."""
         self._waiting = False
         self._closed = False
         self._stored_last: dict[int, int] = {}
@@ -150,7 +151,7 @@ class RecoveryMachine:
         self._claimed = -1
         """The highest LAC that was reported to a member, which cannot verify it (AM3)."""
         self._doubt = ""
-        """What a member found that only a password can decide; empty for nothing."""
+        """The contradiction that a member found and only a password can decide; empty for none."""
         self._last_entry: bytes | memoryview = b""
 
     def start(self, now_ns: int) -> list[Effect]:
@@ -212,7 +213,7 @@ class RecoveryMachine:
         self._phase = _RecoveryPhase.FENCING
         fragment = self._metadata.fragments[-1]
         self._ensemble = fragment.ensemble
-        self._lac = fragment.first_entry_id - 1  # D2: the bookies of an empty last fragment know no earlier entries
+        self._lac = fragment.first_entry_id - 1  # D2: the bookies of an empty last fragment have no earlier entries
         return self._fence(self._quorum.everyone)
 
     def _metadata_refused(self, found: LedgerMetadata | None, version: int, now_ns: int) -> list[Effect]:
@@ -302,7 +303,7 @@ class RecoveryMachine:
         return [UnderReplicated(bookie, max(first, held + 1))] if held < last else []
 
     def _retry(self, now_ns: int, what: str) -> list[Effect]:
-        """Ask the bookies again later whose answers decide nothing: silence and UNKNOWN are not denials (AR4)."""
+        """Ask bookies again later if their answers decide nothing: silence and UNKNOWN are no denials (AR4)."""
         if self._waiting:
             return []
         if self._stuck_since_ns is None:
@@ -352,7 +353,7 @@ class RecoveryMachine:
         self._heads = {entry % self._stride: entry for entry in range(first, first + self._stride)}
         self._asking = [0] * self._stride
         self._silent = 0
-        """Places whose last read had no answer: a member waits for them no more."""
+        """Places whose last read had no answer; a member no longer waits for them."""
         self._copies: dict[int, int] = {}
         """Places that returned a copy to a member, by entry."""
         self._upto: dict[tuple[int, int], int] = {}
@@ -361,7 +362,7 @@ class RecoveryMachine:
         self._length_asked: dict[int, int] = {}
         self._length_known = self._lac < 0
         self._before: memoryview | None = None
-        """The first copy of the entry that has the length."""
+        """The first copy of the last confirmed entry, whose header has the length."""
         waiting = set(self._fences.values())
         heard = (place for place in range(len(self._ensemble)) if place not in waiting)
         effects = [effect for place in heard for effect in self._lagging(place)]
@@ -402,7 +403,7 @@ class RecoveryMachine:
         return effects
 
     def _ask_each(self) -> list[Effect]:
-        """Ask each bookie for all that it has: a member needs the copies of several, and what they deny (AM4)."""
+        """Ask each bookie for all entries that it has: a member needs several copies, and the denials (AM4)."""
         effects: list[Effect] = []
         pending = self._inflight.pending
         unconfirmed = pending[-1].length - self._inflight.length if pending else 0
@@ -457,7 +458,7 @@ class RecoveryMachine:
             self._note(place, reply)
 
     def _compare(self, entry_id: int, first: memoryview, copy: memoryview) -> None:
-        """Compare a copy of an entry with the first one that came, for a member, which can verify neither (AM4)."""
+        """Compare a copy of an entry with the first copy; a member can verify neither by its digest (AM4)."""
         if not self._member:
             return
         self._claimed = max(self._claimed, lac_at(copy))
@@ -465,7 +466,7 @@ class RecoveryMachine:
             self._doubt = f"its bookies returned different copies of entry {entry_id}"
 
     def _is_heard(self, entry_id: int) -> bool:
-        """Return whether an entry can be decided: for a member, Qa copies are equal, or all were heard (AM4)."""
+        """Return whether an entry can be decided: for a member, Qa copies are equal, or all bookies answered (AM4)."""
         copies = self._copies.get(entry_id, 0)
         if not self._member or copies.bit_count() >= self._quorum.ack_quorum:
             return True
@@ -498,7 +499,7 @@ class RecoveryMachine:
         return effects + (self._write_back(entries) if entries else [])
 
     def _forget(self, entry_id: int, size: int) -> None:
-        """Forget who has an entry that is decided, so that a long fragment takes no memory for each of its entries."""
+        """Forget the holders of an entry that is decided, so that a long fragment takes no memory for each entry."""
         self._found_bytes -= size
         for known in (self._copies, self._denied, self._unknown):
             known.pop(entry_id, None)
@@ -512,7 +513,7 @@ class RecoveryMachine:
         runs = cut(first, [len(entry) for entry in entries], entries, self._quorum)
         return self._inflight.submit(Batch(first, self._next - 1, length_at(entries[-1]), runs))
 
-    # ---- what happened ---------------------------------------------------------------------------------------------
+    # ---- events ----------------------------------------------------------------------------------------------------
 
     def _request_ended(self, event: Answered | Unanswered, now_ns: int) -> list[Effect]:
         """Handle a reply, or a missing reply."""
@@ -571,7 +572,7 @@ class RecoveryMachine:
         return effects
 
     def _is_complete(self) -> bool:
-        """Return whether everything up to the end is confirmed; what fails from then on is not replaced."""
+        """Return whether everything up to the end is confirmed; bookies that fail from then on are not replaced."""
         return self._end_at == self._inflight.lac and self._length_known
 
     def _finish(self) -> list[Effect]:

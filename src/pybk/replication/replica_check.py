@@ -1,9 +1,9 @@
-"""Check of one replica: reads all that a bookie should have of a fragment, from that bookie alone.
+"""Check of one replica: reads all entries that a bookie should have of a fragment, from that bookie alone.
 
 Theory of operation. The machine keeps two reads outstanding. An entry that does not come is missing if the bookie
-denies it, damaged if its bytes are wrong, and unknown otherwise. With ``checked`` the bookie verifies record
-checksums, and an entry that fails is read once more unchecked, which separates damaged from unknown. BookKeeper's
-Auditor, which looks for lost bookies, is something else.
+denies it, damaged if its bytes are wrong, and unknown otherwise. With ``checked`` the bookie verifies record checksums,
+and an entry that fails is read once more unchecked, which separates damaged from unknown. This is not BookKeeper's
+Auditor, which looks for lost bookies.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Span(NamedTuple):
 
 
 class ReplicaProblem(NamedTuple):
-    """What is wrong with one bookie's copies of a ledger.
+    """The faults of one bookie's copies of a ledger.
 
     Attributes:
         bookie: The bookie.
@@ -65,7 +65,7 @@ class ReplicaProblem(NamedTuple):
         missing: Entries that it denies.
         damaged: Entries that it has with wrong bytes.
         unknown: Entries that it can neither return nor deny.
-        silent: Whether it did not answer, so that nothing is known of the rest.
+        silent: Whether it did not answer; the other entries are then unknown, too.
     """
 
     bookie: Bookie
@@ -83,7 +83,7 @@ class ReplicasCheck(NamedTuple):
         ledger_id: The ledger.
         copies: Sound copies of entries that were read.
         read_bytes: Their encoded bytes.
-        problems: What is wrong.
+        problems: The faults, by bookie and fragment.
     """
 
     ledger_id: int
@@ -93,7 +93,7 @@ class ReplicasCheck(NamedTuple):
 
 
 class ReplicaCheckMachine:
-    """Reads all entries that one bookie of a fragment should hold, and lists those that do not come sound.
+    """Reads all entries that one bookie of a fragment should hold, and lists those of which it returns no sound copy.
 
     Ends with ``ReadEnded``; ``EntriesRead`` reports the sound entries before.
 
@@ -219,7 +219,7 @@ class ReplicaCheckMachine:
         return [Send(token, self.bookie, read)]
 
     def _rest(self, rest: Span, reply: ReadReply, *, moved: bool) -> list[Effect]:
-        """Note why the first entry of a span did not come, and continue after it, or with it if it did not fit."""
+        """Note why the first entry of a span did not come, and continue after it; ask again if it did not fit."""
         if reply.status is Status.OK and moved:
             self._waiting.appendleft(rest)
             return []
@@ -248,7 +248,7 @@ class ReplicaCheckMachine:
 
 
 def spans_of(metadata: LedgerMetadata, place: int, first: int, last: int) -> list[Span]:
-    """Return which entries of a range a bookie takes, one span per residue.
+    """Return the entries of a range that a bookie takes, one span per residue.
 
     Args:
         metadata: The ledger's metadata.

@@ -5,9 +5,9 @@ the metadata, asks for bookies, and then alternates: read a window of entries wi
 targets as a recovery does (C7), up to the fragment's end and not the LAC (C15). Re-replication has no ledger password,
 so it asks the source bookie to verify record checksums (``checked``). Only when all copies are durable (I3), one
 compare-and-set puts the targets into the fragment, and changes nothing else (I11). It names the version that was read
-before the first copy, whatever was read since. If it is refused, the machine looks at the new metadata, and tries again
-or ends undecided. If the ledger is closed by then, the targets may have dropped what they had of it, so everything is
-copied again (SD4). A copy may take hours, so nothing is written if a target is to leave the cluster by then
+before the first copy, even if a later one was read since. If it is refused, the machine compares the new metadata, and
+tries again or ends undecided. If the ledger is closed by then, the targets may have dropped their entries of it, so
+everything is copied again (SD4). A copy may take hours, so nothing is written if a target is now leaving the cluster
 (``WriteMetadata.joining``). A failed machine leaves the metadata as it was.
 """
 
@@ -55,25 +55,25 @@ WINDOW_ENTRIES: Final = 4096
 """Entries that are read and then written in one window, at most."""
 
 WINDOW_ENTRIES_MIN: Final = 16
-"""The same at least, and of the first window while the size of an entry is not known."""
+"""Entries of one window at least, and of the first window while the size of an entry is not known."""
 
 WINDOW_BYTES: Final = 4 << 20
-"""About how many bytes a window has, so that large entries neither fill the memory nor escape the pace."""
+"""Bytes of a window, about, so that large entries neither fill the memory nor escape the pace."""
 
 READ_BYTES_MAX: Final = 1 << 20
-"""How many bytes are read with one request, about; with a pace below this, a window is one piece of the pace."""
+"""Bytes that are read with one request, about; with a pace below this, a window is one piece of the pace."""
 
 _SPECULATIVE_NS: Final = 1_000_000_000
 
 PAUSE_NS_MAX: Final = 1_000_000_000
-"""How long a pause of the pace is until it is asked again, because its rate may have grown meanwhile."""
+"""The longest pause of the pace until it is asked again, because its rate may have grown meanwhile."""
 
 
 class RereplicationMachine:
     """Copies the entries that some bookies of a fragment should hold to other bookies, which then replace the former.
 
     The fragment must have an end: it is not the last one, or the ledger is closed. A live bookie that only misses
-    entries keeps its place and gets them if it is in ``stay``. Ends with ``Done`` and the metadata, also if no bookie
+    entries gets them and keeps its place if it is in ``stay``. Ends with ``Done`` and the metadata, even if no bookie
     of ``lost`` is in the fragment, or with ``Failed``, after which it may be tried again.
 
     Args:
@@ -86,7 +86,7 @@ class RereplicationMachine:
 
     Attributes:
         copied_bytes: Encoded bytes that were sent to bookies.
-        unfilled: Why bookies of ``lost`` keep places that others should have taken; empty if none does.
+        unfilled: The reason why bookies of ``lost`` keep places that others should have taken; empty if none does.
 
     Threads: one at a time.
     """
@@ -261,7 +261,7 @@ class RereplicationMachine:
         return self._reads(self._reader.start(now_ns), now_ns)
 
     def _window_entries(self) -> int:
-        """Return how many entries the next window has, by the size of those before, or of the ledger's on average."""
+        """Return the number of entries of the next window, from the mean size of those before, or of all."""
         copied = self._next - self._first
         size, count = self._read_bytes, copied
         if not copied and self._metadata.state is LedgerState.CLOSED:
@@ -273,7 +273,7 @@ class RereplicationMachine:
         return max(WINDOW_ENTRIES_MIN, min(WINDOW_ENTRIES, window * count // size))
 
     def _piece_bytes(self) -> int:
-        """Return how many bytes are read with one request."""
+        """Return the bytes that are read with one request."""
         return READ_BYTES_MAX if self._pace is None else min(READ_BYTES_MAX, self._pace.piece_bytes)
 
     def _rested(self, now_ns: int) -> list[Effect]:
@@ -336,7 +336,7 @@ class RereplicationMachine:
         return self._window(now_ns)
 
     def _request_ended(self, event: Answered | Unanswered, now_ns: int) -> list[Effect]:
-        """Take the outcome of a read or an add."""
+        """Handle the outcome of a read or an add."""
         if event.token in self._read_tokens:
             token = self._read_tokens.pop(event.token)
             if self._reader is None:

@@ -1,9 +1,9 @@
-"""The drop of a surplus copy: a bookie deletes its entries of a closed ledger that none of the fragments places there.
+"""The drop of a surplus copy: a bookie deletes its entries of a closed ledger, none of whose fragments names it.
 
-Theory of operation. Re-replication replaces bookies; one that is not named any more may come back with its entries.
+Theory of operation. Re-replication replaces bookies; a replaced bookie may come back with its entries.
 ``healing/surplus_drop.py`` finds such copies, and drives one machine for each that it has seen twice (SD1). The danger
-is a copy that is under way to this very bookie: its adds were acknowledged, and the compare-and-set that names the
-bookie may come at any later time. So the machine goes in this order (``docs/design/replication.md``, *Surplus copies*):
+is a re-replication that copies to this very bookie: its adds were acknowledged, and the compare-and-set that names the
+bookie may come at any later time. So the machine has this order (``docs/design/replication.md``, *Surplus copies*):
 
 1. It reads some entries from each bookie that the fragments name, and asks each for an entry that cannot exist, which
    only a bookie outside limbo denies (SD2).
@@ -12,7 +12,7 @@ bookie may come at any later time. So the machine goes in this order (``docs/des
    and afterwards refuses the compare-and-set of every copy that read an older version (SD4).
 4. Unless entries were added since step 2, the bookie deletes its entries, and keeps its fence (SD5).
 
-Whatever fails, the machine ends, and the next one begins with step 1. A barrier without a drop is harmless.
+After any failure the machine ends, and the next one begins with step 1. A barrier without a drop is harmless.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ ABSENT_ENTRY: Final = 1 << 62
 """An entry that no ledger has. A bookie denies it, unless the ledger is in limbo there: then it answers *unknown*."""
 
 BOOKIE_NS: Final = 60_000_000_000
-"""How long the machine waits for its own bookie; one that stopped serving does nothing."""
+"""The longest wait of the machine for its own bookie, because one that stopped serving does nothing."""
 
 _RANDOM_ENTRIES: Final = 2
 """Entries of a place that are read besides its first and its last one."""
@@ -78,7 +78,8 @@ def is_surplus(metadata: LedgerMetadata, bookie: Bookie) -> bool:
 class SurplusDropMachine:
     """Has one bookie drop its surplus copy of a ledger, after the copies that the ledger needs were audited.
 
-    Ends with ``Done``, or with ``Failed``, after which the bookie has its copy, or some of it; try again later.
+    Ends with ``Done``, or with ``Failed``, after which the bookie has all or some of its copy, and the drop may be
+    tried again.
 
     Args:
         metadata: The ledger's metadata, for which ``is_surplus`` holds, as they were read last.
@@ -129,8 +130,8 @@ class SurplusDropMachine:
             self._ended = True
             return [Done(self._metadata, self._version)]
         if isinstance(event, MetadataRefused):
-            # Even if they look as this machine wrote them: another bookie's barrier looks the same, and may have been
-            # there before this bookie began to note what is added (SD4).
+            # This holds even if they look as this machine wrote them: another bookie's barrier looks the same, and may
+            # have been written before this bookie began to note added entries (SD4).
             return self._fail("its metadata were changed meanwhile")
         if isinstance(event, Woken):
             return self._fail("the bookie did not do what it was asked for")
@@ -138,7 +139,7 @@ class SurplusDropMachine:
         return self._fail("the metadata store cannot be reached", Reason.METADATA_UNREACHABLE)
 
     def _advance(self, now_ns: int) -> list[Effect]:
-        """Ask for more, or announce the drop once all answers were as they should be."""
+        """Send further reads, or announce the drop once all answers were sound."""
         effects: list[Effect] = []
         while self._waiting and len(self._asked) < _ASKED_MAX:
             token = next(self._tokens)
@@ -147,7 +148,7 @@ class SurplusDropMachine:
         return effects if self._asked else [AnnounceDrop(), WakeAt(now_ns + BOOKIE_NS)]
 
     def _audited(self, event: Answered | Unanswered, now_ns: int) -> list[Effect]:
-        """Take the answer to a read of the audit: the entry must be there, and the one that cannot exist denied."""
+        """Handle the answer to a read of the audit: the entry must come, or be denied if it cannot exist."""
         asked = self._asked.pop(event.token, None)
         if asked is None:
             return []
@@ -168,7 +169,7 @@ class SurplusDropMachine:
         return reply.status is Status.OK and reply.run is not None and reply.run.first == read.first
 
     def _announced(self, event: DropAnnounced) -> list[Effect]:
-        """Write the barrier once the bookie notes what is added (SD3)."""
+        """Write the barrier once the bookie notes added entries (SD3)."""
         if not event.ready:
             return self._fail("its entries here are in limbo; the drop waits for its end")
         return self._barrier()
@@ -200,7 +201,7 @@ def _audit(metadata: LedgerMetadata, source: Random) -> Iterator[tuple[Bookie, R
 
 
 def _drawn(spans: list[Span], source: Random) -> list[int]:
-    """Return the first and the last entry of some spans, and a few between, ascending."""
+    """Return the first and the last entry of some spans, and a few in between, ascending."""
     if not spans:
         return []
     drawn = {min(span.first for span in spans), max(span.last for span in spans)}

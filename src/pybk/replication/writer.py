@@ -5,22 +5,23 @@ performs the effects that they return. ``Inflight`` counts acknowledgements; thi
 States:
 
 - STEADY: adds are sent and confirmed. A failed bookie leads to CHOOSING, a close to CLOSING.
-- CHOOSING: ``ChooseBookies`` was asked. Confirming continues, because the ensemble has not changed yet. With
-  replacements the machine goes to CHANGING. Places without one are given up, and it returns to STEADY. If a write set
-  has no ack quorum then, it keeps its pending entries, tries the failed bookies at once, and again whenever bookies
-  register and every ``LOOK_NS``, until its patience has passed; then it ends (AW10).
+- CHOOSING: ``ChooseBookies`` was asked. Confirming continues, because the ensemble has not changed yet. Places without
+  a replacement are given up. The machine enters CHANGING if there is any replacement, else STEADY. If a write set then
+  has no ack quorum, the machine keeps its pending entries. It tries the failed bookies at once, whenever bookies
+  register, and every ``LOOK_NS``, until its patience has passed; then it ends (AW10).
 - A bookie that leaves the cluster is replaced likewise, without waiting for an add to fail there, because an idle
-  writer sends none; a place for which there is no other bookie keeps it (AW12).
+  writer sends none. It keeps its place if no other bookie can take that (AW12).
 - CHANGING: the new ensemble, from LAC + 1 on, is being written (AW5). Nothing is confirmed until the outcome is known
-  (C3), and new bookies get nothing before (C1). While the metadata store is away the writer keeps its pending entries
-  and asks again, until its patience has passed; then it ends (AW10). Success replaces the bookies in ``Inflight``,
-  which resends what is pending to them alone (AW6), and returns to STEADY.
+  (C3), and new bookies get no entries before (C1). While the metadata store does not answer, the writer keeps its
+  pending entries and asks again, until its patience has passed; then it ends (AW10). After success ``Inflight``
+  replaces the bookies and resends the pending entries to the new ones alone (AW6), and the machine returns to STEADY.
 - CLOSING: LAC and length are being written by one compare-and-set (AW7). FENCED answers are ignored here, because
   the compare-and-set decides whose end it is (AW4).
 - ENDED: after ``Done`` or ``Failed``. After ``Done``, late answers still report bookies that miss entries (C13).
 
-A refused compare-and-set, and one whose outcome is unknown, are both resolved by what the store holds (C9, C10): the
-wanted value is success, an open ledger is changed again on top, a recovery or a foreign close ends the writer (AW8).
+A refused compare-and-set, and one whose outcome is unknown, are both resolved by what the store holds (C9, C10). The
+wanted value means success; if the ledger is still open, the change is made again on the new metadata; a recovery or
+another client's close ends the writer (AW8).
 """
 
 from __future__ import annotations
@@ -66,23 +67,24 @@ from pybk.replication.placement import usable
 from pybk.replication.quorum import Quorum, places
 
 METADATA_TRIES: Final = 8
-"""How often the metadata store is asked for the outcome of a change at least, whatever the patience."""
+"""The least number of times that the metadata store is asked for the outcome of a change, whatever the patience."""
 
 METADATA_RETRY_NS: Final = 100_000_000
-"""Wait before the metadata store is asked again; doubles with each try up to ``LOOK_NS``."""
+"""The wait before the metadata store is asked again; doubles with each try up to ``LOOK_NS``."""
 
 REVIVE_NS: Final = 10_000_000_000
 REVIVE_NS_MAX: Final = 600_000_000_000
-"""Wait before the places of bookies that were given up are filled again; doubles with each try up to the maximum.
+"""The wait before the places of bookies that were given up are filled again; doubles with each try up to this maximum.
 
-It begins anew when bookies register or leave.
+It is reset when bookies register or leave.
 
-Each try that finds a bookie adds a fragment to the metadata, so that they may not be many.
+Tries may not be frequent, because each one that finds a bookie adds a fragment to the metadata.
 """
 
 LOOK_NS: Final = 1_000_000_000
-"""Wait before bookies are looked for again while a write set has no ack quorum, and the longest one for the metadata
-store."""
+"""The wait before the next search for bookies while a write set has no ack quorum; also the longest wait for the
+metadata store.
+"""
 
 _ENDS: Final = {
     Status.FENCED: Reason.FENCED,
@@ -90,11 +92,11 @@ _ENDS: Final = {
     Status.CONFLICT: Reason.CONFLICT,
     Status.DELETED: Reason.DELETED,
 }
-"""Answers after which nothing more can be written to the ledger."""
+"""Answers after which no entry can be written to the ledger any more."""
 
 
 class _WriterPhase(Enum):
-    """The states of the writer; see the theory of operation."""
+    """The states of the writer; the theory of operation explains them."""
 
     STEADY = 0
     CHOOSING = 1
@@ -107,22 +109,23 @@ class WriterMachine:
     """Writes one open ledger, as its only writer.
 
     Entries are submitted in batches and confirmed in order. A bookie that fails is replaced from the first entry that
-    is not confirmed; without a replacement it is given up while every write set keeps an ack quorum, and its place is
-    filled later, maybe by the same bookie: when one registers, and after a pause, because a bookie that only did not
-    answer for a while stays registered. Without an ack quorum the writer keeps what is pending and tries the failed
-    bookies again, as long as its patience lasts, before it ends (AW10). After ``Done`` or ``Failed`` the machine does
-    nothing, except that after ``Done`` it still takes answers to adds and reports bookies that miss entries (C13).
+    is not confirmed. Without a replacement it is given up if every write set keeps an ack quorum. Its place is filled
+    when a bookie registers, or after a pause, maybe by the same bookie: one that only did not answer for a while stays
+    registered. Without an ack quorum the writer keeps its pending entries and tries the failed bookies again, as long
+    as its patience lasts, before it ends (AW10). After ``Done`` the machine only takes answers to adds and reports
+    bookies that miss entries (C13); after ``Failed`` it does nothing.
 
     Args:
         metadata: The ledger's metadata: open, with at least one fragment.
         version: Their version in the metadata store.
-        straggler_bytes: A bookie that has not acknowledged more confirmed bytes than this is replaced.
-        patience_ns: How long the writer waits for bookies while a write set has no ack quorum, or for the metadata
-            store while a change is under way, before it ends.
+        straggler_bytes: Confirmed bytes that a bookie may leave unacknowledged; one that owes more is replaced.
+        patience_ns: The longest wait for bookies while a write set has no ack quorum, or for the metadata store while a
+            change is under way; then the writer ends.
         deferred: Adds are acknowledged before they are durable, and confirmed by ``force`` only.
-        away: Bookies of the first ensemble that were not registered when the ledger was created, which is recorded
-            already: nothing is sent to them, and their places are filled as those of bookies that were given up (AW11).
-        seal: Returns the closed metadata with the seal (I18); must depend on its argument alone. None adds no seal.
+        away: Bookies of the first ensemble that were not registered when the ledger was created; the creation has
+            recorded that they miss entries. Nothing is sent to them, and their places are filled like those of bookies
+            that were given up (AW11).
+        seal: Returns the closed metadata with the seal (I18); a function of its argument alone. None adds no seal.
 
     Attributes:
         metadata: The ledger's metadata as last read or written; never a change whose outcome is not known.
@@ -162,35 +165,35 @@ class WriterMachine:
         )
         self._phase = _WriterPhase.STEADY
         self._places: tuple[int, ...] = ()
-        """The places that ``ChooseBookies`` named; only meant in CHOOSING."""
+        """The places that ``ChooseBookies`` named; valid only in CHOOSING."""
         self._replacements: dict[int, Bookie] = {}
-        """The bookies that the change under way brings in, by place; only meant in CHANGING."""
+        """The bookies that the change under way adds, by place; valid only in CHANGING."""
         self._wanted = metadata
         """The metadata of the compare-and-set under way, to recognise it if its outcome is not known (C9)."""
         self._tries, self._away_until_ns = 0, 0
-        """Failures of the metadata store in a row, and when the writer ends if the outcome is not known by then."""
+        """Consecutive failures of the metadata store, and the time when the writer ends without an outcome."""
         self._stuck_at = -2
-        """The last acknowledged entry when a write set had no ack quorum last; -2 for never."""
+        """The last acknowledged entry at the time when a write set last had no ack quorum; -2 for never."""
         self._give_up_at_ns = 0
-        """When the writer ends, if nothing more is acknowledged by then, and there are still too few bookies."""
+        """The time when the writer ends, if no further entry is acknowledged by then and bookies are still too few."""
         self._retry_at_ns: int | None = None
-        """When the metadata store is asked again."""
+        """The time when the metadata store is asked again."""
         self._revive_at_ns = -REVIVE_NS_MAX
-        """When the places of bookies that were given up are, or were, filled again."""
+        """The time of the next, or last, try to fill the places of bookies that were given up."""
         self._wake_at_ns: int | None = None
-        """The wake-up that was asked for last and has not come."""
+        """The time of the last wake-up that was asked for and has not come."""
         self._revive_ns = REVIVE_NS
-        """The wait before that; begins anew after a time without such places, and when bookies register or leave."""
+        """The wait before that try; reset after a time without such places, and when bookies register or leave."""
         self._close_asked = False
         self._leaving = frozenset[Bookie]()  # those that are known to leave the cluster
         self._watched = False
-        """Whether a reader waits at some bookie for the LAC to move."""
+        """True if a reader waits at some bookie for the LAC to move."""
         self._lac_sent = -1
-        """LAC that the bookies know from an add or ``WriteLac``; at most the LAC, always."""
+        """The LAC that the bookies know from an add or ``WriteLac``; never above the LAC."""
         self._force_target = -1
-        """Entry up to which ``force`` was asked; forces are sent while the LAC is below it."""
+        """The entry up to which ``force`` was called; forces are sent while the LAC is below it."""
         self._forces: dict[int, tuple[int, Bookie, int]] = {}
-        """Forces under way by token: place, its bookie then, and the first entry that was not confirmed then."""
+        """Forces under way by token: the place, and its bookie and the first unconfirmed entry when it was sent."""
         self._steps = {
             Answered: self._answered,
             Unanswered: self._unanswered,
@@ -214,7 +217,7 @@ class WriterMachine:
 
     @property
     def ended(self) -> bool:
-        """Whether the ledger was closed, or the writer failed."""
+        """True if the ledger was closed, or the writer failed."""
         return self._phase is _WriterPhase.ENDED
 
     @property
@@ -277,10 +280,10 @@ class WriterMachine:
         return self.announce()
 
     def announce(self) -> list[Effect]:
-        """Send the bookies the last add confirmed even if they know it, so that they know that the writer lives (H12).
+        """Send the bookies the last add confirmed even if they know it, to show that the writer lives (H12).
 
-        A bookie that has started again knows no session of a writer that has had nothing to append since. During an
-        ensemble change those of the ensemble before are sent it, as the metadata name no other (C1).
+        A bookie that has restarted knows no session of a writer that has appended nothing since. During an ensemble
+        change the bookies of the old ensemble get it, because the metadata name no other (C1).
         """
         inflight = self._inflight
         if self._phase in (_WriterPhase.CLOSING, _WriterPhase.ENDED):
@@ -291,10 +294,10 @@ class WriterMachine:
         return [Send(next(self._tokens), inflight.ensemble[place], request) for place in places(inflight.live)]
 
     def bookies_changed(self, now_ns: int, leaving: frozenset[Bookie] = frozenset()) -> list[Effect]:
-        """Try to fill the places of bookies that leave or were given up, because bookies came, went or changed.
+        """Try to fill the places of bookies that leave or were given up, because bookies registered, left or changed.
 
-        The pauses between tries begin anew, because this try may fail: bookies were chosen before that one came, an
-        answer that it owed before is missed only now, or it does not answer yet.
+        The pauses between tries are reset, because this try may fail: the choice may precede the new bookie, an old
+        request to it may time out only now, or it may not answer yet.
 
         Args:
             now_ns: The time.
@@ -331,7 +334,7 @@ class WriterMachine:
         return self._force_answered(event.token, reply) if effects is None else effects
 
     def _force_answered(self, token: int, reply: Reply) -> list[Effect]:
-        """Count an answer to a force; those to ``WriteLac`` say nothing."""
+        """Count an answer to a force; answers to ``WriteLac`` are ignored."""
         if token in self._forces:
             failure = CHANGE_REASONS.get(reply.status, ChangeReason.REFUSED)
             self._forced(token, None if reply.status is Status.OK else failure)
@@ -344,7 +347,7 @@ class WriterMachine:
         return []
 
     def _forced(self, token: int, failure: ChangeReason | None) -> None:
-        """Count a force: entries that the bookie had acknowledged when it was sent are durable there, or it failed."""
+        """Count a force: entries that the bookie had acknowledged before are durable, or the bookie failed."""
         place, bookie, first = self._forces.pop(token)
         if self._inflight.ensemble[place] != bookie:
             return
@@ -398,7 +401,7 @@ class WriterMachine:
         return [effect for place in places(inflight.failed) for effect in inflight.give_up(place)]
 
     def _revive_later(self, now_ns: int) -> None:
-        """Have the places of bookies that were given up filled after a pause, each time a longer one."""
+        """Schedule the next try to fill the places of bookies that were given up, each time after a longer pause."""
         if self._revive_at_ns > now_ns:
             return
         if now_ns - self._revive_at_ns > REVIVE_NS_MAX:
@@ -407,7 +410,7 @@ class WriterMachine:
         self._revive_ns = min(2 * self._revive_ns, REVIVE_NS_MAX)
 
     def _with_wake_up(self, effects: list[Effect], now_ns: int) -> list[Effect]:
-        """Add the wake-up for places that were given up, unless it is there: a machine has one wake-up at a time."""
+        """Add the wake-up for places that were given up, unless it is set: a machine has one wake-up at a time."""
         for effect in effects:
             if isinstance(effect, WakeAt):
                 self._wake_at_ns = effect.time_ns
@@ -436,7 +439,7 @@ class WriterMachine:
         return [WriteMetadata(wanted, self._version)]
 
     def _metadata_written(self, event: MetadataWritten, now_ns: int) -> list[Effect]:
-        """Make the change effective, which it is only once the metadata have it (C1)."""
+        """Make the change effective, now that the metadata have it (C1)."""
         if self._phase not in (_WriterPhase.CHANGING, _WriterPhase.CLOSING):
             return []
         self.metadata, self._version, self._tries = self._wanted, event.version, 0
@@ -458,7 +461,7 @@ class WriterMachine:
         return self._resolve(event.metadata, event.version, now_ns)
 
     def _resolve(self, found: LedgerMetadata | None, version: int, now_ns: int) -> list[Effect]:
-        """Compare the metadata that the store holds with the wanted ones: done, to be written again, or lost."""
+        """Compare the stored metadata with the wanted ones: the change is done, must be written again, or is lost."""
         if found == self._wanted:
             return self._metadata_written(MetadataWritten(version), now_ns)
         if found is None:
@@ -558,7 +561,7 @@ class WriterMachine:
 
     @property
     def _wanting(self) -> int:
-        """The places to be filled whose bookies did not fail just now: they were given up, or leave."""
+        """The places to be filled whose bookies were given up or leave, and did not fail just now."""
         inflight = self._inflight
         if not self._leaving:
             return inflight.dead
