@@ -1,1 +1,1 @@
-"""What a cluster shares: ledgers' metadata, bookies, locks, on LMDB or ZooKeeper: ``docs/reference/metadata.md``."""
+"""The metadata of a cluster, in LMDB or ZooKeeper: ledgers, bookies, locks, …; ``docs/reference/metadata.md``."""

@@ -1,7 +1,7 @@
-"""What the auditor of a cluster leaves in the metadata store: what the next auditor needs, and a report for people.
+"""The records of a cluster's auditor in the metadata store: its state for the next auditor, and a report for people.
 
-Both are JSON that the auditor makes. The *report* is leased: it disappears when the auditor does, so that nobody takes
-an old one for the present. The *state* stays.
+Both are JSON that the auditor makes. The *report* is leased: it disappears with the auditor, so that no reader takes an
+old one for the present. The *state* stays.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ class AuditorRecords(AuthenticatedValues):
     """
 
     def read_auditor_state(self) -> dict[str, Any] | None:
-        """Return what the last auditor has left; None if there was none."""
+        """Return the state that the last auditor left; None if no auditor did."""
         return self.read_document(ValueKind.AUDITOR, AUDITOR_KEY)
 
     def write_auditor_state(self, values: Mapping[str, Any]) -> None:
-        """Replace what is left to the next auditor, durably. Of two auditors at once, the later write counts."""
+        """Replace the state for the next auditor, durably; of two auditors at once, the later write counts."""
         self.write_document(ValueKind.AUDITOR, AUDITOR_KEY, values, leased=False)
 
     def read_auditor_report(self) -> dict[str, Any] | None:
-        """Return the auditor's last report; None if there is no auditor, or it has not reported yet."""
+        """Return the auditor's last report; None if no auditor runs, or it has not reported yet."""
         return self.read_document(ValueKind.AUDITOR_REPORT, REPORT_KEY)
 
     def is_quiet(self, now_ns: int) -> bool:
         """Return whether an auditor leads, and neither holds repairs nor has a person paused them.
 
-        Nothing that can wait is done at other times, because what the metadata name may not be what there is.
+        Work that can wait is not done at other times, because the metadata may then not match the bookies.
 
         Args:
             now_ns: The time, nanoseconds since 1970.

@@ -9,7 +9,7 @@ secret has no MACs. The key epoch names the secret.
 A value of format 3 was *resealed*: another MAC was made for a value that did not change, by the key of a later epoch.
 Its header has ``since (16)`` after the token: the version that the key had when it got this payload, so that all
 versions from there on have the same payload and token. A writer that expects one of them in a compare-and-set has read
-what the key has, and continues from the version that it has now (``AuthenticatedValues.change``).
+the present payload, and continues from the present version (``AuthenticatedValues.change``).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ VALUE_FORMAT_BASE: Final = 1
 VALUE_FORMAT: Final = 2
 VALUE_FORMAT_RESEALED: Final = 3
 LOOK_SECONDS: Final = 10.0
-"""How old what a process knows of the cluster's secrets may be when it writes."""
+"""The greatest age of a process's knowledge of the cluster's secrets when it writes."""
 
 TOKEN_BYTES: Final = 16
 MAC_BYTES: Final = 32
@@ -99,7 +99,7 @@ def token_of(value: bytes) -> bytes:
 
 
 def epoch_of(value: bytes) -> int:
-    """Return the key epoch that a value names; 0 for one that names none. Nothing is verified."""
+    """Return the key epoch that a value names, unverified; 0 for one that names none."""
     return 0 if value[0] == VALUE_FORMAT_BASE else int.from_bytes(value[4:8], "big")
 
 
@@ -134,7 +134,7 @@ def encode_authenticated(
         key: Its key in the store.
         token: The writer's token.
         payload: Its payload.
-        keys: The cluster's metadata keys, None for a cluster without a secret.
+        keys: The cluster's metadata keys; None for a cluster without a secret.
         level: The cluster's feature level, which decides the format.
         since: For a value that is resealed: the version of the key that had this payload first.
     """
@@ -153,7 +153,7 @@ def encode_authenticated(
 
 
 def decode_authenticated(key: str, value: bytes, keys: MetadataKeys | None) -> tuple[ValueKind, bytes]:
-    """Check a value, and return its kind and payload. MACs are compared in constant time.
+    """Check a value, and return its kind and payload; MACs are compared in constant time.
 
     Raises:
         UnsupportedFormatError: The value has a newer format.
@@ -198,7 +198,7 @@ def decode_authenticated(key: str, value: bytes, keys: MetadataKeys | None) -> t
 
 
 class UnknownEpochError(MetadataForgedError):
-    """A value names a key epoch that this process does not know; it may know it once it has looked again.
+    """A value names a key epoch that this process does not know; it may know it once it has read the secrets again.
 
     Attributes:
         epoch: The epoch.
@@ -248,7 +248,7 @@ class AuthenticatedValues:
         self._looked = time.monotonic()
 
     def refresh_keys(self) -> None:
-        """Look at the cluster's secrets again, and adopt what has changed. A cluster overrides this."""
+        """Read the cluster's secrets again, and adopt changes; ``ClusterMetadata`` overrides this."""
         self._looked = time.monotonic()
 
     def encoded(self, kind: ValueKind, key: str, token: bytes, payload: bytes) -> bytes:
@@ -256,15 +256,15 @@ class AuthenticatedValues:
 
         Raises:
             MetadataForgedError: The cluster uses a secret that was not given to this process.
-            MetadataUnreachableError: Which secret is in use was unknown, and cannot be read; nothing is written.
+            MetadataUnreachableError: The secret in use is not known, and cannot be read; nothing is written.
         """
-        # A process that was suspended must not write with a secret that was retired since: nobody could read that.
+        # A process that was suspended must not write with a secret that was retired since: no reader would take it.
         if self.keys is not None and time.monotonic() - self._looked > LOOK_SECONDS:
             self.refresh_keys()
         return encode_authenticated(kind, key, token, payload, self.keys, self.feature_level)
 
     def decoded(self, key: str, value: bytes) -> tuple[ValueKind, bytes]:
-        """Check a value as ``decode_authenticated`` does; a new epoch of the cluster's secret may be met here first."""
+        """Check a value as ``decode_authenticated`` does; on a new epoch, read the cluster's secrets again."""
         try:
             return decode_authenticated(key, value, self.keys)
         except UnknownEpochError:
@@ -279,7 +279,7 @@ class AuthenticatedValues:
         return payload
 
     def create_value(self, kind: ValueKind, key: str, payload: bytes, *, leased: bool = False) -> int:
-        """Create a key, once even if answers are lost; returns its version."""
+        """Create a key, once even if answers are lost; return its version."""
         token = new_token()
         value = self.encoded(kind, key, token, payload)
         return settle(self._store, key, lambda: self._store.create(key, value, leased=leased), _wrote(token))
@@ -289,8 +289,7 @@ class AuthenticatedValues:
     ) -> int:
         """Make a change of a key that has ``version``, once even if answers are lost.
 
-        If the key was only resealed since, so that it still has what it had at that version, the change is made at the
-        version that it has now.
+        If the key was only resealed since, and so has the same payload, the change is made at its present version.
 
         Args:
             key: The key.
@@ -313,14 +312,14 @@ class AuthenticatedValues:
 
     @property
     def _resealed(self) -> bool:
-        """Whether values of the cluster may have been resealed, because it had several secrets."""
+        """True if values of the cluster may have been resealed, because it had several secrets."""
         return self.keys is not None and (self.keys.current > 0 or len(self.keys.by_epoch) > 1)
 
     def is_unchanged(self, key: str, node: Node, version: int) -> bool:
-        """Return whether a key still has what it had at a version, though it may have been resealed since."""
+        """Return whether a key still has the payload of a version; it may have been resealed since."""
         if node.version == version:
             return True
-        self.decoded(key, node.value)  # else anybody could say so
+        self.decoded(key, node.value)  # otherwise any client could forge this
         return unchanged_since(node.value, node.version) <= version < node.version
 
     def _put(
@@ -333,7 +332,7 @@ class AuthenticatedValues:
         reused: bool = False,
         token: bytes | None = None,
     ) -> int:
-        """Replace a key's value, once even if answers are lost; returns its version. None draws a token."""
+        """Replace a key's value, once even if answers are lost; return its version. ``token`` None draws one."""
         token = token or new_token()
         value = self.encoded(kind, key, token, payload)
         return self.change(
@@ -344,7 +343,7 @@ class AuthenticatedValues:
         """Return a value that is a JSON object; None if there is none.
 
         Raises:
-            CorruptError, MetadataForgedError, UnsupportedFormatError: It is something else.
+            CorruptError, MetadataForgedError, UnsupportedFormatError: It is not a JSON object of this kind.
         """
         node = self._store.get(key, latest=True)
         if node is None:
@@ -352,13 +351,13 @@ class AuthenticatedValues:
         return decode_json(self._payload_of(kind, key, node.value), dict, where=f"metadata key {key!r}")
 
     def write_document(self, kind: ValueKind, key: str, values: Mapping[str, Any], *, leased: bool) -> None:
-        """Replace a value by a JSON object, durably, whatever it was. Of two processes at once, the later write counts.
+        """Replace a value by a JSON object, durably and unconditionally; of concurrent writes, the later one counts.
 
         Args:
             kind: Its kind.
             key: Its key.
             values: The object.
-            leased: It disappears with the session of this process.
+            leased: Whether it disappears with the session of this process.
         """
         payload = encode_json(dict(values))
         while True:
@@ -367,7 +366,8 @@ class AuthenticatedValues:
                 if node is None:
                     self.create_value(kind, key, payload, leased=leased)
                 else:
-                    # What is written does not depend on what is replaced, so a key that was made again may be, too.
+                    # The new value does not depend on the old one, so a key that was removed and created again may be
+                    # replaced, too.
                     self._put(kind, key, payload, node.version)
                 return
 

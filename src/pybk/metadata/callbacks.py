@@ -37,7 +37,7 @@ class Callback:
         self.call = call
 
     def cancel(self) -> None:
-        """Stop calling it; see ``Watch.cancel``."""
+        """Stop the calls; see ``Watch.cancel``."""
         self._owner.remove(self)
 
 
@@ -51,7 +51,7 @@ class Callbacks:
     def __init__(self, name: str) -> None:
         self._name = name
         self._changed = threading.Condition()
-        # All guarded by _changed. _due holds the time of each scheduled callback, and is a subset of _known.
+        # _changed guards all of these. _due holds the time of each scheduled callback, and is a subset of _known.
         self._known: dict[Callback, None] = {}
         self._due: dict[Callback, float] = {}
         self._thread: threading.Thread | None = None
@@ -107,7 +107,7 @@ class Callbacks:
             self.schedule(callback)
 
     def close(self) -> None:
-        """Cancel all callbacks; waits for one that is running, unless it is the caller."""
+        """Cancel all callbacks, and wait for one that is running, unless it is the caller."""
         with self._changed:
             self._closed = True
             self._known.clear()

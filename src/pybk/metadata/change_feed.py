@@ -13,17 +13,17 @@ KEYS_MAX: Final = 4096
 REST_S: Final = 1.0
 """Least seconds from a report of None, which has everything read again, to the next; more if the reading took longer.
 
-So at most half of the time goes into reading while a process of an older version changes keys all the time.
+So reading takes at most half of the time while a process of an older version changes keys all the time.
 """
 
 
 class ChangeFeed:
     """Collects changed keys until the callback thread reports them; see ``MetadataStore.watch_below``.
 
-    It begins with None to report, because nothing is known of earlier changes. Threads: any.
+    Its first report is None, because earlier changes are not known. Threads: any.
 
     Args:
-        key: The key that the reported keys are below.
+        key: The key above the reported keys.
         callback: The function that they are reported to.
     """
 
@@ -41,7 +41,7 @@ class ChangeFeed:
             keys: The keys; None if changes may have been missed.
 
         Returns:
-            Whether there is something to report.
+            Whether the feed has a report.
         """
         below = None if keys is None else [key for key in keys if key.startswith(self._prefix)]
         with self._lock:
@@ -55,12 +55,12 @@ class ChangeFeed:
             return bool(self._keys)
 
     def rest_s(self) -> float:
-        """Return the seconds that are to pass until ``report`` is called; 0 unless it would report None again."""
+        """Return the seconds until ``report`` may be called; 0 unless it would report None again."""
         with self._lock:
             return 0.0 if self._keys is not None else max(0.0, self._rested_at - time.monotonic())
 
     def report(self) -> None:
-        """Call the callback with what was collected, if anything; if it fails, the next call reports that again."""
+        """Call the callback with the collected keys, if any; if it fails, the next call reports them again."""
         with self._lock:
             keys = None if self._keys is None else frozenset(self._keys)
             self._keys = set()

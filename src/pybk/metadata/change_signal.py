@@ -13,7 +13,7 @@ from typing import Final
 logger = logging.getLogger(__name__)
 
 REST_S: Final = 0.01
-"""Default for the least seconds between two reported changes.
+"""The default for the least seconds between two reported changes.
 
 If the file cannot be watched, ``wait`` returns after this time.
 """
@@ -56,7 +56,7 @@ class ChangeSignal:
 
         Args:
             timeout_s: Seconds at most; None for no limit.
-            changes: Return for changes of the file, too.
+            changes: Whether to return for changes of the file, too.
             rest_s: Least seconds between two reported changes; ``set`` ends this pause early.
 
         Returns:

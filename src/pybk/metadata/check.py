@@ -1,4 +1,4 @@
-"""Checks everything in a metadata store or an export: MACs, what values say, and what refers to nothing."""
+"""Checks all values in a metadata store or an export: their MACs, their contents, and dangling references."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _KINDS: Final = {
     EPOCH_KEY: (ValueKind.EPOCH,),
     OUTDATED_KEY: (ValueKind.OUTDATED,),
 }
-"""The kinds of values by the first name of their keys; other keys are counted, and not judged."""
+"""The kinds of values by the first name of their keys; other keys are counted, and not checked."""
 
 
 def check_values(
@@ -57,7 +57,7 @@ def check_values(
 
     Args:
         values: All keys and values.
-        identity: The cluster's, from its value.
+        identity: The cluster's identity, from its value.
         keys: The cluster's metadata keys, None without a secret.
         key_for: As for ``ClusterMetadata``.
         progress: Called with the values that were checked, twice.
@@ -71,7 +71,7 @@ def check_values(
 
 
 class _Check:
-    """What a check has seen so far."""
+    """The state of a check."""
 
     def __init__(
         self,
@@ -195,10 +195,10 @@ class _Check:
         reason = decode_json(payload, lambda values: str(values["reason"]), where=f"metadata key {key!r}")
         self._problem(key, f"the metadata were put back to an older state: {reason}; {epochs.REMEDY}")
 
-    # ---- what refers to nothing ----------------------------------------------------------------------------------
+    # ---- dangling references -------------------------------------------------------------------------------------
 
     def report(self) -> MetadataCheckReport:
-        """Check what needs all values, and return the result."""
+        """Make the checks that need all values, and return the result."""
         for key, ledger_id in self._marks:
             if ledger_id not in self._live:
                 self._problem(key, f"ledger {ledger_id} does not exist; remove the mark")

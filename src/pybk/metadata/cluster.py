@@ -1,4 +1,4 @@
-"""One cluster in a metadata store: its identity and feature level, and everything else that its members share."""
+"""One cluster in a metadata store: its identity and feature level, and all other metadata that its members share."""
 
 from __future__ import annotations
 
@@ -87,8 +87,8 @@ class _Stored(NamedTuple):
     Attributes:
         identity: The cluster's identity.
         level: Its feature level.
-        epochs: What it says of secrets.
-        keys: The metadata keys that are known here; None without a secret.
+        epochs: The epochs of its secrets.
+        keys: The metadata keys that this process knows; None without a secret.
         version: The value's version.
         payload: Its payload.
     """
@@ -138,11 +138,11 @@ class ClusterMetadata(
     Args:
         store: The store; ``close`` closes it.
         key_for: Derives the metadata keys from the cluster's secrets; None without a secret. It is called again when
-            the cluster's secrets change, and may return others then.
+            the cluster's secrets change, and may then return other keys.
         cost: The scrypt cost of a cluster that does not exist yet.
-        create: Create the cluster if there is none.
+        create: Whether to create a cluster that does not exist.
         level: The feature level of a cluster that does not exist yet.
-        mending: Open the store even if it is outdated, to restore or rebuild its contents.
+        mending: Whether to open the store even if it is outdated, to restore or rebuild its contents.
         on_keys: Called with the metadata keys before they are used, at first and after each change; in any thread, and
             while locks are held. It must neither use the metadata nor wait.
 
@@ -151,14 +151,14 @@ class ClusterMetadata(
         feature_level: The level whose formats the cluster's members write. It is watched, so it rises when a member
             raises it.
         about: The payload of the key ``cluster``, of which each bookie keeps a copy.
-        secret_epochs: What it says of the cluster's secrets.
+        secret_epochs: The epochs of the cluster's secrets.
 
     Raises:
-        MetadataForgedError: No secret is the one that the cluster uses, or one side has a secret and the other none.
+        MetadataForgedError: No given secret is the one that the cluster uses, or only one side has a secret.
         MetadataUnreachableError: The store did not answer.
         UnsupportedFormatError: The cluster has a feature level that this version of pybk does not know.
         CorruptError: The value of the key ``cluster`` cannot be decoded.
-        MetadataError: There is no cluster, and ``create`` is False.
+        MetadataError: The cluster does not exist, and ``create`` is False.
         MetadataOutdatedError: The store was put back to an older state, or emptied (``epochs``).
     """
 
@@ -193,14 +193,14 @@ class ClusterMetadata(
             self._watch = store.watch(CLUSTER_KEY, self._look_again)
 
     def measure(self, metrics: Metrics) -> None:
-        """Record how long the metadata store takes, and count ends of sessions, in these metrics from now on."""
+        """Record the times of the metadata store's requests, and count ends of sessions, in these metrics."""
         self._timed.measure(metrics)
 
     def _look_again(self) -> None:
         """Adopt the feature level and the secrets if they changed; the store calls this after a change of the key."""
         try:
             self.refresh_keys()
-            self.rewrite_locks()  # though the secrets may have been adopted before, by a thread that met a new value
+            self.rewrite_locks()  # even if a thread that met a new value has adopted the secrets before
         except PybkError as error:
             logger.warning("the cluster's own metadata cannot be used now, so what was known stays: %s", error)
 
@@ -210,8 +210,9 @@ class ClusterMetadata(
         The secrets of this process are read again, too, so that one that was added to its file is found.
 
         Raises:
-            MetadataForgedError: The cluster uses a secret that was not given to this process; what was known stays.
-            MetadataUnreachableError, CorruptError, UnsupportedFormatError: It cannot be read; what was known stays.
+            MetadataForgedError: The cluster uses a secret that was not given to this process, which keeps what it knew.
+            MetadataUnreachableError, CorruptError, UnsupportedFormatError: The key cannot be read; the process keeps
+                what it knew.
         """
         stored = _read_cluster(self._store, self._key_for)
         if stored is None:
@@ -254,12 +255,12 @@ class ClusterMetadata(
     # ---- secrets -------------------------------------------------------------------------------------------------
 
     def add_secret(self) -> SecretEpochs:
-        """Make the secret that was given next to the current one the next epoch: its values are accepted from now on.
+        """Make the secret that is given in addition to the current one the next epoch, whose values are accepted.
 
-        Repeating it changes nothing, but members look again for a secret that they lack.
+        Repeating it changes nothing, but makes members look again for a secret that they lack.
 
         Returns:
-            What the cluster has now.
+            The epochs as they are now.
 
         Raises:
             UsageError: This process was given no new secret, or not the current one.
@@ -279,7 +280,7 @@ class ClusterMetadata(
             if not new:
                 raise UsageError(
                     "a secret is added by a process that has both: give the cluster's secret and the new one, which "
-                    "was never its secret before; beside the file of the secret, FILE.next has the new one"
+                    "was never its secret before; next to the file of the secret, FILE.next has the new one"
                 )
             if len(epochs.proofs) > 1:
                 raise IllegalOperationError(
@@ -296,10 +297,10 @@ class ClusterMetadata(
         return self._change_epochs(added)
 
     def switch_secret(self) -> SecretEpochs:
-        """Make the newest secret the current one, with which values are written and sessions begin from now on.
+        """Make the newest secret the current one, with which values are written and sessions begin.
 
-        Whether all members have it is for the caller to check. Repeating it changes nothing, but members look again for
-        a secret that they lack.
+        The caller checks that all members have it. Repeating it changes nothing, but makes members look again for a
+        secret that they lack.
 
         Returns:
             What the cluster has now.
@@ -326,7 +327,7 @@ class ClusterMetadata(
     def retire_secret(self) -> SecretEpochs:
         """Refuse the secret before the current one from now on.
 
-        Whether anything still needs it is for the caller to check. Repeating it does nothing.
+        The caller checks that it is no longer needed. Repeating it does nothing.
 
         Returns:
             What the cluster has now.
@@ -352,10 +353,10 @@ class ClusterMetadata(
         return self._change_epochs(retired)
 
     def _change_epochs(self, change: Callable[[_Stored, Sequence[bytes]], SecretEpochs]) -> SecretEpochs:
-        """Change what the key ``cluster`` says of secrets by compare-and-set.
+        """Change the secrets in the key ``cluster`` by compare-and-set.
 
-        If nothing changes, nothing is written, unless there are two secrets: all members watch the key, and one that
-        was given the file of the second one late has nothing else that makes it look there.
+        If nothing changes, nothing is written, unless there are two secrets: all members watch the key, and a member
+        that got the file of the second one late looks for it only when the key changes.
         """
         if self._key_for is None:
             raise IllegalOperationError("the cluster has no secret; it gets one when it is created, or never")
@@ -374,7 +375,7 @@ class ClusterMetadata(
                 return epochs
 
     def _read(self) -> _Stored:
-        """Read the key ``cluster``, which is there."""
+        """Read the key ``cluster``, which exists."""
         stored = _read_cluster(self._store, self._key_for)
         if stored is None:
             raise MetadataForgedError(f"metadata key {CLUSTER_KEY!r} was removed; nothing removes it: restore it")
@@ -383,13 +384,13 @@ class ClusterMetadata(
     # ---- feature level -------------------------------------------------------------------------------------------
 
     def upgrade(self, *, finalize: bool) -> Upgrade:
-        """Raise the cluster's feature level to the newest, or return what prevents that.
+        """Raise the cluster's feature level to the newest one, or return the reasons that prevent it.
 
         Args:
-            finalize: False changes nothing. True raises the level, unless something prevents it. It cannot be lowered.
+            finalize: Whether to raise the level, unless something prevents it; it cannot be lowered.
 
         Returns:
-            The level, and what prevents raising it.
+            The level, and the reasons that prevent raising it.
 
         Durability: A raised level is durable on return; running members adopt it within moments.
         """
@@ -431,7 +432,7 @@ class ClusterMetadata(
         self._store.close()
 
     def __enter__(self) -> Self:
-        """Return this."""
+        """Return the metadata."""
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -440,7 +441,7 @@ class ClusterMetadata(
 
 
 def _order_of(epochs: SecretEpochs) -> tuple[int, int, int]:
-    """Return what grows with each step of a rotation."""
+    """Return an order of epochs that grows with each step of a rotation."""
     return epochs.newest, epochs.current, min(epochs.proofs)
 
 
@@ -515,7 +516,7 @@ def _check_cluster(node: Node, key_for: KeyFor | None) -> _Stored:
 def _keys_of(
     identity: ClusterIdentity, level: FeatureLevel, epochs: SecretEpochs, given: Sequence[bytes]
 ) -> MetadataKeys:
-    """Verify the proofs of a cluster's secrets, and return the metadata keys that those given here lead to.
+    """Verify the proofs of a cluster's secrets, and return the metadata keys to which the given ones lead.
 
     Raises:
         MetadataForgedError: None of the secrets is the one that the cluster uses, or a proof is forged.
@@ -541,7 +542,7 @@ def _keys_of(
 
 
 def _refusal(identity: ClusterIdentity, epochs: SecretEpochs, given: Sequence[bytes], held: dict[int, bytes]) -> str:
-    """Return why the secrets that are given here do not open a cluster."""
+    """Return the reason why the given secrets do not open a cluster."""
     cluster = f"cluster {identity.cluster_id.hex()}"
     if held:
         (epoch,) = held
@@ -579,7 +580,7 @@ def cluster_value_of(about: bytes) -> bytes:
 
 
 def age_of(about: bytes) -> tuple[int, ...]:
-    """Return what grows whenever the payload of the key ``cluster`` changes: its level, and the steps of rotations."""
+    """Return an order that grows with each change of the key ``cluster``: its level, and the steps of rotations."""
 
     def order(values: dict[str, Any]) -> tuple[int, ...]:
         if "level" not in values:
@@ -606,7 +607,7 @@ def encode(identity: ClusterIdentity, level: FeatureLevel, epochs: SecretEpochs)
     Args:
         identity: The cluster's identity.
         level: Its feature level.
-        epochs: What it says of secrets, with the results of ``proof_of``.
+        epochs: The epochs of its secrets, with the results of ``proof_of``.
     """
     values: dict[str, Any] = {
         "cluster_id": to_base64(identity.cluster_id),
@@ -621,14 +622,14 @@ def encode(identity: ClusterIdentity, level: FeatureLevel, epochs: SecretEpochs)
 def proof_of(
     identity: ClusterIdentity, mac_key: bytes, level: FeatureLevel, epoch: int = 0, claim: bytes = b""
 ) -> bytes:
-    """Return the MAC that proves which metadata key an epoch has, and authenticates the cluster's identity and level.
+    """Return the MAC that proves the metadata key of an epoch, and authenticates the cluster's identity and level.
 
     Args:
         identity: The identity.
         mac_key: The metadata key.
         level: The level.
         epoch: The key epoch.
-        claim: What is authenticated next to them, ``SecretEpochs.claim``; empty as long as there was one epoch only.
+        claim: ``SecretEpochs.claim``, which is authenticated, too; empty before there was a second epoch.
     """
     parts = [identity.cluster_id, identity.salt, identity.cost.to_bytes(8, "big")]
     if level < FeatureLevel.SEALS:
@@ -647,7 +648,7 @@ def from_values(values: dict[str, Any]) -> tuple[ClusterIdentity, int, SecretEpo
     level = values["level"]
     if type(level) is not int or level < FeatureLevel.SEALS:
         raise ValueError(f"level {level!r}")
-    # What a newer pybk says of secrets is not decoded: its level is refused.
+    # Secrets of a newer pybk are not decoded, because its level is refused.
     epochs = SecretEpochs.of(values) if level <= NEWEST_LEVEL else SecretEpochs(proofs={0: b""})
     return _identity_from(values), level, epochs
 

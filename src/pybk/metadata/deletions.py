@@ -1,34 +1,36 @@
-"""Pages of deleted ledgers, by which bookies learn what to drop, so that they need not ask for each ledger.
+"""Pages of deleted ledgers, from which bookies learn which ledgers to drop, without a request for each.
 
-Only a ledger's tombstone proves that it was deleted; a page is a hint to look at it. The auditor learns of tombstones
-from the feed of changes and appends their ids in *pages*, numbered from 1. The *head* has the number of the last page
-that counts. Each bookie keeps the number of the page up to which it has dropped everything, its *position*, and reads
-the head once a minute. A page that all bookies are past is removed, and the tombstones that it announced are *folded*
+Only a ledger's tombstone proves that it was deleted; a page is a hint to read it. The auditor gets new tombstones from
+the feed of changes and appends their ids in *pages*, numbered from 1. The *head* has the number of the last valid page.
+Each bookie keeps its *position*, the number of the page up to which it has dropped all deleted ledgers, and reads the
+head once a minute. A page that all bookies have passed is removed, and the tombstones that it announced are *folded*
 with it: their ids go to a value that keeps ranges of ids, and then their keys are removed.
 
-A folded tombstone cannot make a bookie drop anything, so that it is folded only if no bookie needs it:
+A folded tombstone cannot make a bookie drop entries, so it is folded only if no bookie needs it:
 
-- DT1: It is folded once each bookie that belongs to the cluster, whether it runs or not, has recorded that it is past
-  the page that announced it. A bookie leaves the cluster when it is removed for good, and no directory of that instance
-  is started again.
-- DT2: A bookie records that it is past a page one look after it has read it, when it has nothing of the deleted ledgers
-  of that page. It stores the first entry of a ledger only after a look-up that finds the metadata. Such a look-up
+- DT1: It is folded once each bookie that belongs to the cluster, running or not, has recorded that it has passed the
+  page that announced it. A bookie leaves the cluster when it is removed for good, and no directory of that instance is
+  started again.
+- DT2: A bookie records that it has passed a page one look after it has read it, when it has no entries of the page's
+  deleted ledgers. It stores the first entry of a ledger only after a look-up that finds the metadata. Such a look-up
   began before the deletion, and has been answered by that second look.
 - DT3: The id is recorded before the key is removed. So a deleted ledger is known as deleted for ever: its id is not
   given again, metadata that are rebuilt do not bring it back, and a bookie whose directory was put back to an older
-  state does not take the metadata for outdated because of it. What it has of such a ledger is an orphan there.
+  state does not take the metadata for outdated because of it. Its entries of such a ledger are orphans.
 
 To append means to create the page after the head's, and then to raise the head by compare-and-set:
 
-- Stopped between the two, the page is there and does not count. The next append finds it, raises the head over it as it
-  is, because all that a page ever has are ids of tombstones, and appends its own.
-- Two auditors at once, because the lease of one was lost: one of them creates the page or raises the head, the other
-  finds the key or the version changed, and begins again from the new head. What was appended twice is dropped once.
+- If the auditor stops between the two, the page exists and does not count. The next append finds it, raises the head
+  over it unchanged, because a page only ever has ids of tombstones, and appends its own page.
+- If two auditors run at once, because the lease of one was lost, one of them creates the page or raises the head. The
+  other finds the key or the version changed, and begins again from the new head. An id that was appended twice is
+  dropped once.
 - An auditor that was suspended may create a page whose number was used and removed since. The head is above it, so its
-  compare-and-set is refused, nobody reads that page, and it is removed with the next ones; the ids are appended anew.
+  compare-and-set is refused, no bookie reads that page, and it is removed with the next ones; the ids are appended
+  again.
 
-Numbers never begin again, because the head stays. A bookie that begins looks at all its ledgers once, after it has read
-the head: every ledger of the pages up to there had its tombstone before.
+Numbers never begin again, because the head stays. A new bookie checks all its ledgers once, after it has read the head:
+every ledger of the pages up to that number had its tombstone before.
 """
 
 from __future__ import annotations
@@ -71,7 +73,7 @@ FOLDED_MAX: Final = 1000
 """Tombstones that one call of ``trim_deletions`` folds; each is one change of the metadata store."""
 
 DELETED_IDS: Final = 10_000
-"""Ids that one value of folded tombstones is about."""
+"""Ids that one value of folded tombstones covers."""
 
 _DELETED_IDS_KEY: Final = re.compile(rf"{DELETED_KEY}/[0-9]{{3}}(/[0-9]{{4}}){{3}}")
 _NUMBER_MAX: Final = (1 << 53) - 1
@@ -88,10 +90,10 @@ class Deletions(Ledgers, Bookies):
     # ---- the auditor's side --------------------------------------------------------------------------------------
 
     def begin_deletions(self) -> int:
-        """Make the head unless there is one, and return its number. Bookies read pages from then on.
+        """Create the head unless it exists, and return its number. Bookies read pages from then on.
 
-        Call it when all tombstones of the cluster are about to be appended, because bookies that run look at their
-        ledgers themselves only as long as there is no head.
+        Call it when all tombstones of the cluster are about to be appended, because running bookies check their ledgers
+        themselves only until the head exists.
         """
         while True:
             head = self._deletion_head()
@@ -102,7 +104,7 @@ class Deletions(Ledgers, Bookies):
                 return 0
 
     def append_deletions(self, ledger_ids: Sequence[int]) -> int:
-        """Announce to bookies that ledgers have a tombstone, durably; see this module for what may go wrong.
+        """Announce to bookies that ledgers have a tombstone, durably; the head of this module describes the races.
 
         Args:
             ledger_ids: Their ids, 1 to ``PAGE_LEDGERS_MAX``.
@@ -134,15 +136,15 @@ class Deletions(Ledgers, Bookies):
                     return number
 
     def oldest_deletion_position(self) -> int | None:
-        """Return the page up to which every bookie that belongs to the cluster has dropped everything.
+        """Return the page up to which every bookie that belongs to the cluster has dropped its deleted ledgers.
 
         Returns:
-            The page; None if a bookie has recorded none, or if there are no bookies.
+            The page; None if a bookie has recorded none, or if the cluster has no bookies.
         """
         oldest: int | None = None
         keys = [f"{COOKIES_KEY}/{name}" for name in self._store.children(COOKIES_KEY)]
         for key, node in zip(keys, self._store.get_many(keys), strict=True):
-            # A cookie that cannot be read raises: its bookie may be behind.
+            # A cookie that cannot be read raises: its bookie may not have passed the page.
             cookie = None if node is None else self._cookie(key, node)
             if cookie is None or cookie.state is BookieState.REMOVED:
                 continue
@@ -153,16 +155,16 @@ class Deletions(Ledgers, Bookies):
         return oldest
 
     def trim_deletions(self) -> int:
-        """Fold the tombstones of pages that all bookies are past, and remove the pages (DT1).
+        """Fold the tombstones of pages that all bookies have passed, and remove the pages (DT1).
 
         It may be stopped, and repeated at any time, also by two processes at once.
 
-        A page with tombstones whose value of folded ones is damaged stays, and the others are folded meanwhile.
+        If the value for folded tombstones is damaged, the pages with tombstones for it stay; the others are folded.
 
         Returns:
-            How many pages were removed.
+            The number of pages that were removed.
 
-        Cost: Up to ``FOLDED_MAX`` changes; what is left is for the next call.
+        Cost: Up to ``FOLDED_MAX`` changes; the next call does the rest.
         """
         oldest = self.oldest_deletion_position()
         removed, left = 0, FOLDED_MAX
@@ -194,14 +196,14 @@ class Deletions(Ledgers, Bookies):
             return []
 
     def _fold(self, ledger_ids: list[int], count: int) -> tuple[int, bool]:
-        """Fold those tombstones that ledgers have (DT3).
+        """Fold the tombstones of some ledgers (DT3).
 
         Args:
             ledger_ids: The ledgers, ascending.
-            count: How many are folded at most.
+            count: The most tombstones to fold.
 
         Returns:
-            How many were folded, and whether no other has to wait until a damaged value is repaired.
+            The number of folded ones, and False if others have to wait until a damaged value is repaired.
         """
         if self.feature_level < FeatureLevel.STREAMS:
             return 0, True  # an older pybk would take the metadata for outdated
@@ -236,15 +238,15 @@ class Deletions(Ledgers, Bookies):
                 return
 
     def repair_deleted_ids(self, held: Collection[int] = ()) -> list[str]:
-        """Make damaged values of deleted ids again, durably; returns their keys.
+        """Replace damaged values of deleted ids, durably; return their keys.
 
-        Which ids such a value had is not known any more. Each id of its ten thousand that has no key counts as deleted
-        from then on, so that none is given again; the next ids that are given are above them.
+        The ids of such a value are not known any more. From then on each id of its ten thousand that has no key counts
+        as deleted, so that none is given again; the next ids that are given are above them.
 
         Args:
-            held: Ledgers that bookies still have, so that they were not folded (DT1), although they have no key.
+            held: Ledgers that bookies still have; they were not folded (DT1), although they have no key.
 
-        Threads: Others may use the metadata meanwhile: they neither make nor fold ledgers of these ids before.
+        Threads: Other clients may use the metadata meanwhile: they neither create nor fold ledgers of these ids before.
         """
         repaired = []
         for key in self._damaged_deleted_ids():
@@ -286,13 +288,13 @@ class Deletions(Ledgers, Bookies):
             return True
 
     def _ids_with_keys(self, key: str) -> set[int]:
-        """Return the ids of a value of deleted ids that have metadata, a tombstone, or a damaged value."""
+        """Return those ids of a value's range that have metadata, a tombstone, or a damaged value."""
         names = self._store.children(f"{LEDGERS_KEY}{key.removeprefix(DELETED_KEY)}")
         first = _ids_of(key).start
         return {first + int(name) for name in names if name.isdecimal()}
 
     def _tombstones(self, ledger_ids: Sequence[int]) -> dict[int, int]:
-        """Return those of some ledgers that have a tombstone, in their order, with its version."""
+        """Return the ledgers among some that have a tombstone, in their order, with its version."""
         keys = [f"{LEDGERS_KEY}/{ledger_path(ledger_id)}" for ledger_id in ledger_ids]
         pairs = zip(ledger_ids, keys, self._store.get_many(keys), strict=True)
         return {
@@ -304,7 +306,7 @@ class Deletions(Ledgers, Bookies):
     # ---- the bookies' side ---------------------------------------------------------------------------------------
 
     def last_deletion_page(self) -> int | None:
-        """Return the number of the last page, 0 if there is none yet; None if no auditor has begun.
+        """Return the number of the last page, 0 before the first; None if no auditor has created the head.
 
         Cost: One read.
         """
@@ -315,8 +317,8 @@ class Deletions(Ledgers, Bookies):
         """Return the ledgers of the pages above ``after`` up to ``last``, which may be deleted.
 
         Args:
-            after: A number up to which everything was read.
-            last: What ``last_deletion_page`` returned.
+            after: The number of the last page that was read.
+            last: The result of ``last_deletion_page``.
 
         Raises:
             CorruptError: A page is missing, or is not a page.
@@ -354,7 +356,7 @@ class Deletions(Ledgers, Bookies):
             return None
 
     def read_deletion_position(self, bookie: Bookie) -> int | None:
-        """Return the page up to which a bookie has dropped everything; None if this instance has recorded none."""
+        """Return the page up to which a bookie has dropped its deleted ledgers; None if this instance recorded none."""
         key = _position_key(bookie.bookie_id)
         node = self._store.get(key, latest=True)
         if node is None:
@@ -366,7 +368,7 @@ class Deletions(Ledgers, Bookies):
         return page if found == bookie else None
 
     def record_deletion_position(self, bookie: Bookie, page: int) -> None:
-        """Record that a bookie has dropped, durably, all deleted ledgers of the pages up to one; it does so itself."""
+        """Record that the bookie of this process has durably dropped all deleted ledgers of the pages up to one."""
         key = _position_key(bookie.bookie_id)
         payload = encode_json(
             {"bookie_id": bookie.bookie_id, "instance": to_base64(bookie.instance), "page": _number(page)}
@@ -381,7 +383,7 @@ class Deletions(Ledgers, Bookies):
                 return
 
     def _deletion_head(self) -> tuple[int, int] | None:
-        """Return the number of the last page and the version of the head; None if there is no head."""
+        """Return the number of the last page and the version of the head; None without a head."""
         node = self._store.get(DELETION_HEAD_KEY, latest=True)
         if node is None:
             return None
@@ -391,7 +393,7 @@ class Deletions(Ledgers, Bookies):
 
 
 def _ids_of(key: str) -> range:
-    """Return the ids that a value of ``DELETED_KEY`` is about."""
+    """Return the ids that a value of ``DELETED_KEY`` covers."""
     first = int(key.removeprefix(DELETED_KEY).replace("/", "")) * DELETED_IDS
     return range(first, first + DELETED_IDS)
 

@@ -1,7 +1,7 @@
-"""Durable positions of bookies in the metadata store: how far each bookie's log was known to be on disk.
+"""Durable positions of bookies in the metadata store: the end of each bookie's log that was known to be on disk.
 
-A bookie whose directory was restored from an older copy cannot see that from the directory itself. The position, which
-is kept outside of it, shows it: a log that ends before the recorded position has lost acknowledged entries.
+A bookie whose directory was restored from an older copy cannot see this in the directory itself. The position, which is
+kept elsewhere, shows it: a log that ends before the recorded position has lost acknowledged entries.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _INT_MAX: Final = (1 << 64) - 1
 
 @dataclass(frozen=True, slots=True)
 class DurablePosition:
-    """How far a bookie's log was on disk, and in which files.
+    """The end of a bookie's log that was on disk, and the files that had it.
 
     Attributes:
         bookie: The bookie.
@@ -53,7 +53,7 @@ class DurablePositions(AuthenticatedValues):
 
         Raises:
             MetadataForgedError: It was not written with the cluster's secret.
-            CorruptError: The key holds something else than a position of this bookie.
+            CorruptError: The key does not hold a position of this bookie.
         """
         found = self._read_position(_key(bookie_id))
         return None if found is None else found[0]
@@ -62,7 +62,7 @@ class DurablePositions(AuthenticatedValues):
         """Record a bookie's position; durable on return. The caller is the bookie itself.
 
         Args:
-            position: The new position. It may lie before the recorded one, as it does after a start in limbo.
+            position: The new position. It may be before the recorded one, as after a start in limbo.
 
         Returns:
             False if a later start of the same bookie has recorded its position, which is kept.

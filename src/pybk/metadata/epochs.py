@@ -1,9 +1,9 @@
-"""The metadata epoch: what shows that a metadata store was put back to an older state, or emptied.
+"""The metadata epoch, which shows that a metadata store was put back to an older state, or emptied.
 
-The key ``epoch`` has a number, which only ``restore`` and ``rebuild`` raise, and ticks, which bookies raise at
-each start and every ten minutes. Each bookie keeps the highest pair that it has seen in its directory. A store whose
-pair is lower than that was put back. The bookie that finds it creates the key ``outdated``, which makes every client
-and bookie that connects from then on raise MetadataOutdatedError, until the metadata were restored or rebuilt.
+The key ``epoch`` has a number, which only ``restore`` and ``rebuild`` raise, and ticks, which bookies raise at each
+start and every ten minutes. Each bookie keeps the highest pair that it has seen in its directory. A store whose pair is
+lower was put back. The bookie that finds it creates the key ``outdated``. From then on every client and bookie that
+connects raises MetadataOutdatedError, until the metadata were restored or rebuilt.
 
 A cluster of an older pybk has no epoch; its first bookie of this version creates the key. Older members ignore both.
 """
@@ -34,13 +34,13 @@ _INT_MAX: Final = (1 << 63) - 1
 
 
 class MetadataEpoch(NamedTuple):
-    """How far the metadata of a cluster are, in the order of their ages.
+    """The age of a cluster's metadata; epochs are ordered by age.
 
     Attributes:
         number: 0 for a cluster that was never restored; else milliseconds since 1970, higher than any number before.
         ticks: Grows with each start of a bookie, and every ten minutes while one runs.
-        limbo: Metadata of this epoch may name bookies that do not have the entries, because not every bookie was
-            looked at: each bookie puts all its ledgers in limbo when it first sees the epoch.
+        limbo: Whether metadata of this epoch may name bookies that do not have the entries, because not all bookies'
+            directories were read; each bookie puts all its ledgers in limbo when it first sees the epoch.
     """
 
     number: int
@@ -53,7 +53,7 @@ class MetadataEpoch(NamedTuple):
 
     @property
     def age(self) -> tuple[int, int]:
-        """What is compared: the higher, the newer."""
+        """The pair that is compared; the higher one is newer."""
         return self.number, self.ticks
 
 
@@ -65,12 +65,12 @@ class MetadataEpochs(AuthenticatedValues):
 
         Raises:
             MetadataForgedError: It was not written with the cluster's secret.
-            CorruptError: The key holds something else.
+            CorruptError: The key does not hold an epoch.
         """
         return self._read_epoch()[0]
 
     def grow_epoch(self) -> MetadataEpoch:
-        """Raise the ticks by one, durably, and return the epoch; begins epoch 0 if there is none.
+        """Raise the ticks by one, durably, and return the epoch; begin epoch 0 if the cluster has none.
 
         Cost: One read and one write of the metadata store.
         """
@@ -97,12 +97,12 @@ class MetadataEpochs(AuthenticatedValues):
                 return begun
 
     def note_outdated(self, reason: str) -> None:
-        """Record durably why the store must not be used; a reason that is recorded already stays."""
+        """Record durably the reason why the store must not be used; an earlier reason stays."""
         with suppress(MetadataExistsError):
             self.create_value(ValueKind.OUTDATED, OUTDATED_KEY, encode_json({"reason": reason[:REASON_CHARS_MAX]}))
 
     def check_not_outdated(self) -> None:
-        """Raise MetadataOutdatedError if somebody found that the store was put back to an older state, or emptied."""
+        """Raise MetadataOutdatedError if a bookie found that the store was put back to an older state, or emptied."""
         node = self._store.get(OUTDATED_KEY)
         if node is not None:
             payload = self._payload_of(ValueKind.OUTDATED, OUTDATED_KEY, node.value)
@@ -116,7 +116,7 @@ class MetadataEpochs(AuthenticatedValues):
                 self._delete(OUTDATED_KEY, node.version)
 
     def _read_epoch(self) -> tuple[MetadataEpoch | None, int]:
-        """Return the epoch and the version of its key; None and 0 if there is none."""
+        """Return the epoch and the version of its key; None and 0 without an epoch."""
         node = self._store.get(EPOCH_KEY, latest=True)
         if node is None:
             return None, 0
@@ -132,7 +132,7 @@ class MetadataEpochs(AuthenticatedValues):
 
 
 def outdated(reason: str) -> MetadataOutdatedError:
-    """Return the error for metadata that were put back, with what to do about it."""
+    """Return the error for metadata that were put back, with the remedy."""
     return MetadataOutdatedError(f"the cluster's metadata were put back to an older state: {reason}; {REMEDY}")
 
 

@@ -25,17 +25,17 @@ from pybk.values import from_base64, to_base64
 
 EXPORT_FORMAT: Final = 1
 NOT_EXPORTED: Final = ("bookies", "locks", AUDITOR_KEY, REPORT_KEY, ORPHANS_KEY, SCRUB_KEY, QUICK_KEY)
-"""What has a lease, by the first names of keys; some stores do not distinguish leased keys from others.
+"""The leased keys, by their first names, because some stores do not distinguish leased keys from others.
 
-What the auditor has left is not exported either: it says for how long bookies were absent at that time. Nor is what
-was checked when, because that is no proof for what bookies have later.
+The records of the auditor are not exported either, because they say for how long bookies were absent at that time. Nor
+are the times of checks, because they prove nothing about later copies.
 """
 
 _KIND: Final = "pybk cluster metadata"
 _NAMES: Final = frozenset({"key", "value"})
 _PROGRESS_VALUES: Final = 1000
 _LINE_BYTES_MAX: Final = 16 << 20
-"""Far more than a value of a metadata store has in base64; a file of something else may have no line end."""
+"""Far more bytes than a value of a metadata store has in base64; a file that is not an export may have no line end."""
 
 
 def write_export(
@@ -50,7 +50,7 @@ def write_export(
         progress: Called with the values that were written, and again that number, as the total is not known.
 
     Raises:
-        UsageError: There is a file of this name.
+        UsageError: A file of this name exists.
     """
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -100,7 +100,7 @@ def check_export(path: str) -> None:
     """Check that a file is a whole export.
 
     Raises:
-        CorruptError: It was cut or changed, or is something else.
+        CorruptError: It was cut or changed, or is not an export.
         UnsupportedFormatError: It has a newer format.
     """
     for _ in read_export(path):
@@ -143,7 +143,7 @@ def read_export(path: str) -> Iterator[tuple[str, bytes]]:
                     "copy"
                 )
             elif file.read(1):
-                raise CorruptError(f"{path} goes on after its last line; take another copy of the file")
+                raise CorruptError(f"{path} continues after its last line; take another copy of the file")
             else:
                 return
     raise CorruptError(f"{path} was cut: its last line is missing; take another copy of the file")

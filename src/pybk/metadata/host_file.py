@@ -11,17 +11,17 @@ Slots. The file is an array of slots of 16 bytes: the time of the last heartbeat
 the process id. A session's process keeps its slot locked. A locked slot with an old heartbeat belongs to a process
 that is stopped, frozen or starved.
 
-The write lock is a lock far beyond all slots. A lock has no payload, so its *length* carries the ticket of its
-holder: ``process id << 32 | counter``, with a counter that differs each time. Waiting processes read the ticket with
-``F_OFD_GETLK``. A holder that was stopped (SIGSTOP) would block every writer, and killing it is not this module's
-business. So a waiting process (``resume_stopped_writer``)
+The write lock is a lock far beyond all slots. A lock has no payload, so its *length* carries the ticket of its holder:
+``process id << 32 | counter``, with a counter that differs each time. Waiting processes read the ticket with
+``F_OFD_GETLK``. A holder that was stopped (SIGSTOP) would block every writer, and this module may not kill it. So a
+waiting process (``resume_stopped_writer``)
 
 1. checks that the holder is stopped and has this file open, and that it still holds the same ticket,
 2. writes the ticket into slot 0, and
 3. sends SIGCONT.
 
 The holder finishes its change, releases the lock, finds its ticket in slot 0, and stops itself again
-(``release_write_lock``). The ticket prevents that a process which somebody resumed meanwhile stops itself after a
+(``release_write_lock``). Because of the ticket, a process that a user resumed meanwhile does not stop itself after a
 later change.
 """
 
@@ -46,10 +46,10 @@ SESSION_SLOTS: Final = 1
 
 _AWAITED_SLOT: Final = 0
 _WRITE_LOCK_AT: Final = 1 << 40
-"""Offset of the write lock, beyond all slots."""
+"""The offset of the write lock, beyond all slots."""
 
 _TICKET_BITS: Final = 32
-"""Bits of a ticket below the process id: a counter."""
+"""The bits of a ticket below the process id, which are a counter."""
 
 SLOT: Final = struct.Struct("<QQ")
 """One slot of the file."""
@@ -105,7 +105,7 @@ class HostFile:
         return self.fd
 
     def try_lock(self, slot: int) -> bool:
-        """Lock a slot and write a heartbeat into it; returns False if another process has it."""
+        """Lock a slot and write a heartbeat into it; return False if another process has it."""
         if not self._try_lock(slot * SLOT.size, SLOT.size):
             return False
         self.heartbeat(slot)
@@ -120,7 +120,7 @@ class HostFile:
         return self._holder(slot * SLOT.size, SLOT.size) != 0
 
     def try_write_lock(self) -> int:
-        """Take the write lock; returns the ticket, or 0 if another process has the lock. Does not wait."""
+        """Take the write lock without waiting; return the ticket, or 0 if another process has the lock."""
         self._tickets = (self._tickets + 1) % (1 << _TICKET_BITS)
         ticket = os.getpid() << _TICKET_BITS | self._tickets
         return ticket if self._try_lock(_WRITE_LOCK_AT, ticket) else 0
@@ -129,7 +129,7 @@ class HostFile:
         """Release the write lock; stop this process again if it was resumed only to release it.
 
         Args:
-            ticket: The ticket of ``try_write_lock``; 0 if the lock was not taken, or if that is not known.
+            ticket: The ticket of ``try_write_lock``; 0 if the lock was not taken, or perhaps not.
         """
         self._unlock(_WRITE_LOCK_AT, 0)
         if ticket and self._read(_AWAITED_SLOT)[0] == ticket:
@@ -143,7 +143,7 @@ class HostFile:
         """Resume the holder of the write lock if it is stopped; without the permission to signal it, do nothing."""
         ticket = self._holder(_WRITE_LOCK_AT, 1)
         pid = ticket >> _TICKET_BITS
-        # A stopped process keeps the lock until it is resumed, so the second look at the ticket is not too early.
+        # A stopped process keeps the lock until it is resumed, so the second check of the ticket is not too early.
         if ticket and is_stopped(pid) and self._is_user(pid) and self._holder(_WRITE_LOCK_AT, 1) == ticket:
             os.pwrite(self.descriptor(), SLOT.pack(ticket, os.getpid()), _AWAITED_SLOT * SLOT.size)
             with contextlib.suppress(OSError):
@@ -158,12 +158,12 @@ class HostFile:
         return time.monotonic_ns() - self._read(slot)[0]
 
     def close(self) -> None:
-        """Unlock everything and close the file. Idempotent."""
+        """Unlock all slots and the write lock, and close the file. Idempotent."""
         with _guard:
             _open.discard(self)
             fd, self.fd = self.fd, -1
             if fd >= 0:
-                # Closing alone does not unlock if a child was forked this moment and has not closed its copy yet.
+                # Closing alone does not unlock if a child was forked just now and has not closed its copy yet.
                 fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _lock(fcntl.F_UNLCK, 0, 0))
                 os.close(fd)
 

@@ -11,7 +11,7 @@ IdRange = tuple[int, int]
 
 
 def with_ids(ranges: Sequence[IdRange], ids: Iterable[int]) -> list[IdRange]:
-    """Return ranges with further ids: ascending, and none next to another."""
+    """Return ranges with further ids, ascending, with adjacent ranges merged."""
     merged: list[IdRange] = []
     for first, last in sorted([*ranges, *((each, each) for each in ids)]):
         if merged and first <= merged[-1][1] + 1:
@@ -28,7 +28,7 @@ def has_id(ranges: Sequence[IdRange], wanted: int) -> bool:
 
 
 def count_ids(ranges: Sequence[IdRange]) -> int:
-    """Return how many ids ranges have."""
+    """Return the number of ids in ranges."""
     return sum(last - first + 1 for first, last in ranges)
 
 

@@ -1,4 +1,4 @@
-"""The lease time: how long a member of a cluster may be silent before its leases end.
+"""The lease time: the time for which a member of a cluster may be silent before its leases end.
 
 A *lease* is a key that the metadata store removes when the session of the process that created it ends. Registrations
 of bookies and locks are leases. A session ends at once when its process closes the store, and also when its process
@@ -6,8 +6,8 @@ dies on the host of an LMDB store, because the kernel drops its locks. In all ot
 connection, a lost host) the metadata store waits for the lease time, counted from the last sign of life.
 
 A shorter lease time replaces lost bookies and lock holders sooner. A longer one tolerates longer pauses of a process,
-such as a swapped-out host. Everything that is derived from the lease time stands here: the defaults of the stores, the
-limits, the interval of heartbeats, and when a client that is cut off stops trusting its own leases.
+such as a swapped-out host. This module has everything that is derived from the lease time: the defaults of the stores,
+the limits, the interval of heartbeats, and the time after which a client that is cut off stops trusting its own leases.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from typing import Final
 from pybk.errors import UsageError
 
 LMDB_LEASE_TIME_S: Final = 5.0
-"""Default for the processes of one host, seconds."""
+"""The default for the processes of one host, seconds."""
 
 ZOOKEEPER_LEASE_TIME_S: Final = 10.0
-"""Default that ZooKeeper is asked for, seconds; it may grant between 2 and 20 of its ticks instead."""
+"""The default that ZooKeeper is asked for, seconds; it may grant between 2 and 20 of its ticks instead."""
 
 LEASE_TIME_MIN_S: Final = 0.05
 LEASE_TIME_MAX_S: Final = 3600.0
@@ -52,7 +52,7 @@ def sweep_interval(lease_time_s: float) -> float:
 
 
 def trusted_after_loss(lease_time_s: float) -> float:
-    """Return how many seconds after a connection was found to be lost its leases still count as alive.
+    """Return the seconds for which leases count as alive after their connection was found to be lost.
 
     ZooKeeper's client notices a lost connection two thirds of the lease time after the last sign of life. The servers
     end the session after the whole of it, so a third is left.

@@ -37,21 +37,21 @@ class LedgerDescription:
 
     Attributes:
         ledger_id: The ledger.
-        ledger_type: What it is for.
+        ledger_type: The application's name for its purpose.
         storage_hints: The tiers that the application wants its entries on.
-        write_flags: How its entries are written.
+        write_flags: The write flags of its entries.
         digest_type: The digest of its entries.
         ensemble_size: Bookies of an ensemble.
         write_quorum: Bookies that an entry is written to.
         ack_quorum: Bookies that acknowledge an entry.
-        creation_time_ns: When it was created.
-        creation_sequence: How many ledgers were created before it.
+        creation_time_ns: The time when it was created.
+        creation_sequence: The number of ledgers that were created before it.
         custom_digest: SHA-256 of its custom metadata.
         advanced: Whether the application chooses the entry ids.
         key_salt: The salt that its keys are derived with.
         key_epoch: The generation of its keys.
         verifier: A public key against which a password, and signatures made with it, are verified.
-        key_format: Which of the ledger's properties its keys are bound to.
+        key_format: The number of the key format, which says to which of the ledger's properties its keys are bound.
         custom_metadata: Its custom metadata; None for a ledger of key format 0, whose description has the digest alone.
     """
 
@@ -118,13 +118,13 @@ class LedgerDescription:
 
     @classmethod
     def decode(cls, data: bytes, mac_keys: Sequence[bytes] | None, *, where: str) -> Self:
-        """Decode what ``encode`` returned, and verify its MAC.
+        """Decode a result of ``encode``, and verify its MAC.
 
         Args:
             data: The bytes.
-            mac_keys: The metadata keys of all secrets that the cluster ever had, because a description stays as it was
-                made; None without a cluster secret.
-            where: Where the bytes come from, for error messages.
+            mac_keys: The metadata keys of all secrets that the cluster ever had, because a description never changes;
+                None without a cluster secret.
+            where: The source of the bytes, for error messages.
 
         Raises:
             UnsupportedFormatError: The bytes have a format of a newer pybk.
@@ -178,7 +178,7 @@ class LedgerDescription:
 
 
 def description_body(encoded: bytes) -> bytes:
-    """Return what an encoded description says, without the MAC, which depends on the secret of its time."""
+    """Return the content of an encoded description without the MAC, which depends on the secret of its time."""
     return encoded[_HEADER_BYTES + encoded[1] :]
 
 

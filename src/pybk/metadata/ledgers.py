@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 LEDGERS_KEY: Final = "ledgers"
 DELETED_KEY: Final = "deleted"
-"""Below it are the ids of the deleted ledgers whose tombstones were folded: a value for each ten thousand ids."""
+"""The key above the ids of deleted ledgers whose tombstones were folded: a value for each ten thousand ids."""
 
 DELETED_IDS_REMEDY: Final = (
     "`pybk metadata check URL --repair` makes it again: of its ten thousand ids those that no ledger has count as "
@@ -47,7 +47,7 @@ LEDGER_ID_MAX: Final = (1 << 63) - 1
 
 _DIGITS: Final = frozenset("0123456789")
 _LEVELS: Final = (3, 4, 4, 4, 4)
-"""Digits of each component of a ledger's key, as in BookKeeper: 19 in all, so a key has at most 10 000 children."""
+"""The digits of each component of a ledger's key, as in BookKeeper: 19 in all, so a key has at most 10 000 children."""
 
 LISTED_KEYS: Final = 10_000
 """Keys that are listed at a time for pages of all ledgers, because a store lists all children of a key."""
@@ -70,10 +70,10 @@ class StoredLedger(NamedTuple):
 
 
 class LedgerPage(NamedTuple):
-    """A page of all ledgers, which ascend.
+    """A page of all ledgers, in ascending order.
 
     Attributes:
-        ledgers: The metadata and version of each ledger, but for those below.
+        ledgers: The metadata and version of each ledger that is in none of the next three lists.
         same: Ledgers that have the version that the caller knows.
         deleted: Ledgers that have a tombstone.
         unknown: Ledgers whose metadata are damaged, forged or of another format, which is logged.
@@ -105,9 +105,9 @@ def deleted_ids_key(ledger_id: int) -> str:
 
 
 def ledger_in_key(key: str) -> int | None:
-    """Return the ledger whose path a key has below its first component; None if it has none.
+    """Return the ledger whose path follows the first component of a key; None if the key has none.
 
-    What follows the digits in the last component is ignored.
+    Characters after the digits in the last component are ignored.
     """
     parts = key.split("/")[1:]
     if len(parts) != len(_LEVELS):
@@ -125,7 +125,7 @@ def leaves_after(store: MetadataStore, root: str, after: int, count: int) -> lis
         store: The store.
         root: The key above the ledgers' paths.
         after: Only ledgers above this id are returned.
-        count: How many keys are wanted; more are returned if the last ledger has several, fewer if there are no more.
+        count: The number of keys wanted; more are returned if the last ledger has several, fewer at the end.
 
     Returns:
         Ledger ids and keys, ascending. The last component of a key begins with the ledger's last four digits. Keys
@@ -200,7 +200,7 @@ class Ledgers(AuthenticatedValues):
             return first
 
     def next_id(self) -> int:
-        """Return the first id that no client has reserved; 0 if none was given yet."""
+        """Return the first id that no client has reserved; 0 if none was reserved yet."""
         node = self._store.get(IDS_KEY, latest=True)
         return 0 if node is None else self._next_of(node)
 
@@ -209,7 +209,7 @@ class Ledgers(AuthenticatedValues):
         return decode_json(payload, lambda values: int(values["next"]), where=f"metadata key {IDS_KEY!r}")
 
     def raise_ids(self, next_id: int) -> None:
-        """Have ids be given from ``next_id`` on, durably, unless they are given from a higher one on already."""
+        """Raise the next id that is given to ``next_id``, durably, unless it is higher already."""
         while True:
             node = self._store.get(IDS_KEY, latest=True)
             payload = encode_json({"next": next_id})
@@ -225,20 +225,20 @@ class Ledgers(AuthenticatedValues):
         """Record a new ledger, durably.
 
         Args:
-            metadata: The ledger's metadata, with a random ``key_salt``, which distinguishes it from another of this id.
+            metadata: The ledger's metadata; its random ``key_salt`` distinguishes it from another ledger of this id.
 
         Returns:
             The version that ``write_ledger`` expects.
 
         Raises:
-            LedgerExistsError: There is a ledger of this id, or there was one: ids are used once.
+            LedgerExistsError: A ledger of this id exists or existed; ids are used once.
         """
         key, value, token = self._encoded(metadata)
         description = LedgerDescription.of(metadata)
 
         def mine(node: Node | None) -> bool:
             # Another process may have changed the ledger already, so the token may be its own. The description never
-            # changes, and has our random key_salt.
+            # changes, and has the random key_salt of this call.
             if node is None:
                 return False
             if token_of(node.value) == token:
@@ -250,8 +250,8 @@ class Ledgers(AuthenticatedValues):
             version = settle(self._store, key, lambda: self._store.create(key, value), mine)
         except MetadataExistsError as error:
             raise LedgerExistsError(_GIVEN_BEFORE.format(metadata.ledger_id)) from error
-        # The id was recorded before the tombstone was removed (DT3), and the key could be made only after that. So this
-        # read finds it without a sync.
+        # The id was recorded before the tombstone was removed (DT3), and the key could be created only after that. So
+        # this read finds the id without a sync.
         try:
             given_before = self.is_folded(metadata.ledger_id, latest=False)
         except PybkError:
@@ -267,11 +267,11 @@ class Ledgers(AuthenticatedValues):
 
         Args:
             ledger_id: The ledger.
-            latest: Return every change that took effect before the call; False may save a round trip.
+            latest: Whether every change that took effect before the call is seen; False may save a round trip.
 
         Raises:
             LedgerDeletedError: It was deleted: the store has its tombstone, or its id among those that were deleted.
-            NoSuchLedgerError: The store has no such key. That proves nothing about the ledger's entries.
+            NoSuchLedgerError: The store has no such key, which proves nothing about the ledger's entries.
             MetadataForgedError: Its metadata was not written with the cluster's secret.
             CorruptError: The value is not a ledger's metadata.
         """
@@ -357,7 +357,7 @@ class Ledgers(AuthenticatedValues):
         self._put(ValueKind.DELETED, key, encode_json({"ledger_id": ledger_id, "proof": to_base64(proof)}), version)
 
     def delete_anew(self, ledger_id: int, proof: bytes) -> None:
-        """Leave a tombstone for a ledger whose metadata were lost, or put back, after it was deleted; durable."""
+        """Write a tombstone, durably, for a deleted ledger whose metadata were then lost or put back."""
         key = f"{LEDGERS_KEY}/{ledger_path(ledger_id)}"
         payload = encode_json({"ledger_id": ledger_id, "proof": to_base64(proof)})
         while True:
@@ -386,13 +386,13 @@ class Ledgers(AuthenticatedValues):
     def ledger_pages(
         self, *, count: int = 500, known: Callable[[int], int | None] = lambda ledger_id: None
     ) -> Iterator[LedgerPage]:
-        """Yield all ledgers in pages, each read when it is asked for: what changed of those that the caller knows.
+        """Yield all ledgers in pages, each read when it is asked for; known ledgers only if they changed.
 
-        With ``watch_ledgers`` this is how to follow all ledgers: versions show what changed while the watch may have
-        missed something. Keys are listed for ten thousand ledgers at a time, and later ones may be missing.
+        A caller follows all ledgers with this and ``watch_ledgers``: versions show the changes that the watch may have
+        missed. Keys are listed for ten thousand ledgers at a time; ledgers that are created later may be missing.
 
         Args:
-            count: How many keys a page is made of at most.
+            count: The most keys of a page.
             known: Returns the version of a ledger that the caller has; None for a ledger that it does not have.
 
         Cost: Some round trips per page; a ledger whose version is known is neither verified nor decoded.
@@ -410,7 +410,7 @@ class Ledgers(AuthenticatedValues):
     def _page(
         self, leaves: list[tuple[int, str]], through: int | None, known: Callable[[int], int | None]
     ) -> LedgerPage:
-        """Read the ledgers of some keys; see ``ledger_pages``."""
+        """Return the page with the ledgers of some keys; see ``ledger_pages``."""
         ledgers: dict[int, StoredLedger] = {}
         same, deleted, unknown = set[int](), set[int](), set[int]()
         for (ledger_id, key), node in zip(leaves, self._store.get_many([key for _, key in leaves]), strict=True):
@@ -453,7 +453,7 @@ class Ledgers(AuthenticatedValues):
             count: The most ids to return.
 
         Returns:
-            Their ids; fewer than ``count`` if there are no more. Ledgers whose metadata is damaged are included.
+            Their ids, fewer than ``count`` at the end. Ledgers whose metadata is damaged are included.
 
         Cost: Some round trips per page; it reads the metadata of the page's ledgers and of deleted ones between them.
         """
@@ -506,7 +506,7 @@ class Ledgers(AuthenticatedValues):
         return has_id(self._deleted_ids(deleted_ids_key(ledger_id), latest=latest)[0], ledger_id)
 
     def _deleted_ids(self, key: str, *, latest: bool = True) -> tuple[list[IdRange], int | None]:
-        """Return the ids in a value of ``DELETED_KEY``, and its version; nothing and None if there is no value."""
+        """Return the ids in a value of ``DELETED_KEY``, and its version; no ids and None without a value."""
         node = self._store.get(key, latest=latest)
         if node is None:
             return [], None
@@ -527,7 +527,7 @@ class Ledgers(AuthenticatedValues):
         return LedgerDescription.of(metadata).encode(None if self.keys is None else self.keys.key)
 
     def check_description(self, data: bytes, *, where: str) -> LedgerDescription:
-        """Decode and verify what ``describe`` returned, now or with an earlier secret of the cluster.
+        """Decode and verify a result of ``describe``, of now or of an earlier secret of the cluster.
 
         See ``LedgerDescription.decode``.
         """

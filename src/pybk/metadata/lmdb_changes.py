@@ -1,4 +1,4 @@
-"""The recent changes of an LMDB metadata store: which keys each of them wrote or removed.
+"""The recent changes of an LMDB metadata store: the keys that each of them wrote or removed.
 
 Each change rewrites the *tail*, a row with the keys of up to ``BLOCK`` last changes. It follows the row with the
 number of the last change, so a change writes no further page of the file for it. When a block of ``BLOCK`` numbers is
@@ -6,8 +6,8 @@ complete, the tail is copied to the row of the block, in a ring of ``BLOCKS`` ro
 reader that knows the number of the last change it has seen reads the keys of the later ones.
 
 The numbers in the rows show whether a reader has missed changes: because more came in between than the ring has, or
-because a process left one out. Processes of older versions of pybk leave all of theirs out, and a change of so many
-keys that they do not fit is left out, too.
+because a change is not in the rows. A change with more keys than fit is left out, and processes of older versions of
+pybk leave out all changes.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from pybk.metadata import lmdb_rows as rows
 from pybk.storage.io.lmdb_environment import ReadTransaction, WriteTransaction
 
 BLOCK: Final = 16
-"""How many changes a block has."""
+"""The number of changes of a block."""
 
 BLOCKS: Final = 1024
-"""How many blocks are kept."""
+"""The number of blocks that are kept."""
 
 _TAIL: Final = b"d"
 _BLOCK_ROW: Final = b"e"
@@ -32,10 +32,10 @@ _SLOT: Final = Struct(">H")
 _HEADER: Final = Struct(">QQ")
 _BETWEEN_KEYS: Final = b"\0\0"
 _BETWEEN_CHANGES: Final = b"\0\0\0"
-"""No key has two NUL, or one at its end, because no name in a key is empty."""
+"""A separator that no key contains: no name in a key is empty, so a key has no two NUL in a row and none at its end."""
 
 _BYTES_MAX: Final = 1900
-"""Limit on the keys of a row: LMDB keeps larger values in pages of their own."""
+"""The limit on the bytes of a row's keys, because LMDB keeps larger values in pages of their own."""
 
 
 class _Changes(NamedTuple):
@@ -52,7 +52,7 @@ class _Changes(NamedTuple):
     keys: bytes
 
     def since(self, number: int) -> list[str]:
-        """Return the keys of the changes from one on."""
+        """Return the keys of the changes from a number on."""
         if self.last < number:
             return []
         changes = self.keys.split(_BETWEEN_CHANGES)[number - self.first :]
@@ -97,7 +97,7 @@ class NotedWrites:
         return self._transaction.delete(key)
 
     def put_changes(self, number: int) -> None:
-        """Write the keys of the change that this transaction is, by its number."""
+        """Write the keys of this transaction's change, by its number."""
         keys = _BETWEEN_KEYS.join([name[1:] for name in self._names])
         tail = _read(self._transaction, _TAIL)
         if tail is None or tail.last != number - 1 or number % BLOCK == 0 or len(tail.keys) + len(keys) > _BYTES_MAX:
@@ -139,7 +139,7 @@ def changed_keys(transaction: ReadTransaction, after: int, last: int) -> list[st
 
 
 def _block_row(number: int) -> bytes:
-    """Return the name of the row of the block that a change is in."""
+    """Return the name of the row of a change's block."""
     return _BLOCK_ROW + _SLOT.pack(number // BLOCK % BLOCKS)
 
 

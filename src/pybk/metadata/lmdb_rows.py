@@ -34,9 +34,9 @@ class StoredValue(NamedTuple):
     """A key's value as it is stored.
 
     Attributes:
-        created: The number of the change that made the key.
+        created: The number of the change that created the key.
         version: The number of the change that gave it this value.
-        session: The session whose lease it is, 0 for none.
+        session: The session that holds the lease, 0 for a value without a lease.
         value: The value.
     """
 
@@ -62,7 +62,7 @@ class Session(NamedTuple):
 
 def node_name(key: str) -> bytes:
     """Return the row name of a key."""
-    # NUL sorts before everything, so the keys below a key follow it directly.
+    # NUL sorts before all other bytes, so the keys below a key follow it directly.
     return _NODE + checked_key(key).encode().replace(b"/", b"\0")
 
 

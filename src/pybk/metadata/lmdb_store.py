@@ -7,7 +7,7 @@ Files. A directory holds an LMDB environment (``data.mdb``, ``lock.mdb``) with t
 file ``sessions`` with the locks and heartbeats of the processes (``host_file``). There is no server: every process
 that opens the store does its share of the work described here.
 
-Changes. Each change is one LMDB transaction and is on disk when the call returns, after some 0.3 ms. Changes are
+Changes. Each change is one LMDB transaction and is on disk when the call returns, after about 0.3 ms. Changes are
 numbered; a value's version is the number of the change that wrote it, so no key ever has the same version twice.
 LMDB's pages have no checksums, therefore each row carries a CRC32C.
 
@@ -87,49 +87,49 @@ STORE_FORMAT: Final = 1
 HOST_FILE: Final = "sessions"
 _DATA_FILE: Final = "data.mdb"
 MAP_BYTES: Final = 1 << 36
-"""Bound on the size of the environment."""
+"""The bound on the size of the environment."""
 
 _GROUP: Final = "group"
-"""Name of the URL's query parameter."""
+"""The name of the URL's query parameter."""
 
 SWEEP_MAX_S: Final = 2.0
-"""Longest time between two searches for ended sessions by an idle process, which shares the search with the others."""
+"""The longest time between two searches for ended sessions by an idle process; processes share the searches."""
 
 _CHECK_S: Final = 1.0
-"""Time between two checks whether another process ended this process's session."""
+"""The time between two checks whether another process ended this process's session."""
 
 _POLL_S: Final = 2.0
-"""Time after which watched keys are compared even if no change of the environment was reported."""
+"""The time after which watched keys are compared even if no change of the environment was reported."""
 
 PACE_S: Final = 0.01
-"""Least time between two comparisons of the watched keys, however often the environment changes."""
+"""The least time between two comparisons of the watched keys, however often the environment changes."""
 
 _PACE_MAX_S: Final = 0.04
-"""Limit to which that time grows: it doubles with each comparison that finds no watched key changed."""
+"""The limit to which ``PACE_S`` grows: it doubles with each comparison that finds no watched key changed."""
 
 _PACE_LEAST_S: Final = 0.004
-"""A rest of the pace that is shorter than this is not waited for."""
+"""The shortest rest of the pace for which the keeper waits."""
 
 PAUSE_MIN_S: Final = 0.0001
 PAUSE_MAX_S: Final = 0.0005
-"""Pauses between two attempts to take the write lock grow from the first to the second."""
+"""The pauses between two attempts to take the write lock grow from the first to the second value."""
 
 _READERS_S: Final = 10.0
-"""Time between two searches for entries of killed processes in LMDB's reader table."""
+"""The time between two searches for entries of killed processes in LMDB's reader table."""
 
 _RESERVE_BYTES: Final = 1 << 20
 """The space that LMDB has allocated in advance."""
 
 PATIENCE_S: Final = 0.05
-"""How long another process may hold the write lock before this one checks whether it is stopped."""
+"""The time that another process may hold the write lock before this one checks whether it is stopped."""
 
 
 class LmdbLocation(NamedTuple):
-    """Where an LMDB metadata store is.
+    """The location of an LMDB metadata store.
 
     Attributes:
         path: Its directory.
-        group: The group that the URL shares it with, by name or number; None if the URL names no group.
+        group: The group with which the URL shares the directory, by name or number; None if the URL names no group.
     """
 
     path: str
@@ -141,7 +141,7 @@ def open_url(url: StoreUrl, options: StoreOptions) -> LmdbMetadataStore:
 
     Raises:
         UsageError: The URL is invalid, or its group does not exist or does not have this process as a member.
-        MetadataError: The directory is missing and is not to be created, or cannot be.
+        MetadataError: The directory is missing and must not or cannot be created.
     """
     path, group = location_of(url)
     if not options.create and not os.path.isdir(path):
@@ -178,7 +178,7 @@ class LmdbMetadataStore:
         timeout_s: Deadline of each call, seconds.
         lease_time_s: Seconds without a heartbeat after which a process loses its leases; see ``lease_time``.
         access: Permissions of a new directory and its files. A process that can open ``sessions`` can lock any slot and
-            have a writer stopped, so the file is only accessible to the users of the store.
+            make a writer stop, so the file is only accessible to the users of the store.
 
     Raises:
         CorruptError: The environment is damaged.
@@ -218,26 +218,26 @@ class LmdbMetadataStore:
         self._lock = threading.Lock()
         self.session_id = 0  # 0 for none
         self.slot = 0
-        """The slot of the session in the file of the host."""
+        """The slot of the session in the host file."""
         self._heartbeat_at = 0.0
         self.swept_at = 0.0
-        """When ended sessions were searched for last."""
+        """The time of the last search for ended sessions."""
         self.sessions_seen = 1  # sessions of all processes at the last search
         self._sessions: list[Session] = []  # as of change number _sessions_at
         self._sessions_at = -1
         self.polled_at = 0.0
-        """When the watched keys were compared last."""
+        """The time of the last comparison of the watched keys."""
         self._pace_s = PACE_S
         self._checked_at = 0.0
         self.readers_due = time.monotonic() + _READERS_S
-        """When the slots of killed readers are freed next."""
+        """The time when the slots of killed readers are freed next."""
         self.seen: dict[Callback, tuple[int, object]] = {}  # change number and fingerprint of each watched key
         self._feeds: dict[Callback, ChangeFeed] = {}
         self._fed_number = 0  # the last change that the feeds know of
         self.closed = False
-        """``close`` was called."""
+        """True once ``close`` was called."""
         self.change_signal = ChangeSignal(os.path.join(self.path, _DATA_FILE))
-        """Wakes the keeper."""
+        """The signal that wakes the keeper."""
         self._keeper: threading.Thread | None = None
         try:
             self._warn_of_wide_access(access)
@@ -415,7 +415,7 @@ class LmdbMetadataStore:
             self._reserve()
 
     def _reserve(self) -> None:
-        """Allocate space in advance, so that a full disk takes deletes; as it is, if there is too little."""
+        """Allocate space in advance, so that a full disk takes deletes; on a disk that is too full, do nothing."""
         try:
             self._environment.reserve(_RESERVE_BYTES)
         except OSError as error:
@@ -425,7 +425,7 @@ class LmdbMetadataStore:
     # ---- transactions --------------------------------------------------------------------------------------------
 
     def change(self, change: Callable[[WriteTransaction, int], T], *, timeout_s: float | None = None) -> tuple[T, int]:
-        """Run a change in a transaction of its own, with its number; returns its result and the number."""
+        """Run a change in a transaction of its own, with its number; return its result and the number."""
         self._care_for_space()
         with self._explained():
             return self._write(change, self._timeout_s if timeout_s is None else timeout_s)
@@ -435,7 +435,7 @@ class LmdbMetadataStore:
         self.host_file.descriptor()
         deadline = time.monotonic() + timeout_s
         ticket, taken = 0, list[bool]()
-        # Not with generator-based context managers: an interrupt while one is entered or left would keep the lock.
+        # No generator-based context managers: an interrupt while one is entered or left would keep the lock.
         try:
             # One call into C takes the lock and stores the answer: an interrupt between the two would leave it locked.
             taken.extend(map(self.thread_lock.acquire, (True,), (timeout_s,)))
@@ -454,18 +454,19 @@ class LmdbMetadataStore:
                     rows.put_last_number(transaction, number)
                 return result, number
             finally:
-                # Even without a ticket: an interrupt may have come after the lock was taken and before it was known.
+                # This is done even without a ticket: an interrupt may have come between taking the lock and storing the
+                # ticket.
                 try:
                     self.host_file.release_write_lock(ticket)
                 except KeyboardInterrupt:
-                    self.host_file.release_write_lock(ticket)  # the first call may not have got as far as the release
+                    self.host_file.release_write_lock(ticket)  # the first call may not have reached the release
                     raise
         finally:
             if True in taken:
                 self.thread_lock.release()
 
     def _wait_for_write_lock(self, deadline: float, timeout_s: float) -> int:
-        """Wait until no other process has the write lock, and take it; returns the ticket."""
+        """Wait until no other process has the write lock, and take it; return the ticket."""
         pause = PAUSE_MIN_S
         patient = time.monotonic() + PATIENCE_S
         while not (ticket := self.host_file.try_write_lock()):
@@ -501,7 +502,7 @@ class LmdbMetadataStore:
             ) from error
 
     def _warn_of_wide_access(self, access: Access) -> None:
-        """Log one warning if users who are not meant to can reach the store's directory or take its locks."""
+        """Log one warning if users without permission can reach the store's directory or take its locks."""
         names = ("", HOST_FILE, LMDB_LOCK)
         found = paths_too_open(access, [os.path.join(self.path, name).rstrip(os.sep) for name in names])
         if found:
@@ -536,7 +537,7 @@ class LmdbMetadataStore:
     # ---- ended sessions ------------------------------------------------------------------------------------------
 
     def _begin(self, transaction: WriteTransaction, number: int) -> int:
-        """Begin a session, whose number is that of the change; returns its slot."""
+        """Begin a session, whose number is that of the change; return its slot."""
         taken = {session.slot for session in rows.sessions(transaction)}
         slot = SESSION_SLOTS
         while slot in taken or not self.host_file.try_lock(slot):
@@ -559,11 +560,11 @@ class LmdbMetadataStore:
         return not self.host_file.locked(found.slot) or self.host_file.age_ns(found.slot) > found.timeout_ms * 1_000_000
 
     def _sweep_is_due(self, pause: float | None = None, *, early: bool = False) -> bool:
-        """Return whether it is time to search for ended sessions; if so, the caller does.
+        """Return whether a search for ended sessions is due; the caller then makes it.
 
         Args:
             pause: Seconds between two searches; None for ``sweep_interval``.
-            early: Accept a search that is nearly due, as ``_is_nearly_due`` does.
+            early: Whether a search that is nearly due counts, as for ``_is_nearly_due``.
         """
         now = time.monotonic()
         pause = self.sweep_s if pause is None else pause
@@ -575,8 +576,8 @@ class LmdbMetadataStore:
     def sweep_rest(self) -> float:
         """Return the seconds between two searches for ended sessions by this process while it is idle.
 
-        Each search looks at all sessions, so the processes that have a session share the searches among themselves.
-        A process without a session leaves them to the others, if there are any.
+        Each search checks all sessions, so the processes that have a session share the searches. A process without a
+        session makes none if another process has one.
         """
         longest = max(self.sweep_s, SWEEP_MAX_S)
         if self.session_id or not self.sessions_seen:
@@ -594,7 +595,7 @@ class LmdbMetadataStore:
         return [session.number for session in self._sessions if self._is_silent(session)]
 
     def sweep(self) -> None:
-        """Remove ended sessions and their leases; a later search does if the write lock is not free soon."""
+        """Remove ended sessions and their leases; if the write lock is not free soon, a later search removes them."""
         dead = self.dead()
         if not dead:
             return
@@ -610,7 +611,7 @@ class LmdbMetadataStore:
             logger.info("%s: ended sessions %s are removed later: %s", self.path, dead, error)
 
     def session_lost(self, session: int) -> None:
-        """Forget a session that another process has removed, and call the callbacks for that."""
+        """Forget a session that another process has removed, and schedule the callbacks for its end."""
         with self._lock:
             if self.session_id != session:
                 return
@@ -629,7 +630,7 @@ class LmdbMetadataStore:
         self.change_signal.set()
 
     def keep(self) -> None:
-        """Run the keeper: send heartbeats, compare the watched keys, and end sessions that are over."""
+        """Run the keeper: send heartbeats, compare the watched keys, and have ended sessions removed."""
         failed = False
         while not self.closed:
             watching = bool(self.seen or self._feeds)
@@ -648,7 +649,7 @@ class LmdbMetadataStore:
                     self.heartbeat()
                 self._care_for_space()
                 if self._sweep_is_due(self.sweep_rest(), early=True) and self.dead():
-                    # Not in this thread: a sync may take long, and heartbeats must not wait for it.
+                    # The callback thread does this: a sync may take long, and heartbeats must not wait for it.
                     self._callbacks.schedule(self._sweeping)
                 failed = False
             except ClosedError:
@@ -683,10 +684,10 @@ class LmdbMetadataStore:
         self._heartbeat_at = time.monotonic()
 
     def poll(self) -> bool:
-        """Compare the watched keys with what was seen last, and schedule the callbacks of those that changed.
+        """Compare the watched keys with their last state, and schedule the callbacks of those that changed.
 
         Returns:
-            Whether any did.
+            Whether any key changed.
         """
         with self._lock:
             watched = set(self._callbacks.watched())
@@ -709,7 +710,7 @@ class LmdbMetadataStore:
         return bool(changed)
 
     def _feed(self) -> None:
-        """Note in the feeds which keys have changed, and schedule the callbacks of those with something to report."""
+        """Note the changed keys in the feeds, and schedule the callbacks of feeds that have keys to report."""
         with self._lock:
             watched = set(self._callbacks.watched())
             self._feeds = {watch: feed for watch, feed in self._feeds.items() if watch in watched}
@@ -720,14 +721,14 @@ class LmdbMetadataStore:
             last = rows.last_number(transaction)
             keys = changed_keys(transaction, after, last)
         with self._lock:
-            # All feeds, also those that began meanwhile: ``_fed_number`` is that of all of them.
+            # All feeds are noted, also those that began meanwhile, because ``_fed_number`` counts for all of them.
             self._fed_number = last
             due = [(watch, feed.rest_s()) for watch, feed in self._feeds.items() if feed.note(keys)]
         for watch, rest_s in due:
             self._callbacks.schedule(watch, rest_s)
 
     def look(self, transaction: ReadTransaction, key: str) -> object:
-        """Return an object that is equal as long as a key's value and the keys directly below it are the same."""
+        """Return an object that stays equal while a key's value and the keys directly below it are the same."""
         name = node_name(key)
         stored = rows.get_value(transaction, name)
         return (stored and stored.version, list(rows.children(transaction, name)))

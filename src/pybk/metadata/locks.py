@@ -31,13 +31,13 @@ LOCKS_KEY: Final = "locks"
 class Lease:
     """A lock that this process holds, until it is released or the store's session ends; made by ``Locks.try_lock``.
 
-    It is advisory, see this module. Threads: any.
+    It is advisory, as the head of this module says. Threads: any.
 
     Attributes:
         name: The name of the lock.
         owner: Describes the holder, for people.
         version: The version of its key in the store.
-        epoch: The epoch of the cluster's secret by which its value has a MAC, or the one before; 0 without a secret.
+        epoch: The epoch of the secret of its value's MAC, or the one before; 0 without a secret.
     """
 
     def __init__(self, locks: Locks, name: str, owner: str, session: int, version: int, epoch: int) -> None:
@@ -51,7 +51,7 @@ class Lease:
 
     @property
     def held(self) -> bool:
-        """Whether the lock is still held, as far as this process knows without a round trip to the store."""
+        """True if the lock is still held, as far as this process knows without a round trip to the store."""
         return not self._released and self._locks._store.alive(self._session)
 
     def release(self) -> None:
@@ -66,14 +66,14 @@ class Lease:
 
 
 class Election:
-    """One candidate of an election, until it is closed. Whenever there is no leader, one of the candidates becomes it.
+    """One candidate of an election, until it is closed. Whenever the leader ends, another candidate becomes leader.
 
     The leader is the candidate that holds the election's lock; ``campaign`` tries to take the lock after each change
     of its key and after the end of a session. Being leader is advisory, as the lock is.
 
     Args:
         locks: The cluster's locks.
-        name: What is led, such as ``auditor``.
+        name: The name of the election, such as ``auditor``.
         owner: Describes this candidate; others see it while it leads.
         on_change: Called with True when this candidate becomes leader, and with False when it may no longer be; in a
             thread of the store, except for the first call, which comes before the constructor returns.
@@ -98,7 +98,7 @@ class Election:
 
     @property
     def leads(self) -> bool:
-        """Whether this candidate leads, as far as this process knows without a round trip to the store."""
+        """True if this candidate leads, as far as this process knows without a round trip to the store."""
         lease = self._lease
         return lease is not None and lease.held
 
@@ -119,7 +119,7 @@ class Election:
                 return
             self._report()
             if not self.leads:
-                # The attempt may also show that the session still lives, and with it the old lease: so that is kept.
+                # The attempt may also show that the session still lives, and with it the old lease, which is then kept.
                 self._lease = self._locks.try_lock(self._name, self._owner) or self._lease
             self._report()
 
@@ -176,9 +176,9 @@ class Locks(AuthenticatedValues):
         return 0 if self.keys is None else self.keys.current
 
     def rewrite_locks(self) -> None:
-        """Write the locks that this client holds anew if the cluster uses another secret by now; nothing else does.
+        """Write the locks of this client again if the cluster's secret has changed; no other client can do so.
 
-        Cost: None, unless it does.
+        Cost: None while the secret is the same.
         """
         with self._leases_lock:
             for lease in self._leases.values():
@@ -195,9 +195,9 @@ class Locks(AuthenticatedValues):
             lease.epoch = epoch
 
     def _drop_orphan(self, name: str) -> bool:
-        """Remove a lock that this client made but has no lease of, and return whether the lock may be free now.
+        """Remove a lock that this client created and has no lease for, and return whether the lock may be free now.
 
-        Such a lock is left when the answer to its creation was lost, or the session ended at that moment.
+        Such a lock remains if the answer to its creation was lost, or the session ended at that moment.
         """
         key = _lock_key(name)
         node = self._store.get(key, latest=True)
@@ -226,7 +226,7 @@ class Locks(AuthenticatedValues):
         )
 
     def break_lock(self, name: str) -> None:
-        """Remove a lock, if it is held, by this client or another; the lease of its holder does not notice."""
+        """Remove a lock that this or another client holds; the holder's lease is not notified."""
         key = _lock_key(name)
         node = self._store.get(key, latest=True)
         if node is not None:

@@ -1,4 +1,4 @@
-"""The metadata keys of a cluster's secrets, by key epoch: which make values, which verify them, which descriptions."""
+"""The metadata keys of a cluster's secrets, by key epoch: keys that sign values, verify values, or descriptions."""
 
 from __future__ import annotations
 
@@ -9,16 +9,15 @@ from typing import Self
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MetadataKeys:
-    """The metadata keys that a process knows. A cluster without a secret has none at all.
+    """The metadata keys that a process knows; a cluster without a secret has none.
 
     Attributes:
-        current: The key epoch of what is written.
+        current: The key epoch of the values that are written.
         by_epoch: The keys by which values are accepted, those of the epochs that are not retired; ``current`` among
             them.
-        earlier: The keys of retired epochs. They verify the descriptions of ledgers that were made in them, and
-            nothing else.
-        held: The epochs whose secrets this process was given. The other keys were unwrapped with a later one.
-        unknown: Epochs that are not retired, and whose keys are not known here.
+        earlier: The keys of retired epochs. They verify only the descriptions of ledgers that were made in them.
+        held: The epochs whose secrets this process was given; the other keys were unwrapped with a later one.
+        unknown: Epochs that are not retired and whose keys this process does not know.
     """
 
     current: int
@@ -34,7 +33,7 @@ class MetadataKeys:
 
     @property
     def key(self) -> bytes:
-        """The key of what is written."""
+        """The key of the values that are written."""
         return self.by_epoch[self.current]
 
     @property
@@ -43,7 +42,7 @@ class MetadataKeys:
         return self.current, frozenset(self.by_epoch), self.held, self.unknown
 
     def of_an_export(self) -> Self:
-        """Return what verifies an export, which is a file of the cluster's owner: values of retired epochs count."""
+        """Return the keys that verify an export of the cluster's owner, in which values of retired epochs count."""
         return replace(self, by_epoch={**self.earlier, **self.by_epoch}, earlier={})
 
     @property

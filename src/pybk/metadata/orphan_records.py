@@ -1,7 +1,7 @@
-"""What bookies hold of ledgers that the metadata store has no key of, as they record it.
+"""Records of the bookies about orphans: ledgers of which they hold entries and the metadata store has no key.
 
-A bookie looks at the metadata of all its ledgers in pages, about once in ``repair.surplus_delay_s``, and records what
-it found in one value of its own. The value is leased: it disappears with the bookie, so that none is left of the dead.
+A bookie reads the metadata of all its ledgers in pages, about once in ``repair.surplus_delay_s``, and records the
+orphans that it found in one value of its own. The value is leased, so it disappears with the bookie.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ LISTED_MAX: Final = 1000
 
 
 class OrphanReplicas(NamedTuple):
-    """Ledgers of which a bookie has something, and the metadata store has neither metadata nor a tombstone.
+    """Ledgers of which a bookie has entries or a fence, and the metadata store has neither metadata nor a tombstone.
 
     Nothing deletes them, because a missing key does not prove that a ledger was deleted.
 
     Attributes:
         bookie: The bookie.
-        total: How many there are.
+        total: Their number.
         ledger_ids: The lowest ids, at most ``LISTED_MAX``, ascending.
     """
 
@@ -41,7 +41,7 @@ class OrphanRecords(AuthenticatedValues):
     """The orphans that bookies have recorded. Threads: any. Every method may raise MetadataUnreachableError."""
 
     def record_orphans(self, bookie: Bookie, ledger_ids: Collection[int]) -> None:
-        """Record which orphans a bookie has; it does so itself. What is recorded already is not written again.
+        """Record the orphans of the bookie of this process; an equal record is not written again.
 
         Cost: One read.
         """
@@ -52,7 +52,7 @@ class OrphanRecords(AuthenticatedValues):
             node = self._store.get(key, latest=True)
             if node is None and not ledger_ids:
                 return
-            with suppress(MetadataExistsError, MetadataVersionError):  # what an earlier session left ends
+            with suppress(MetadataExistsError, MetadataVersionError):  # the value of an earlier session ends
                 if node is None:
                     self.create_value(ValueKind.ORPHANS, key, payload, leased=True)
                 elif self._payload_of(ValueKind.ORPHANS, key, node.value) != payload:
@@ -60,7 +60,7 @@ class OrphanRecords(AuthenticatedValues):
                 return
 
     def list_orphans(self) -> list[OrphanReplicas]:
-        """Return what the bookies that run have recorded, by name.
+        """Return the records of the bookies that run, by name.
 
         Raises:
             CorruptError, MetadataForgedError, UnsupportedFormatError: A value cannot be used.

@@ -34,7 +34,7 @@ class Pointers(AuthenticatedValues):
     """
 
     def read_pointer(self, group: str, name: str) -> Pointer | None:
-        """Return a pointer, None if it does not exist; every change that took effect before the call is seen.
+        """Return a pointer, with every change that took effect before the call; None if it does not exist.
 
         Args:
             group: The purpose of the pointer, such as ``"sinks"``.
@@ -42,7 +42,7 @@ class Pointers(AuthenticatedValues):
 
         Raises:
             MetadataForgedError: It was not written with the cluster's secret.
-            CorruptError: The key holds something else than a pointer.
+            CorruptError: The key does not hold a pointer.
         """
         key = pointer_key(group, name)
         node = self._store.get(key, latest=True)
@@ -51,7 +51,7 @@ class Pointers(AuthenticatedValues):
     def read_pointers(self, group: str, names: Sequence[str]) -> list[Pointer | None]:
         """Return some pointers of a group, as ``read_pointer`` does for each, in few round trips.
 
-        They may be stale, but are not older than what this process has read before.
+        They may be stale, but not older than those that this process has read before.
         """
         keys = [pointer_key(group, each) for each in names]
         return [
@@ -108,7 +108,7 @@ class Pointers(AuthenticatedValues):
         Raises:
             MetadataVersionError: It has another version, or does not exist. With ``outcome_unknown`` this change may
                 have taken effect before.
-            MetadataExistsError: There is one of the new name; ``outcome_unknown`` as before.
+            MetadataExistsError: A pointer has the new name; ``outcome_unknown`` as before.
         """
         key, target_key = pointer_key(group, name), pointer_key(group, target)
         self._rename(ValueKind.POINTER, key, target_key, _checked_value(target_key, value), version)
@@ -124,7 +124,7 @@ class Pointers(AuthenticatedValues):
     def list_pointers(self, group: str) -> list[tuple[str, Pointer]]:
         """Return the pointers of a group with their names, in no particular order.
 
-        A pointer that is made or removed meanwhile may be among them or not.
+        A pointer that is created or removed meanwhile may be among them or not.
 
         Raises:
             MetadataForgedError, CorruptError: As ``read_pointer``.

@@ -1,4 +1,4 @@
-"""Bookies in the metadata store: cookies (which instances belong to the cluster) and registrations (which are running).
+"""Bookies in the metadata store: cookies (instances that belong to the cluster) and registrations (those that run).
 
 Theory of operation
 -------------------
@@ -6,16 +6,16 @@ Theory of operation
 A *cookie* is a key ``cookies/NAME`` that lives for ever. It names the one instance of the bookie NAME that belongs to
 the cluster, and counts its starts, so that an empty, foreign or restored directory is recognised when its bookie
 starts. It changes by compare-and-set only. From the feature level HEALING on it also has the bookie's *state*, which
-outlives restarts, and where the bookie stands and what it runs, which is known after its death:
+outlives restarts, and its location and version, which are thus known after its death:
 
     ACTIVE --> DRAINING --> DRAINED --> REMOVED       ACTIVE <--> MAINTENANCE
        ^----------+------------+
 
-``TRANSITIONS`` is this figure as a table. ``REMOVED`` is final for the instance: it is refused at its start, and
-another instance may take the name.
+``TRANSITIONS`` is this figure as a table. ``REMOVED`` is final: the instance is refused at its start, and another one
+may take the name.
 
 A *registration* is a key ``bookies/NAME`` with a lease: the store removes it when the session of its process ends. Its
-value says where the bookie listens and what it can do. ``RegisteredBookie`` keeps it in the store:
+value has the addresses and properties of the bookie. ``RegisteredBookie`` keeps it in the store:
 
     REGISTERED --session ended, or key removed: on_lost--> LOST --_write_registration--> REGISTERED
     REGISTERED or LOST --the key has another owner--> SUPERSEDED --that key is gone--> LOST
@@ -78,7 +78,7 @@ _INT_MAX: Final = (1 << 63) - 1
 
 
 def _is_text(name: str) -> bool:
-    """Return whether a string has no halves of characters; JSON can bring them, and they have no bytes."""
+    """Return whether a string has no surrogates; JSON can contain them, and they have no bytes in UTF-8."""
     return not any("\ud800" <= each <= "\udfff" for each in name)
 
 
@@ -107,15 +107,15 @@ def check_new_name(name: str) -> None:
 
 
 REQUESTS_SECONDS: Final = 10.0
-"""How long a request that was sent before a bookie began to drain may still change the metadata of a ledger.
+"""The time for which a request from before a bookie began to drain may still change the metadata of a ledger.
 
-Writers choose bookies just before they name them. Copies and recoveries may take long, so they look at the cookies of
-the bookies just before they name them (H14).
+Writers choose bookies just before they write the metadata that name them. Re-replication and recovery may take long, so
+they read the cookies of the bookies just before they do so (H14).
 """
 
 
 class BookieState(StrEnum):
-    """What a bookie is wanted for."""
+    """The state of a bookie in its cluster, as an operator or its drain set it."""
 
     ACTIVE = "active"
     """It serves."""
@@ -134,7 +134,7 @@ class BookieState(StrEnum):
 
     @property
     def read_only(self) -> bool:
-        """Whether a bookie in this state takes no entries of writers."""
+        """True if a bookie in this state takes no entries of writers."""
         return self in (BookieState.DRAINING, BookieState.DRAINED, BookieState.REMOVED)
 
 
@@ -150,17 +150,17 @@ TRANSITIONS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class BookieCookie:
-    """Which instance of a bookie belongs to the cluster, and what it is wanted for.
+    """The instance of a bookie that belongs to the cluster, and its state there.
 
     Attributes:
         bookie: The bookie.
         cluster_id: The cluster.
         boots: The number of the last recorded start.
-        state: What it is wanted for.
-        state_since_ns: When the state began, nanoseconds since 1970; 0 for a state that never changed. Of a bookie that
-            is drained, when its drain began: since then nobody chooses it.
-        until_ns: When maintenance ends, nanoseconds since 1970; 0 in other states.
-        location: Where it stood at its last start, ``zone/rack/host`` or less; empty if unknown.
+        state: Its state in the cluster.
+        state_since_ns: The time when the state began, nanoseconds since 1970; 0 for a state that never changed. For a
+            drained bookie, the time when its drain began: since then no ledger chooses it.
+        until_ns: The end of maintenance, nanoseconds since 1970; 0 in other states.
+        location: Its location at its last start, ``zone/rack/host`` or less; empty if unknown.
         level_max: The highest feature level that its pybk knew at its last start; 0 if unknown.
         version: The version of pybk that it ran then; empty if unknown.
 
@@ -196,26 +196,26 @@ class BookieCookie:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BookieRegistration:
-    """What a running bookie reports about itself.
+    """The data that a running bookie reports about itself.
 
     Attributes:
         bookie: The bookie.
-        addresses: Where it listens, such as ``tcp://10.0.0.1:3181``.
+        addresses: The addresses where it listens, such as ``tcp://10.0.0.1:3181``.
         public_key: Its CURVE public key, empty without a cluster secret.
         tiers: Free bytes of each tier that it has.
         capacity: All bytes of each tier, used and free; empty for versions of pybk that do not register it.
-        devices: The device of each tier, as tiers may share one, by a name that no device of another host has; empty
-            for versions of pybk that do not register it.
-        load: How busy it is, from 0 up; meaningful only in comparison with other bookies.
-        rack: Where it stands, ``zone/rack/host`` or less; empty if unknown.
-        read_only: It takes no entries of writers.
-        why_read_only: Why; a code for people and messages, empty for versions of pybk that do not register it.
+        devices: The device of each tier (tiers may share one), by a name that no device of another host has; empty for
+            versions of pybk that do not register it.
+        load: Its load, from 0 up; meaningful only in comparison with other bookies.
+        rack: Its location, ``zone/rack/host`` or less; empty if unknown.
+        read_only: Whether it takes no entries of writers.
+        why_read_only: The reason; a code for people and messages, empty for versions of pybk that do not register it.
         level_max: The highest feature level that it knows; 0 for versions of pybk that do not register one.
         version: The version of pybk that it runs; empty for versions that do not register it.
         key_epochs: The epochs of the cluster's secret that it has, of those that are valid; (0,) without a secret.
         key_epoch: The epoch that it uses.
         old_sessions: Sessions of clients that began with another epoch than ``key_epoch``, and have not ended.
-        in_limbo: How many of its ledgers are in limbo; 0 for versions of pybk that do not register it.
+        in_limbo: The number of its ledgers that are in limbo; 0 for versions of pybk that do not register it.
     """
 
     bookie: Bookie
@@ -290,16 +290,16 @@ class RegisteredBookie:
 
     @property
     def registered(self) -> bool:
-        """Whether others see the registration, as far as this process knows without a round trip to the store."""
+        """True if others see the registration, as far as this process knows without a round trip to the store."""
         return not self._closed and self._bookies._store.alive(self._session)
 
     @property
     def superseded(self) -> bool:
-        """Whether another process has registered as this bookie, as of the last notification from the store."""
+        """True if another process has registered as this bookie, as of the last notification from the store."""
         return self._superseded
 
     def update(self, registration: BookieRegistration) -> None:
-        """Replace what is registered about the same instance of the bookie.
+        """Replace the registration by another one of the same instance of the bookie.
 
         While the bookie is not registered, the new values are kept and written when it is registered again.
 
@@ -411,10 +411,10 @@ class Bookies(AuthenticatedValues):
     """Cache of decoded registrations by key: the encoded value, and the registration with its owner."""
 
     def claim_cookie(self, bookie: Bookie, *, replace: bool = False) -> BookieCookie:
-        """Return the cookie of a bookie, and make it if there is none: the bookie then belongs to the cluster.
+        """Return the cookie of a bookie, and create it if the bookie has none; the bookie then belongs to the cluster.
 
-        A cookie without a recorded start is of an instance that was stopped in its first start, before it served: it
-        holds nothing, and another instance replaces it. If it still starts, :meth:`record_boot` refuses that.
+        A cookie without a recorded start is that of an instance that ended during its first start, before it served. It
+        holds no entries, so another instance replaces it; :meth:`record_boot` refuses a later start of it.
 
         Args:
             bookie: The bookie, with the instance that its directories name.
@@ -479,7 +479,7 @@ class Bookies(AuthenticatedValues):
         return cookies
 
     def change_cookie(self, bookie_id: str, change: Callable[[BookieCookie], BookieCookie]) -> BookieCookie:
-        """Change the state of a bookie, or its maintenance's end, durably; a change of nothing writes nothing.
+        """Change the state of a bookie, or the end of its maintenance, durably; an equal cookie is not written.
 
         Args:
             bookie_id: The bookie's name.
@@ -514,16 +514,16 @@ class Bookies(AuthenticatedValues):
                     f"{allowed or 'nothing else: start a new instance of it in an empty directory'}"
                 )
             if new.state is BookieState.DRAINED:
-                return new  # as long as its drain, from its beginning on, so that a proof that it is empty stays one
+                return new  # counted from the begin of the drain, so that a proof that the bookie is empty stays valid
             return replace(new, state_since_ns=time.time_ns())
 
         return self._change_cookie(bookie_id, changed)
 
     def record_place(self, bookie: Bookie, *, location: str, level_max: int, version: str) -> bool:
-        """Record where a running bookie stands and what it runs; writes nothing that is recorded already.
+        """Record the location and version of a running bookie; writes nothing if they are recorded already.
 
         Returns:
-            Whether it is recorded; False below the feature level HEALING, at which it cannot be.
+            Whether they are recorded; False below the feature level HEALING, at which they cannot be.
 
         Raises:
             CookieError: The cookie is missing or another instance's.
@@ -543,7 +543,7 @@ class Bookies(AuthenticatedValues):
         return self._store.watch(f"{COOKIES_KEY}/{name_in_key(bookie_id)}", callback)
 
     def _change_cookie(self, bookie_id: str, change: Callable[[BookieCookie], BookieCookie]) -> BookieCookie:
-        """Change a cookie by compare-and-set, unless ``change`` returns an equal one; returns the cookie now."""
+        """Change a cookie by compare-and-set, unless ``change`` returns an equal one; return the present cookie."""
         key = f"{COOKIES_KEY}/{name_in_key(bookie_id)}"
         while True:
             node = self._store.get(key, latest=True)
@@ -585,7 +585,7 @@ class Bookies(AuthenticatedValues):
             bookie: The bookie.
             boot: The number of this start: one more than that of the last start which the directories know. The caller
                 has written it to the directories durably, so that no two starts have one number.
-            location: Where it stands; recorded from the feature level HEALING on, as are the next two.
+            location: Its location; recorded from the feature level HEALING on, as are the next two.
             level_max: The highest feature level that it knows.
             version: The version of pybk that it runs.
 
@@ -619,7 +619,7 @@ class Bookies(AuthenticatedValues):
         Replaces a registration that the same instance left.
 
         Args:
-            registration: What the bookie reports about itself.
+            registration: The data that the bookie reports about itself.
             on_lost: Called, in a thread of the store, after the registration was lost and before it is made again.
 
         Raises:
@@ -682,7 +682,7 @@ class Bookies(AuthenticatedValues):
 
         Args:
             key: The registration's key.
-            registration: What the bookie reports about itself.
+            registration: The data that the bookie reports about itself.
             owner: Identifies the ``RegisteredBookie`` that writes it.
             old: Replace a registration that the same instance left, whatever its owner.
 
@@ -758,7 +758,7 @@ def _check_not_removed(cookie: BookieCookie) -> None:
 def encode_cookie(cookie: BookieCookie) -> bytes:
     """Return the payload of a cookie's value.
 
-    What has its default is left out. Other values are given to a cookie at the feature level HEALING only.
+    Values equal to their defaults are left out. A cookie has others only from the feature level HEALING on.
     """
     values: dict[str, Any] = {
         "bookie_id": cookie.bookie.bookie_id,
@@ -792,7 +792,7 @@ def decode_cookie(values: dict[str, Any]) -> BookieCookie:
 
 
 _FIRST_SECRET: Final[dict[str, Any]] = {"key_epochs": [0], "key_epoch": 0, "old_sessions": 0}
-"""What is left out of a registration, as it is in a cluster whose first secret is in use."""
+"""Values that are left out of a registration, because a cluster has them while its first secret is in use."""
 
 
 def encode_registration(registration: BookieRegistration, owner: str) -> bytes:

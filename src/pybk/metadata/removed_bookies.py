@@ -1,9 +1,9 @@
-"""What bookies that were removed have left in the metadata store: their positions, and the notes of their scrubs.
+"""Removes keys that removed bookies have left in the metadata store: their positions, and the records of their scrubs.
 
-These keys are written by a bookie of itself, and read by that instance alone, or for as long as it belongs to the
-cluster. An instance that was removed is refused at its start, so nothing reads them any more. A new instance may take
-the name, and writes the same keys. So a key is removed only if its value names the instance that was removed, and only
-at the version that was read. The cookie stays, because it is what refuses the instance.
+A bookie writes these keys about itself. They are read only by that instance, or while it belongs to the cluster. An
+instance that was removed is refused at its start, so its keys are not read any more. A new instance may take the name,
+and writes the same keys. So a key is removed only if its value names the removed instance, and only at the version that
+was read. The cookie stays, because the instance is refused by it.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _ROOTS: Final = (POSITIONS_KEY, DELETION_POSITIONS_KEY, SCRUB_KEY)
 
 
 def collect_removed(metadata: ClusterMetadata) -> int:
-    """Remove the positions and the notes of scrubs of bookies that were removed and do not run.
+    """Remove the positions and the records of scrubs of bookies that were removed and do not run.
 
-    One that still runs is about to end, and writes its position then. A value that cannot be read is left alone.
+    A removed bookie that still runs is about to end, and will write its position. A value that cannot be read stays.
 
     Returns:
-        How many keys were removed.
+        The number of keys that were removed.
 
     Cost: Some round trips for all bookies together. It may be repeated at any time, by several processes.
     """
@@ -47,7 +47,7 @@ def collect_removed(metadata: ClusterMetadata) -> int:
 
 
 def _remove(metadata: ClusterMetadata, key: str, bookie: Bookie) -> bool:
-    """Remove a key if it is of a bookie's instance; return whether it was."""
+    """Remove a key if its value names a bookie's instance; return whether it was removed."""
     node = metadata._store.get(key, latest=True)
     if node is None:
         return False
@@ -58,7 +58,7 @@ def _remove(metadata: ClusterMetadata, key: str, bookie: Bookie) -> bool:
         return False
     if instance != to_base64(bookie.instance):
         return False
-    with suppress(MetadataVersionError):  # it was replaced, or is gone
+    with suppress(MetadataVersionError):  # it was replaced or removed
         metadata._delete(key, node.version, reused=True)
         return True
     return False

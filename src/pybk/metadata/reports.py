@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class MetadataExportReport(NamedTuple):
-    """What ``export_metadata`` wrote.
+    """The result of ``export_metadata``.
 
     Attributes:
         path: The file.
@@ -24,11 +24,11 @@ class MetadataExportReport(NamedTuple):
 
 
 class MetadataProblem(NamedTuple):
-    """Something in a cluster's metadata that is not as it should be.
+    """A problem of a cluster's metadata.
 
     Attributes:
         key: The key.
-        problem: What is wrong, and what to do about it.
+        problem: The problem and its remedy.
     """
 
     key: str
@@ -47,9 +47,9 @@ class MetadataCheckReport(NamedTuple):
         unknown: Number of keys of a kind that this pybk does not check.
         next_id: The next ledger id that is not reserved; 0 if none was given yet.
         epoch: The metadata epoch as text; empty if the cluster has none yet.
-        problems: What is wrong.
-        notes: What may be as it should be, and is good to know.
-        repaired: Keys whose damaged value was made again before the check.
+        problems: The problems.
+        notes: Observations that need not be problems.
+        repaired: Keys whose damaged value was replaced before the check.
     """
 
     values: int
@@ -66,24 +66,24 @@ class MetadataCheckReport(NamedTuple):
 
 
 class MetadataRestoreReport(NamedTuple):
-    """The result of ``restore_metadata`` and ``rebuild_metadata``, or what it would be.
+    """The result of ``restore_metadata`` and ``rebuild_metadata``, also of a dry run.
 
     Attributes:
         written: Whether anything was written; False for a dry run.
-        values: Keys that the export has, or the store.
-        known: Ledgers that the export has, or the store.
+        values: Keys that the export or the store has.
+        known: Ledgers that the export or the store has.
         made: Ledgers that were made again from bookies' directories; they are in recovery.
         corrected: Known ledgers whose ensembles were corrected.
         deleted: Ledgers whose deletion a bookie remembers, so that they got a tombstone.
-        suspects: Those of ``made`` that are on fewer bookies than they should be: they may have been deleted while
-            their bookies were away, and no bookie remembers that.
-        undecidable: Ledgers not closed of which so many bookies are lost that no recovery can find the end.
+        suspects: Those of ``made`` that too few bookies hold: they may have been deleted while their bookies were away,
+            so that no bookie remembers it.
+        undecidable: Ledgers that are not closed and have lost so many bookies that no recovery can find their ends.
         incomplete: Entries that no bookie has: ledger, first, last.
         not_made: Ledgers that cannot be made again: ledger, reason.
         next_id: The next ledger id that will be given.
         epoch: The number of the new epoch; 0 for none, or for a dry run.
-        limbo: Bookies put all their ledgers in limbo when they start, because not all directories were looked at.
-        notes: What cannot be brought back, and what to do next.
+        limbo: Whether bookies put all their ledgers in limbo when they start, because not all directories were read.
+        notes: Losses, and the next steps.
     """
 
     written: bool

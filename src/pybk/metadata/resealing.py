@@ -1,9 +1,9 @@
-"""Values whose MAC was made with an old secret of the cluster: which there are, and giving them the current one's.
+"""Finds values whose MAC was made with an old secret of the cluster, and gives them a MAC of the current one.
 
-A value that is resealed keeps its payload and its token, and says since which version it has them, so that a writer
-that has read it before can still change it (``authenticated_values``). Leased keys are left to those who hold the
-leases, which write them anew by themselves. The pages are small, because the metadata of a cluster may not fit in
-memory.
+A value that is resealed keeps its payload and its token, and names the version since which it has them, so that a
+writer that has read it before can still change it (``authenticated_values``). Leased keys are not resealed, because the
+holders of the leases write them again by themselves. The pages are small, because the metadata of a cluster may not fit
+in memory.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ PAGE: Final = 500
 """Values that are read at a time."""
 
 _LEASED: Final = {BOOKIES_KEY: 1, LOCKS_KEY: 1, REPORT_KEY: 0, ORPHANS_KEY: 1}
-"""How many levels below a key its leased values are."""
+"""The number of levels below a key where its leased values are."""
 
 _SINGLE: Final = (
     *(IDS_KEY, NEWS_KEY, SETTINGS_KEY, DELETION_HEAD_KEY, AUDITOR_KEY, EPOCH_KEY, OUTDATED_KEY, QUICK_KEY),
@@ -58,14 +58,14 @@ _BRANCHES: Final = {
     SCRUB_KEY: 1,
     ORPHANS_KEY: 1,
 }
-"""How many levels below a key its values are."""
+"""The number of levels below a key where its values are."""
 
 
 class ResealProgress(NamedTuple):
-    """How far resealing is.
+    """The progress of resealing.
 
     Attributes:
-        looked_at: Values that were looked at.
+        looked_at: Values that were read.
         resealed: Values that got the MAC of the current secret.
     """
 
@@ -75,7 +75,7 @@ class ResealProgress(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SecretStatus:
-    """How far the replacement of a cluster's secret is.
+    """The progress of the replacement of a cluster's secret.
 
     Attributes:
         current: The epoch of the secret that is in use: 0 for the first one, and one more for each later one.
@@ -84,7 +84,7 @@ class SecretStatus:
         lacking: Names of running bookies that do not have the newest secret yet.
         old_sessions: Sessions that clients began with another secret than the current one, by name of bookie.
         old_values: Values of the metadata that were written with another secret than the current one.
-        old_keys: Keys of some of them.
+        old_keys: The keys of some of these values.
     """
 
     current: int
@@ -97,7 +97,7 @@ class SecretStatus:
 
     @property
     def hindrances(self) -> tuple[str, ...]:
-        """Why the old secret cannot be retired yet; empty if it can, or if there is none."""
+        """The reasons why the old secret cannot be retired yet; empty if it can, or if the cluster has none."""
         if len(self.valid) < 2:
             return ()
         found = []
@@ -119,7 +119,7 @@ class SecretStatus:
 
 
 def secret_status(metadata: ClusterMetadata) -> SecretStatus:
-    """Return how far the replacement of a cluster's secret is; reads every value."""
+    """Return the progress of the replacement of a cluster's secret; reads every value."""
     metadata.refresh_keys()
     epochs = metadata.secret_epochs
     bookies = metadata.list_bookies()
@@ -141,7 +141,7 @@ def secret_status(metadata: ClusterMetadata) -> SecretStatus:
 
 
 def switch(metadata: ClusterMetadata) -> None:
-    """Have a cluster use the newest secret, unless a bookie that runs does not have it.
+    """Make the newest secret of a cluster the current one, unless a running bookie does not have it.
 
     Raises:
         SafetyCheckError: A bookie does not have it; nothing was changed.
@@ -161,15 +161,15 @@ def switch(metadata: ClusterMetadata) -> None:
 
 
 def retire(metadata: ClusterMetadata, wait: Callable[[float], None]) -> None:
-    """Have a cluster refuse the secret before the current one, unless something still uses it.
+    """Make a cluster refuse the secret before the current one, unless a member, session or value still uses it.
 
     Args:
         metadata: The cluster.
-        wait: Waits some seconds: a process that runs writes with a secret that it looked up less than
-            ``LOOK_SECONDS`` ago, so what it writes after two such times is of the current secret.
+        wait: Waits some seconds. A process writes with a secret that it looked up less than ``LOOK_SECONDS`` ago, so
+            its values have the current secret after two such times.
 
     Raises:
-        SafetyCheckError: Something uses it; nothing was changed.
+        SafetyCheckError: The secret is still in use; nothing was changed.
         PybkError: As ``ClusterMetadata.retire_secret``.
     """
     metadata.refresh_keys()
@@ -185,14 +185,16 @@ def retire(metadata: ClusterMetadata, wait: Callable[[float], None]) -> None:
 def reseal(metadata: ClusterMetadata, wait: Callable[[ResealProgress, int], None]) -> ResealProgress:
     """Give all values but leased ones the MAC of the cluster's current secret.
 
-    It may be stopped and repeated at any time: what is resealed already is only looked at.
+    It may be stopped and repeated at any time; values that are resealed already are only read.
 
     Args:
         metadata: The cluster.
-        wait: Called after each page with the progress, and how many values of the page were written; paces the work.
+        wait: Called after each page with the progress and the number of values of the page that were written; paces the
+            work.
 
     Raises:
-        MetadataForgedError, CorruptError: A value is damaged, and has to be restored first; those before it are done.
+        MetadataForgedError, CorruptError: A value is damaged, and has to be restored first; those before it are
+            resealed.
     """
     metadata.refresh_keys()
     keys, store = metadata.keys, metadata._store
@@ -233,12 +235,12 @@ def _stale(store: MetadataStore, page: list[str], current: int) -> list[str]:
 
 
 def _is_old(value: bytes, current: int) -> bool:
-    """Return whether a value has the MAC of another secret than the current one."""
+    """Return whether a value has the MAC of a secret that is not the current one."""
     return bool(value) and (value[0] == VALUE_FORMAT_BASE or epoch_of(value) != current)
 
 
 def _reseal(metadata: ClusterMetadata, store: MetadataStore, key: str, keys: MetadataKeys) -> bool:
-    """Give a value the MAC of the current secret; False if somebody else has changed it meanwhile."""
+    """Give a value the MAC of the current secret; return False if another process has changed it meanwhile."""
     while (node := store.get(key, latest=True)) is not None and _is_old(node.value, keys.current):
         kind, payload = decode_authenticated(key, node.value, keys)
         since = unchanged_since(node.value, node.version)
@@ -251,8 +253,8 @@ def _reseal(metadata: ClusterMetadata, store: MetadataStore, key: str, keys: Met
 
 
 def _replace(store: MetadataStore, key: str, node: Node, value: bytes) -> None:
-    # Keys of ledgers are never removed; others may be, and made again with a version that looks the same. For a leased
-    # one that cannot be ruled out in ZooKeeper, where it has no children; the next pass of its bookie mends it.
+    # Keys of ledgers are never removed; others may be removed and created again with an equal version. ZooKeeper cannot
+    # exclude that for a leased key, which has no children; the next pass of its bookie mends it.
     reused = key.partition("/")[0] not in (LEDGERS_KEY, ORPHANS_KEY)
     settle(
         store,
@@ -263,12 +265,12 @@ def _replace(store: MetadataStore, key: str, node: Node, value: bytes) -> None:
 
 
 def old_values(store: MetadataStore, current: int, *, most: int = 10) -> tuple[int, tuple[str, ...]]:
-    """Return how many values have the MAC of another secret than the current one, and the keys of some of them.
+    """Return the number of values with the MAC of a secret that is not the current one, and the keys of some.
 
     Args:
         store: The store.
         current: The current epoch.
-        most: How many keys are wanted.
+        most: The number of keys wanted, at most.
 
     Cost: Reads every value.
     """
@@ -283,7 +285,7 @@ def old_values(store: MetadataStore, current: int, *, most: int = 10) -> tuple[i
 
 
 def _all_values(store: MetadataStore) -> Iterator[tuple[str, bytes]]:
-    """Yield all keys and values but that of the cluster itself; only some stores list leased ones by themselves."""
+    """Yield all keys and values except the key ``cluster``; only some stores list leased keys by themselves."""
     for key, node in store.walk():
         if key != CLUSTER_KEY and key.partition("/")[0] not in _LEASED:
             yield key, node.value

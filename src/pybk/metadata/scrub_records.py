@@ -1,7 +1,8 @@
-"""When the entries of each bookie were checked, and which were found damaged, in the metadata store.
+"""The records of scrubs in the metadata store: times of checks, and entries that were found damaged.
 
-``scrub/NAME`` is JSON that a bookie writes of its own store, at most once a minute; it continues from there after a
-restart. ``scrub-quick`` is the same for the quick audits of the whole cluster, written by the auditor.
+``scrub/NAME`` is JSON that a bookie writes about its own store, at most once a minute; after a restart its scrub
+continues from this record. ``scrub-quick`` is the same for the quick audits of the whole cluster, written by the
+auditor.
 """
 
 from __future__ import annotations
@@ -28,21 +29,21 @@ class ScrubRecords(AuthenticatedValues):
     """
 
     def read_scrub(self, bookie: Bookie) -> dict[str, Any] | None:
-        """Return what a bookie has noted of the checks of its store; None if this instance never did."""
+        """Return the record of a bookie's scrub of its store; None if this instance wrote none."""
         values = self.read_document(ValueKind.SCRUB, _key(bookie.bookie_id))
         return None if values is None or values.get(_INSTANCE) != to_base64(bookie.instance) else values
 
     def write_scrub(self, bookie: Bookie, values: Mapping[str, Any]) -> None:
-        """Replace what a bookie has noted, durably."""
+        """Replace the record of a bookie's scrub, durably."""
         noted = {**values, _INSTANCE: to_base64(bookie.instance)}
         self.write_document(ValueKind.SCRUB, _key(bookie.bookie_id), noted, leased=False)
 
     def read_quick_audit(self) -> dict[str, Any] | None:
-        """Return what the auditors have noted of the quick audits; None if none ever did."""
+        """Return the auditors' record of quick audits; None if no auditor wrote one."""
         return self.read_document(ValueKind.SCRUB, QUICK_KEY)
 
     def write_quick_audit(self, values: Mapping[str, Any]) -> None:
-        """Replace what the auditors have noted, durably."""
+        """Replace the record of quick audits, durably."""
         self.write_document(ValueKind.SCRUB, QUICK_KEY, values, leased=False)
 
 

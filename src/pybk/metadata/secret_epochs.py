@@ -1,4 +1,4 @@
-"""The key epochs of a cluster's secret, as the key ``cluster`` has them: which are valid, current and retired.
+"""The key epochs of a cluster's secret, as the key ``cluster`` has them: valid, current and retired.
 
 Theory of operation
 -------------------
@@ -9,14 +9,14 @@ A cluster's first secret has epoch 0, and each further one the next number. Epoc
     switch: the next epoch becomes the current one                 what is written, and each new session, is of it
     retire: the epoch before is no longer valid                    its secret opens nothing any more
 
-so at most two are valid, and the newest epoch is valid always. A valid epoch has a *proof*: a MAC by its metadata key
-over the cluster's identity and, once there was a second epoch, over all that is said here. Nobody can change any of it
-without a valid secret, and the process that changes it makes all proofs anew.
+so at most two are valid, and the newest epoch always is. A valid epoch has a *proof*: a MAC by its metadata key over
+the cluster's identity and, once there was a second epoch, over all values of this class. So changing them takes a valid
+secret; the process that changes them makes all proofs anew.
 
 The metadata key of epoch N is kept, encrypted under that of epoch N + 1 (``earlier``). So a process that has the newest
-secret has all the keys before it, and no secret leads to a later one. The keys of retired epochs verify descriptions of
-ledgers, which bookies keep for ever as they were made; they never verify a value, and admit nobody. ``retired`` has a
-MAC by the key of each retired epoch, by which a process that still has only the old secret recognises that.
+secret has all earlier keys, and no secret leads to a later one. The keys of retired epochs verify descriptions of
+ledgers, which bookies keep unchanged for ever; they never verify a value, and admit no client. ``retired`` has a MAC by
+the key of each retired epoch, by which a process that has only the old secret recognises that it was retired.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from pybk.metadata.metadata_keys import MetadataKeys
 from pybk.values import encode_json, from_base64, to_base64
 
 EPOCH_MAX: Final = 10_000
-"""The highest key epoch: each leaves some bytes in the key ``cluster``."""
+"""The highest key epoch, because each leaves some bytes in the key ``cluster``."""
 
 _WRAPPED_BYTES: Final = 40
 _WRAP_LABEL: Final = b"pybk earlier metadata key 1\0"
@@ -41,10 +41,10 @@ _RETIRED_LABEL: Final = b"pybk retired secret 1\0"
 
 @dataclass(frozen=True, slots=True)
 class SecretEpochs:
-    """What the key ``cluster`` says of a cluster's secrets.
+    """The part of the key ``cluster`` about the cluster's secrets.
 
     Attributes:
-        current: The epoch of what is written now.
+        current: The epoch of the values that are written now.
         proofs: The proof of each valid epoch; empty bytes for epoch 0 of a cluster without a secret.
         earlier: The metadata key of each epoch but the newest, encrypted under that of the next epoch.
         retired: For each retired epoch a MAC by its metadata key.
@@ -62,11 +62,11 @@ class SecretEpochs:
 
     @property
     def without_secret(self) -> bool:
-        """Whether the cluster has no secret."""
+        """True if the cluster has no secret."""
         return self.proofs == {0: b""}
 
     def claim(self) -> bytes:
-        """Return the bytes that each proof covers next to the identity; empty as long as there was one epoch only."""
+        """Return the bytes that each proof covers next to the identity; empty before there was a second epoch."""
         return b"" if self.newest == 0 else encode_json(self._values(list(map(str, sorted(self.proofs)))))
 
     def values(self) -> dict[str, Any]:
@@ -82,7 +82,7 @@ class SecretEpochs:
 
     @classmethod
     def of(cls, values: dict[str, Any]) -> Self:
-        """Decode the values of the payload; raises ValueError if they cannot be."""
+        """Return the epochs in the values of the payload; raises ValueError if they cannot be decoded."""
         proofs = _by_epoch(values["proofs"], (0, MAC_BYTES))
         earlier = _by_epoch(values.get("earlier", {}), (_WRAPPED_BYTES,))
         retired = _by_epoch(values.get("retired", {}), (MAC_BYTES,))
@@ -104,7 +104,7 @@ class SecretEpochs:
     # ---- steps ---------------------------------------------------------------------------------------------------
 
     def added(self, cluster_id: bytes, keys: MetadataKeys, key: bytes) -> Self:
-        """Return this with another epoch, of the metadata key ``key``; its proofs are still to be made."""
+        """Return a copy with another epoch, of the metadata key ``key``; its proofs are still to be made."""
         epoch = self.newest + 1
         wrapped = wrap_key(_wrapping(key, cluster_id, epoch - 1), keys.by_epoch[epoch - 1])
         return replace(
@@ -112,11 +112,11 @@ class SecretEpochs:
         )
 
     def switched(self) -> Self:
-        """Return this with the newest epoch as the current one; its proofs are still to be made."""
+        """Return a copy with the newest epoch as the current one; its proofs are still to be made."""
         return replace(self, current=self.newest)
 
     def without_old(self, cluster_id: bytes, keys: MetadataKeys) -> Self:
-        """Return this without the epoch before the current one; its proofs are still to be made."""
+        """Return a copy without the epoch before the current one; its proofs are still to be made."""
         old = self.current - 1
         proofs = {epoch: proof for epoch, proof in self.proofs.items() if epoch != old}
         return replace(
@@ -136,7 +136,7 @@ class SecretEpochs:
         return found
 
     def retired_epoch(self, cluster_id: bytes, keys: Sequence[bytes]) -> int | None:
-        """Return the retired epoch that one of the metadata keys is of; None if none is."""
+        """Return the retired epoch to which one of the metadata keys belongs; None if none does."""
         for epoch, mac in self.retired.items():
             if any(hmac.compare_digest(mac, retired_mac(key, cluster_id, epoch)) for key in keys):
                 return epoch
@@ -144,7 +144,7 @@ class SecretEpochs:
 
 
 def _by_epoch(values: object, sizes: tuple[int, ...]) -> dict[int, bytes]:
-    """Decode what the payload has for each of some epochs."""
+    """Decode an object of the payload with bytes for each of some epochs."""
     if not isinstance(values, dict) or len(values) > EPOCH_MAX + 1:
         raise ValueError("no object with a name for each key epoch")
     found = {}

@@ -1,8 +1,8 @@
 """The settings of a cluster: one value that all members follow, changed by compare-and-set while they run.
 
-The value is JSON with named keys. A member reads what it knows, takes the default for what is missing, and keeps what
-it does not know when it writes the value again, so that members of several versions share it. ``ClusterSettings``
-checks all values, those that are read as well.
+The value is JSON with named keys. A member reads the names that it knows, takes the default for a missing one, and
+keeps unknown ones when it writes the value again, so that members of several versions share it. ``ClusterSettings``
+checks all values, also those that are read.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ SETTINGS_KEY: Final = "settings"
 SETTINGS_BYTES_MAX: Final = 64 << 10
 ACCEPTED_LOSSES_MAX: Final = 100
 NAME_BYTES_MAX: Final = 128
-"""Limit on the size of the name of a bookie or of a person."""
+"""The limit on the size of the name of a bookie or of a person."""
 
 _DAY_S: Final = 86_400.0
 _YEAR_S: Final = 365 * _DAY_S
@@ -44,7 +44,7 @@ _INT_MAX: Final = (1 << 63) - 1
 
 
 class _Section:
-    """A group of settings: how its values are checked and encoded.
+    """A group of settings, which checks and encodes its values.
 
     Attributes:
         section: The group's name.
@@ -110,20 +110,20 @@ def _names(name: str, value: Any) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RepairSettings(_Section):
-    """How lost copies of ledgers are made again.
+    """Settings of re-replication.
 
     Args:
         grace_s: Seconds that a bookie may be absent before its copies count as lost.
         open_grace_s: Seconds without progress after which the writer of an open ledger counts as gone.
         recover_abandoned: Whether bookies recover and close a ledger whose writer is gone, without its password.
         bytes_per_second: Bytes per second that a bookie copies in each direction.
-        urgent_bytes_per_second: The same while a single sound copy is left.
-        background_bytes_per_second: The same for moves that nothing depends on.
-        least_bytes_per_second: The same at least, although appends take longer because of it.
-        surplus_delay_s: Seconds that a copy which no fragment names is kept at least.
-        hold_below: Bulk copying waits while a smaller part of the members than this is registered.
+        urgent_bytes_per_second: The same rate while a single sound copy is left.
+        background_bytes_per_second: The same rate for moves that are not needed for safety.
+        least_bytes_per_second: The lowest rate, even if appends take longer because of it.
+        surplus_delay_s: The least seconds for which a copy that no fragment names is kept.
+        hold_below: The part of the members below which bulk copying waits until more are registered.
         accepted_losses: Names of bookies whose loss does not make bulk copying wait.
-        paused_until_ns: Repairs pause until then, in nanoseconds since 1970.
+        paused_until_ns: The time until which repairs pause, in nanoseconds since 1970.
         paused_by: The name of the person who paused them.
 
     Raises:
@@ -159,12 +159,12 @@ class RepairSettings(_Section):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacementSettings(_Section):
-    """Where the copies of a ledger may lie.
+    """Settings of the placement of copies.
 
     Args:
         min_zones: The number of zones that each write set should have copies in.
         strict: Whether an ensemble that has fewer is refused.
-        repair: Whether copies that lie wrongly are moved.
+        repair: Whether misplaced copies are moved.
 
     Raises:
         UsageError: A value is out of range.
@@ -180,16 +180,17 @@ class PlacementSettings(_Section):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScrubSettings(_Section):
-    """How often stored copies are checked.
+    """Settings of the checks of stored copies.
 
     Args:
         quick_s: Seconds between two checks of a few entries of each copy.
         light_s: Seconds between two checks of the index against the files.
         deep_s: Seconds between two checks of every checksum.
-        bytes_per_second: Bytes per second that a bookie reads for that.
-        quick_asked_ns: What was checked so before this time is checked at once, in nanoseconds since 1970; 0 for never.
-        light_asked_ns: The same for checks of the index.
-        deep_asked_ns: The same for checks of every checksum.
+        bytes_per_second: Bytes per second that a bookie reads for these checks.
+        quick_asked_ns: The time of the last request for a quick check, in nanoseconds since 1970; copies whose last
+            quick check is older are checked at once. 0 for never.
+        light_asked_ns: The same time for checks of the index.
+        deep_asked_ns: The same time for checks of every checksum.
 
     Raises:
         UsageError: A value is out of range.
@@ -220,11 +221,12 @@ class ClusterSettings:
     """The settings of a cluster.
 
     Args:
-        repair: How lost copies are made again.
-        placement: Where copies may lie.
-        scrub: How often copies are checked.
+        repair: The settings of re-replication.
+        placement: The settings of the placement of copies.
+        scrub: The settings of the checks of copies.
         changed_by: The person or process that changed them last; not compared.
-        changed_ns: When, in nanoseconds since 1970; not compared. 0 for a cluster that has the defaults.
+        changed_ns: The time of that change, in nanoseconds since 1970; not compared. 0 for a cluster that has the
+            defaults.
     """
 
     repair: RepairSettings = RepairSettings()
@@ -251,7 +253,7 @@ class ClusterSettings:
             values: The new values by name, such as ``repair.grace_s``.
 
         Raises:
-            UsageError: There is no such setting, or a value is out of range.
+            UsageError: A setting does not exist, or a value is out of range.
         """
         groups = self.as_dict()
         for name, value in values.items():
@@ -280,7 +282,7 @@ class Settings(AuthenticatedValues):
         self._settings_lock = threading.Lock()
         """Guards the attributes below."""
         self._settings: ClusterSettings | None = None
-        """What was read last; None before the first use of ``settings``."""
+        """The settings that were read last; None before the first use of ``settings``."""
         self._settings_version = -1
         self._settings_watch: Watch | None = None
 
@@ -297,18 +299,18 @@ class Settings(AuthenticatedValues):
         return self._settings if self._settings is not None else self.read_settings()
 
     def read_settings(self) -> ClusterSettings:
-        """Return the settings; every change that took effect before the call is seen.
+        """Return the settings, with every change that took effect before the call.
 
         Raises:
             MetadataForgedError: They were not written with the cluster's secret.
-            CorruptError: The key holds something else than settings, or a value that this pybk refuses.
+            CorruptError: The key does not hold settings, or holds a value that this pybk refuses.
         """
         node = self._store.get(SETTINGS_KEY, latest=True)
         settings, _ = self._decoded(node)
         return self._adopt(settings, 0 if node is None else node.version)
 
     def change_settings(self, change: Callable[[ClusterSettings], ClusterSettings], *, by: str = "") -> ClusterSettings:
-        """Change the settings, durably; a change that changes nothing writes nothing.
+        """Change the settings, durably; equal settings are not written.
 
         Args:
             change: Returns the new settings for the present ones. It may be called more than once, because another
@@ -319,7 +321,7 @@ class Settings(AuthenticatedValues):
             The settings now.
 
         Raises:
-            UsageError: ``change`` or ``by`` returned what is no setting.
+            UsageError: ``change`` did not return settings, or ``by`` is invalid.
             MetadataForgedError, CorruptError, UnsupportedFormatError: As ``read_settings``; nothing is written.
         """
         _check_text("changed_by", by)
@@ -363,7 +365,7 @@ class Settings(AuthenticatedValues):
             return None
 
     def _adopt(self, settings: ClusterSettings, version: int) -> ClusterSettings:
-        """Keep settings unless newer ones are known, and return what is known now."""
+        """Keep settings unless newer ones are known, and return the newest ones."""
         with self._settings_lock:
             if self._settings is None or version >= self._settings_version:
                 self._settings, self._settings_version = settings, version
@@ -385,7 +387,7 @@ def encode_settings(settings: ClusterSettings, known: Mapping[str, Any]) -> byte
 
     Args:
         settings: The settings.
-        known: All that the value has so far; what this pybk does not know is kept.
+        known: All that the value has so far; names that this pybk does not know are kept.
 
     Raises:
         UsageError: They are too large.

@@ -1,6 +1,6 @@
 """The interface of metadata stores: keys and values with compare-and-set, leases and watches.
 
-The interface is what ZooKeeper offers, in its smallest useful form. ``lmdb_store`` and ``zookeeper_store`` implement
+The interface is the smallest useful part of ZooKeeper's. ``lmdb_store`` and ``zookeeper_store`` implement
 it; ``url`` lists them. Another store is one more module with a class that implements ``MetadataStore`` and a function
 ``open_url(url, options)``, and one line in ``url.SCHEMES``; ``tests/metadata/test_store.py`` is its conformance test.
 
@@ -30,13 +30,13 @@ from pybk.errors import UsageError
 
 KEY_BYTES_MAX: Final = 480
 VALUE_BYTES_MAX: Final = 512 << 10
-"""Limit on the size of a value. ZooKeeper takes requests of up to 1 MiB; the rest is for the key and its headers."""
+"""The limit on the size of a value. ZooKeeper takes requests of up to 1 MiB, which also have the key and headers."""
 
 CALL_TIMEOUT_S: Final = 10.0
-"""Default deadline of each call, seconds."""
+"""The default deadline of each call, seconds."""
 
 SETTINGS: Final = frozenset({"group", "tls_ca", "tls_cert", "tls_key", "tls_verify", "auth_file", "acl"})
-"""Names of the settings that URLs of stores may have in their query; none holds a secret."""
+"""The names of the settings that URLs of stores may have in their query; none holds a secret."""
 
 
 class Node(NamedTuple):
@@ -55,7 +55,7 @@ class Watch(Protocol):
     """A registered callback, which is called until it is cancelled."""
 
     def cancel(self) -> None:
-        """Stop calling the callback; a call that is running in another thread is not interrupted. Idempotent."""
+        """End the calls of the callback; a call that is running in another thread is not interrupted. Idempotent."""
         ...
 
 
@@ -71,9 +71,9 @@ class MetadataStore(Protocol):
 
         Args:
             key: The key.
-            latest: See every change that took effect before the call, including changes of this store object whose
-                answer was lost. Otherwise the value may be stale, but changes take effect in one order, and what this
-                object has seen or changed of any key, and all before that, is seen.
+            latest: Whether every change that took effect before the call is seen, including changes of this store
+                object whose answer was lost. Otherwise the value may be stale. But changes take effect in one order,
+                and every change up to the last one that this object has seen or made is seen.
         """
         ...
 
@@ -82,14 +82,14 @@ class MetadataStore(Protocol):
         ...
 
     def children(self, key: str) -> list[str]:
-        """Return the last names of the keys directly below, ascending; an empty list if there is no such key."""
+        """Return the last names of the keys directly below, ascending; an empty list if the key does not exist."""
         ...
 
     def walk(self) -> Iterator[tuple[str, Node]]:
         """Yield every key with its value, except leased ones as far as the store distinguishes them.
 
-        They are from one snapshot if the store has snapshots. Otherwise a change that is made meanwhile may be seen or
-        not, and the key ``ids`` comes last, so that it is above the ids of all ledgers that were seen.
+        They are from one snapshot if the store has snapshots. Otherwise a concurrent change may be seen or not, and the
+        key ``ids`` comes last, so that its value is above the ids of all ledgers that were seen.
         """
         ...
 
@@ -99,7 +99,7 @@ class MetadataStore(Protocol):
         Args:
             key: The key.
             value: 1 to ``VALUE_BYTES_MAX`` bytes.
-            leased: Remove the key when the session ends.
+            leased: Whether the key is removed when the session ends.
 
         Returns:
             Its version.
@@ -116,8 +116,8 @@ class MetadataStore(Protocol):
             key: The key.
             value: 1 to ``VALUE_BYTES_MAX`` bytes.
             version: The version of the value that is replaced.
-            reused: The key may have been removed and created again since it had this version; then it is not replaced,
-                not even if the store could confuse the two, which costs another round trip.
+            reused: Whether the key may have been removed and created again since it had this version. It is then not
+                replaced even in a store that could confuse the two, at the cost of another round trip.
 
         Returns:
             The new version.
@@ -141,7 +141,7 @@ class MetadataStore(Protocol):
         ...
 
     def rename(self, key: str, target: str, value: bytes, version: int) -> None:
-        """Remove a key and create another one as one change, durably: never are both there, or neither.
+        """Remove a key and create another one as one change, durably: at any time exactly one of them exists.
 
         Args:
             key: The key that is removed.
@@ -167,17 +167,17 @@ class MetadataStore(Protocol):
     def watch_below(self, key: str, callback: Callable[[frozenset[str] | None], None]) -> Watch:
         """Call ``callback`` with the keys below a key, at any depth, that were created, changed or removed.
 
-        The callback runs as those of ``watch`` do. Each call has the keys that changed since the one before, each once,
-        and possibly others below the key, such as those without a value. None instead means that changes may have been
-        missed, so that everything below the key must be read again: in the first call, which comes soon after this one,
-        after a lost connection, and if more than ``change_feed.KEYS_MAX`` keys changed between two calls. Two such
-        calls are ``change_feed.REST_S`` apart at least, and as long as the first one took. If the callback raises an
-        exception, a later call repeats what it was called with.
+        The callback runs like those of ``watch``. Each call has the keys that changed since the one before, each once,
+        and possibly others below the key, such as those without a value. None means that changes may have been missed,
+        so that all keys below must be read again. The first call, which comes soon after this one, has None; so has the
+        call after a lost connection, or after more than ``change_feed.KEYS_MAX`` changed keys. The time between two
+        such calls is at least ``change_feed.REST_S``, and at least the duration of the first one. If the callback
+        raises an exception, a later call repeats its keys.
         """
         ...
 
     def session(self) -> int:
-        """Return the number of the session, above 0; begins a session if there is none."""
+        """Return the number of the session, above 0; begin a session if none exists."""
         ...
 
     def alive(self, session: int) -> bool:
@@ -185,9 +185,9 @@ class MetadataStore(Protocol):
         ...
 
     def on_session_end(self, callback: Callable[[], None]) -> Watch:
-        """Call ``callback`` when a session has ended other than by ``close``, so that leases can be created again.
+        """Call ``callback`` after a session has ended, except by ``close``, so that leases can be created again.
 
-        It runs as callbacks of ``watch`` do, and is repeated after a pause while it raises MetadataUnreachableError.
+        It runs like callbacks of ``watch``, and is repeated after a pause while it raises MetadataUnreachableError.
         """
         ...
 
@@ -197,7 +197,7 @@ class MetadataStore(Protocol):
 
 
 class StoreUrl(NamedTuple):
-    """The URL of a metadata store, taken apart; made by ``url.parse_url``.
+    """The parts of a metadata store's URL; made by ``url.parse_url``.
 
     Attributes:
         text: The URL as the user gave it.
@@ -220,12 +220,12 @@ def without_secrets(url: str) -> str:
 
 
 class StoreOptions(NamedTuple):
-    """How a store is opened.
+    """The options with which a store is opened.
 
     Attributes:
         timeout_s: Deadline of each call, seconds.
         lease_time_s: Lease time, seconds; None for the store's default (``lease_time``).
-        create: Create the directory of a store on disk if it is missing.
+        create: Whether to create the directory of a store on disk if it is missing.
     """
 
     timeout_s: float = CALL_TIMEOUT_S

@@ -1,4 +1,4 @@
-"""``TimedStore``: a metadata store whose requests are timed, and parts of operations that are reported."""
+"""``TimedStore``: a metadata store whose requests are timed, and reported as parts of operations."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ R = TypeVar("R")
 class TimedStore:
     """Passes each request to a store, and records how long the store took, by operation and result.
 
-    A request is also reported as part of the operation that makes it, if that has a hook (``pybk.spans``). Nothing is
-    recorded before ``measure``. ``walk`` is not timed, because its caller works meanwhile. Implements
-    ``MetadataStore``, which documents the methods.
+    A request is also reported as part of the operation that makes it, if the operation has a hook (``pybk.spans``).
+    Nothing is recorded before ``measure``. ``walk`` is not timed, because its caller works between the items.
+    Implements ``MetadataStore``, which documents the methods.
 
     Args:
         store: The store.

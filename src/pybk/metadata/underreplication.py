@@ -2,9 +2,9 @@
 
 A *mark* is a key ``underreplicated/ddd/dddd/dddd/dddd/dddd-INSTANCE``, one for each ledger and bookie. Its value has
 the *causes*: each reason for which the mark was made, and the first entry that the bookie may miss for that reason.
-Writers, recoveries and scrubs *observe* that entries are missing or damaged; nothing else knows of it, so such a cause
-stays until the entries were replicated. The auditor *derives* the other reasons from the state of the cluster, and
-withdraws them when they no longer hold. What reads marks sees the most urgent reason and the lowest first entry.
+Writers, recoveries and scrubs *observe* that entries are missing or damaged; this is recorded nowhere else, so such a
+cause stays until the entries were replicated. The auditor *derives* the other reasons from the state of the cluster,
+and withdraws them when they no longer hold. A reader of a mark sees the most urgent reason and the lowest first entry.
 
 Removing a mark must not lose a cause that was added meanwhile. So each change of a mark draws a new random token, a
 second observation of the same entries changes it, too, and ``unmark_under_replicated`` and ``update_mark`` take effect
@@ -12,11 +12,12 @@ only on the mark whose token their caller has read. The token also distinguishes
 made again.
 
 A member of a pybk that knows no reasons reads ``first_entry_id`` only, and writes a mark without ``causes`` if it
-lowers that. So ``first_entry_id`` in the value is the lowest of the observed causes, above every entry if there is
-none: what such a member observes is always recorded. The derived causes that it drops are derived again.
+lowers that. So ``first_entry_id`` in the value is the lowest of the observed causes, or above every entry without an
+observed cause. Thus an observation of such a member is always recorded, and derived causes that it drops are derived
+again.
 
-A watch reports changes of one level of keys only, so each new mark also changes the key ``underreplicated-news``, and
-that is the key which is watched.
+A watch reports changes of one level of keys only, so each new mark also changes the key ``underreplicated-news``, which
+is watched.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ logger = logging.getLogger(__name__)
 
 UNDER_REPLICATED_KEY: Final = "underreplicated"
 NEWS_KEY: Final = "underreplicated-news"
-"""Changed after each new mark, because a watch reports changes of one level of keys only."""
+"""The key that is changed after each new mark, because a watch reports changes of one level of keys only."""
 
 MARK_ERROR_CHARS_MAX: Final = 500
 """Characters of an error that a mark keeps; the rest is cut off."""
@@ -60,7 +61,7 @@ _LAST_DIGITS: Final = 4
 
 
 class RepairReason(StrEnum):
-    """Why a ledger was marked, the most urgent reason first."""
+    """The reason why a ledger was marked, the most urgent one first."""
 
     LOST = "lost"
     """The bookie is absent for longer than the grace."""
@@ -69,7 +70,7 @@ class RepairReason(StrEnum):
     """Entries cannot be read, or have a wrong checksum."""
 
     MISSING = "missing"
-    """Entries are not there."""
+    """The bookie does not have the entries."""
 
     DRAINING = "draining"
     """The bookie is being emptied."""
@@ -82,12 +83,12 @@ class RepairReason(StrEnum):
 
     @property
     def observed(self) -> bool:
-        """Whether it was seen on the bookie, so that the state of the cluster does not show it."""
+        """True if it was seen on the bookie, and so cannot be derived from the state of the cluster."""
         return self in (RepairReason.DAMAGED, RepairReason.MISSING)
 
     @property
     def rank(self) -> int:
-        """Its urgency; 0 is the most urgent."""
+        """The urgency; 0 is the most urgent."""
         return _RANKS[self]
 
 
@@ -95,7 +96,7 @@ _RANKS: Final = {reason: rank for rank, reason in enumerate(RepairReason)}
 
 
 class RepairState(StrEnum):
-    """How far the repair of a marked ledger is."""
+    """The state of the repair of a marked ledger."""
 
     QUEUED = "queued"
     """It is to be tried."""
@@ -104,7 +105,7 @@ class RepairState(StrEnum):
     """No sound copy is left."""
 
     WAITING_FOR_OWNER = "waiting_for_owner"
-    """It needs a recovery by somebody who has the ledger's password."""
+    """It needs a recovery by a client that has the ledger's password."""
 
     NO_TARGET = "no_target"
     """No bookie can take the copies."""
@@ -121,12 +122,12 @@ class UnderReplicatedLedger(NamedTuple):
         bookie: The bookie.
         first_entry_id: The first entry that it may miss: the lowest of its causes.
         reason: The most urgent reason of its causes.
-        since_ns: When it was marked first, in nanoseconds since 1970 by the clock of the marking process; 0 if unknown.
-            For showing its age only: clocks may be wrong.
-        size_bytes: About how many bytes have to be copied; 0 if unknown.
-        state: How far its repair is.
-        tries: How often its repair has failed.
-        error: Why the last try failed; at most ``MARK_ERROR_CHARS_MAX`` characters.
+        since_ns: The time of the first mark, in nanoseconds since 1970 by the clock of the marking process; 0 if
+            unknown. It only shows the age, because clocks may be wrong.
+        size_bytes: The bytes to copy, about; 0 if unknown.
+        state: The state of its repair.
+        tries: The number of failed repairs.
+        error: The error of the last try; at most ``MARK_ERROR_CHARS_MAX`` characters.
         target: The name of the bookie that takes the copies of a rebalance; empty for other reasons, for which any
             bookie does.
         causes: Each reason, and the first entry that may be missing for that reason, the most urgent one first; empty
@@ -186,8 +187,8 @@ class UnderReplication(AuthenticatedValues):
             ledger_id: The ledger.
             bookie: The bookie.
             first_entry_id: The first entry that it may miss.
-            reason: Why.
-            size_bytes: About how many bytes have to be copied; 0 if unknown.
+            reason: The reason.
+            size_bytes: The bytes to copy, about; 0 if unknown.
             since_ns: The time of the mark, nanoseconds since 1970; None for now.
             target: The name of the bookie that takes the copies of a rebalance; empty leaves that of the mark.
             state: The state of a new mark.
@@ -196,8 +197,8 @@ class UnderReplication(AuthenticatedValues):
         Raises:
             UsageError: A number is out of its range.
 
-        Cost: Two reads and two writes, or one of each without an announcement; one read if a derived cause is there
-            already.
+        Cost: Two reads and two writes, or one of each without an announcement; one read if the mark has the derived
+        cause already.
         """
         key = missing_key(ledger_id, bookie)
         new = UnderReplicatedLedger(
@@ -230,7 +231,7 @@ class UnderReplication(AuthenticatedValues):
 
         Args:
             after: The last ledger of the previous page; -1 for the first page.
-            count: How many marks are wanted; more are returned if the last ledger has several.
+            count: The number of marks wanted; more are returned if the last ledger has several.
         """
         return self._records([key for _, key in leaves_after(self._store, UNDER_REPLICATED_KEY, after, count)])
 
@@ -289,19 +290,20 @@ class UnderReplication(AuthenticatedValues):
         size_bytes: int | None = None,
         missing_from: int | None = None,
     ) -> UnderReplicatedLedger | None:
-        """Record how the repair of a marked ledger goes, durably; what is None stays.
+        """Record the progress of the repair of a marked ledger, durably; values that are None stay.
 
         Args:
             record: The mark, as it was read.
-            state: How far it is.
-            tries: How often it has failed.
-            error: Why it failed; what is longer than ``MARK_ERROR_CHARS_MAX`` is cut off.
+            state: The state of the repair.
+            tries: The number of failed repairs.
+            error: The error of the last try, cut off after ``MARK_ERROR_CHARS_MAX``.
             target: The name of the bookie that takes the copies.
-            size_bytes: About how many bytes have to be copied.
+            size_bytes: The bytes to copy, about.
             missing_from: The first entry that the bookie may still miss, or have damaged; a lower one is raised to it.
 
         Returns:
-            The mark as it is now; None if it was changed or removed since it was read: nothing was written then.
+            The mark as it is now; None if it was changed or removed since it was read, in which case nothing was
+            written.
 
         Raises:
             UsageError: A number is out of its range.
@@ -331,12 +333,12 @@ class UnderReplication(AuthenticatedValues):
     def withdraw_mark(self, ledger_id: int, bookie: Bookie, reasons: Collection[RepairReason]) -> bool:
         """Remove causes that no longer hold, and the mark with its last cause.
 
-        A mark that keeps other causes is queued again, because its state may be due to those that are removed.
+        A mark that keeps other causes is queued again, because its state may be due to the removed ones.
 
         Args:
             ledger_id: The ledger.
             bookie: The bookie.
-            reasons: The reasons; not those that were observed, because only a copy ends them.
+            reasons: The reasons; observed ones are refused, because only a copy ends them.
 
         Returns:
             Whether the mark is gone; False if it has other causes.
@@ -372,7 +374,7 @@ class UnderReplication(AuthenticatedValues):
         return self._store.watch(NEWS_KEY, callback)
 
     def announce_marks(self) -> None:
-        """Have the callbacks of ``watch_under_replicated`` called, because marks were added."""
+        """Trigger the callbacks of ``watch_under_replicated``, because marks were added."""
         node = self._store.get(NEWS_KEY)
         with suppress(MetadataExistsError, MetadataVersionError):  # another process has announced at this moment
             if node is None:
@@ -394,7 +396,7 @@ class UnderReplication(AuthenticatedValues):
             size_bytes=max(found.size_bytes, new.size_bytes),
             target=new.target or found.target,
         )
-        # A second observation is written even if it is the same, so that a repair that began before does not remove it.
+        # An equal observation is written again, so that a repair that began before does not remove it.
         same = (
             causes == found.causes_by_reason()
             and merged.size_bytes == found.size_bytes
@@ -434,7 +436,7 @@ def _checked(number: int, name: str, most: int = _INT_MAX) -> int:
 
 
 def record_json(record: UnderReplicatedLedger) -> bytes:
-    """Encode a record; what has its default is left out."""
+    """Encode a record; values equal to their defaults are left out."""
     causes = record.causes_by_reason()
     values: dict[str, Any] = {
         "ledger_id": record.ledger_id,

@@ -21,7 +21,7 @@ class UrlScheme(NamedTuple):
 
     Attributes:
         module: The module that opens URLs of this scheme.
-        form: What such a URL looks like, for error messages.
+        form: The form of such a URL, for error messages.
         extra: The extra of this package that installs the module's dependencies; empty if they are always installed.
     """
 
@@ -57,7 +57,7 @@ def open_metadata(
         timeout_s: Deadline of each call, seconds.
         lease_time_s: Seconds of silence after which a process loses its leases; None for the store's default. See
             ``pybk.metadata.lease_time``.
-        create: Create the directory of an LMDB store if it is missing.
+        create: Whether to create the directory of an LMDB store if it is missing.
 
     Returns:
         The store; the caller closes it.
@@ -88,7 +88,7 @@ def open_metadata(
 
 
 def parse_url(url: str) -> StoreUrl:
-    """Take the URL of a metadata store apart; raises UsageError if it is not a URL, or has a fragment."""
+    """Return the parts of a metadata store's URL; raises UsageError if it is not a URL, or has a fragment."""
     forms = ", or ".join(scheme.form for scheme in SCHEMES.values())
     if not isinstance(url, str):
         raise UsageError(f"metadata URL {without_secrets(repr(url))[:100]} is not a string; use {forms}")

@@ -1,8 +1,8 @@
-"""How a ZooKeeper store is accessed: TLS, and the access control lists of the znodes. The URL's query names both.
+"""Access to a ZooKeeper store: TLS, and the access control lists of the znodes. The URL's query names both.
 
     tls_ca=FILE        the certificates of the authorities that may have signed a server's certificate (PEM);
                        without it those of the system
-    tls_cert=FILE      the certificate of this process (PEM), for servers that want one
+    tls_cert=FILE      the certificate of this process (PEM), for servers that ask for one
     tls_key=FILE       its private key, not encrypted; without it the key is in the file of the certificate
     tls_verify=chain   do not compare the server's name with its certificate; the default is "host"
     auth_file=FILE     holds user:password, the identity that all znodes belong to (ZooKeeper's digest scheme)
@@ -51,15 +51,15 @@ _REMEDIES: Final = (
     ("AUTH_FAILED", "the servers refuse the user and password; check that they allow digest authentication"),
     ("socket connection broken", "if this is their port for TLS, name tls_ca=FILE in the URL"),
 )
-"""What to do, by a part of kazoo's message."""
+"""The remedies, by a part of kazoo's message."""
 
 
 @dataclass(frozen=True, slots=True)
 class ZooKeeperAccess:
-    """How a store is accessed; made by ``access_of``.
+    """The access to a store; made by ``access_of``.
 
     Attributes:
-        tls: What connections are encrypted with; None for connections without TLS.
+        tls: The TLS settings of connections; None for connections without TLS.
         credential: user:password; None for none.
         identity: The owner of the znodes, for messages; empty for everybody.
     """
@@ -70,7 +70,7 @@ class ZooKeeperAccess:
 
     @property
     def acl(self) -> list[ACL] | None:
-        """The access control list of new znodes, None for ZooKeeper's default: everybody may do everything."""
+        """The access control list of new znodes; None for ZooKeeper's default, by which everybody may do everything."""
         if self.credential is not None:
             user, _, password = self.credential.partition(":")
             return [make_digest_acl(user, password, all=True)]
@@ -85,7 +85,7 @@ class ZooKeeperAccess:
         return len(found) == 1 and found[0].perms == Permissions.ALL and found[0].id.scheme == _X509
 
     def refusal(self, error: Exception) -> str:
-        """Return what to do after an error of access, empty for other errors."""
+        """Return the remedy for an error of access, empty for other errors."""
         if isinstance(error, NoAuthError):
             mine = self.identity or "nobody in particular: the URL has neither auth_file nor acl"
             return f"the znodes belong to another identity than that of this process, {mine}; check the URL's settings"
@@ -100,11 +100,11 @@ class ZooKeeperAccess:
 
 
 OPEN: Final = ZooKeeperAccess()
-"""Without TLS, and with znodes that everybody may change."""
+"""Access without TLS, and with znodes that everybody may change."""
 
 
 def access_of(url: StoreUrl) -> ZooKeeperAccess:
-    """Return how the store of a URL is accessed; reads the files that it names.
+    """Return the access to the store of a URL; reads the files that the URL names.
 
     Raises:
         UsageError: The query is invalid, or a file cannot be read or used.
@@ -181,7 +181,7 @@ def _no_password() -> str:
 
 
 class _Connector(SequentialThreadingHandler):  # type: ignore[misc]
-    """kazoo's way to connect, with TLS settings of ours: kazoo's own trust the system's authorities always.
+    """kazoo's way to connect, with pybk's TLS settings, because kazoo's own always trust the system's authorities.
 
     Args:
         tls: The settings; None for connections without TLS.
@@ -245,12 +245,12 @@ class _ClientLog(logging.LoggerAdapter[logging.Logger]):
 
 
 class Client(KazooClient):  # type: ignore[misc]
-    """A connection to ZooKeeper, which says why it does not come about.
+    """A connection to ZooKeeper, which knows why it fails.
 
     Args:
         hosts: ``host:port``, several separated by commas.
         lease_time_s: The lease time that servers are asked for, seconds.
-        access: How they are accessed.
+        access: The access to them.
     """
 
     def __init__(self, hosts: str, lease_time_s: float, access: ZooKeeperAccess) -> None:
@@ -272,7 +272,7 @@ class Client(KazooClient):  # type: ignore[misc]
 
     @property
     def trouble(self) -> str:
-        """What prevents the connection, as far as is known, and what to do; empty if nothing is known."""
+        """The reason why the connection fails, and the remedy; empty if none is known."""
         text = self._log.trouble
         remedy = next((remedy for part, remedy in _REMEDIES if part.lower() in text.lower()), "")
         return text and f" ({text})" + (remedy and f"; {remedy}")

@@ -11,7 +11,7 @@ from kazoo.security import ACL
 from pybk.metadata.zookeeper_access import ZooKeeperAccess
 
 _PIPELINE: Final = 500
-"""Requests that are sent before their answers are waited for."""
+"""Requests that are sent before the first wait for an answer."""
 
 
 class ForeignZnode(NamedTuple):
@@ -19,8 +19,8 @@ class ForeignZnode(NamedTuple):
 
     Attributes:
         path: Its path.
-        access: The identities and what each may do.
-        problem: Why it was not changed; None if it was, or was not to be.
+        access: The identities, each with its permissions.
+        problem: The reason why it was not changed; None if it was changed, or no change was asked for.
     """
 
     path: str
@@ -36,8 +36,8 @@ def foreign_znodes(
     Args:
         client: The connection.
         root: The path of the root.
-        access: Whom the znodes are to belong to.
-        change: Give them the access control list that new znodes get.
+        access: The access to whose identity the znodes are to belong.
+        change: Whether to give them the access control list that new znodes get.
         timeout_s: Deadline of each request, seconds.
     """
     level = [root]
@@ -66,7 +66,7 @@ def foreign_znodes(
 
 
 def _change(client: Any, path: str, access: ZooKeeperAccess, timeout_s: float) -> str | None:
-    """Change an access control list; returns why that was not possible."""
+    """Change an access control list; return the reason if that was not possible."""
     try:
         client.set_acls_async(path, access.acl).get(timeout=timeout_s)
     except NoNodeError:
@@ -77,7 +77,7 @@ def _change(client: Any, path: str, access: ZooKeeperAccess, timeout_s: float) -
 
 
 def _text(found: list[ACL]) -> str:
-    """Return who may do what, without the digests of passwords."""
+    """Return the identities and their permissions, without the digests of passwords."""
     return ", ".join(
         f"{each.id.scheme}:{each.id.id.partition(':')[0] if each.id.scheme == 'digest' else each.id.id} "
         f"{'+'.join(each.acl_list)}"

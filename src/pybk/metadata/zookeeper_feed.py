@@ -6,9 +6,9 @@ before 3.9 forgets that a watch is recursive when an ordinary watch is set on th
 kazoo has no call for them, and drops events of znodes that it has no watch for. So this module sends the request
 itself, and sees each event before kazoo does.
 
-A server forgets the watches of a connection with the connection. So after each lost connection the watch is set again,
-and then the feeds report None. If the server knows no such watches, the feeds report None every ``UNSUPPORTED_S``:
-what depends on them still works, later and at a higher cost.
+A server forgets the watches of a connection when the connection ends. So after each lost connection the watch is set
+again, and then the feeds report None. If the server has no such watches, the feeds report None every ``UNSUPPORTED_S``;
+their users then see changes later, and at a higher cost.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ RECURSIVE: Final = 1
 
 
 class AddWatch:
-    """ZooKeeper's request for a persistent recursive watch, as kazoo takes requests.
+    """ZooKeeper's request for a persistent recursive watch, in the form that kazoo sends.
 
     Args:
         path: The path of the znode.
@@ -52,7 +52,7 @@ class AddWatch:
 
     @classmethod
     def deserialize(cls, data: bytes, offset: int) -> bool:
-        """Return the result of the answer, which has no more to say."""
+        """Return the result of the answer, whose body is empty."""
         return True
 
 
@@ -63,7 +63,7 @@ class ZooKeeperFeeds:
         client: The connection.
         root: The znode that all keys are below.
         callbacks: Runs the callbacks.
-        passed_over: What the last names of znodes begin with that are no keys.
+        passed_over: The prefix of the last names of znodes that are not keys.
     """
 
     def __init__(self, client: Any, root: str, callbacks: Callbacks, passed_over: str) -> None:
@@ -76,7 +76,7 @@ class ZooKeeperFeeds:
         self._connection = 0  # the number of the connection; changes when it is lost
         self._armed = -1  # the connection that the watch was set on
         self.supported = True
-        """Whether the server has recursive watches, as far as is known."""
+        """False if the server refused a recursive watch, else True."""
         connection = client._connection
         self._read_event = connection._read_watch_event
         connection._read_watch_event = self._on_event
@@ -112,7 +112,7 @@ class ZooKeeperFeeds:
             feed.note(None)
 
     def connected(self) -> None:
-        """Have the feeds set the watch again and report, once the connection exists again."""
+        """Schedule all feeds, which set the watch again and report, once the connection exists again."""
         if self.supported and self._armed != self._connection:
             for watch, feed in self._feeds.items():
                 self._callbacks.schedule(watch, feed.rest_s())

@@ -3,17 +3,16 @@
 Theory of operation
 -------------------
 
-Mapping. Each key is a znode below ``root``; znodes that only have children are empty. Leases are ephemeral znodes,
-and a session is ZooKeeper's session. A version consists of the znode's creation (``czxid``) and its data version, so
-that a key that was removed and created again never has the same version twice. ZooKeeper compares the data version
-alone. Therefore, before a key is removed, or a leased key is replaced, this module reads the key and compares its
-creation.
+Mapping. Each key is a znode below ``root``; znodes that only have children are empty. Leases are ephemeral znodes, and
+a session is ZooKeeper's session. A version consists of the znode's creation (``czxid``) and its data version, so that a
+key that was removed and created again never has the same version twice. ZooKeeper compares only the data version. So
+before a key is removed, or a leased key is replaced, this module reads the key and compares its creation.
 
-Guards. Where keys are used again, as names of logs are, a key must not be removed and created again between that
-comparison and the change. So a *guard* is created first, an ephemeral child of the key: ZooKeeper removes no znode that
-has children. Then the key is read, and a transaction removes the guard and makes the change; it fails if the guard is
-gone. A change that finds a foreign guard in its way removes it, and the change that has lost its guard fails as one
-that lost a race. A rename is such a transaction, which removes one key and creates another.
+Guards. A key that may be used again, such as the name of a log, must not be removed and created again between that
+comparison and the change. So a *guard* is created first, an ephemeral child of the key, because ZooKeeper removes no
+znode that has children. Then the key is read, and a transaction removes the guard and makes the change; it fails if the
+guard is gone. A change that meets the guard of another one removes it, and the change that has lost its guard fails as
+one that lost a race. A rename is such a transaction, which removes one key and creates another.
 
 Connection. kazoo's own thread connects, reconnects and reports each change of state to ``_state_changed``:
 
@@ -24,10 +23,10 @@ While the state is not CONNECTED, requests wait for the connection (``_wait_conn
 request that was not sent is known not to have taken effect. LOST calls the ``on_session_end`` callbacks. ``alive``
 trusts the session for ``lease_time.trusted_after_loss`` after the connection was lost.
 
-Lost answers. A request whose connection is lost while it is under way has an unknown outcome. Reads are repeated
-until the deadline (``_read``). Changes are not (``_write``): they raise MetadataUnreachableError with
-``outcome_unknown``. Reads of the latest value are preceded by a ``sync``. They therefore see whatever became of a
-change whose answer was lost, because ZooKeeper refuses requests that an earlier connection of the session sent.
+Lost answers. A request whose connection is lost while it is under way has an unknown outcome. Reads are repeated until
+the deadline (``_read``). Changes are not (``_write``): they raise MetadataUnreachableError with ``outcome_unknown``.
+Reads of the latest value are preceded by a ``sync``. So they see the outcome of a change whose answer was lost, because
+ZooKeeper refuses requests that an earlier connection of the session sent.
 
 Watches. ZooKeeper reports one change for each watch that was set. So the callback thread (``Callbacks``) first sets
 the watch again and then calls the callback, which reads the current values; no change goes unnoticed in between. Feeds
@@ -102,7 +101,7 @@ _PIPELINE: Final = 500
 """Reads that ``get_many`` sends before it waits for their answers."""
 
 _GUARD: Final = "~guard-"
-"""What the names of guards begin with; see this module."""
+"""The prefix of the names of guards; see this module."""
 
 _VERSION_BITS: Final = 32
 _READ_PAUSE_S: Final = 0.05
@@ -136,7 +135,7 @@ def _hosts(url: StoreUrl) -> str:
 
 
 def _root(url: StoreUrl) -> str:
-    """Return the path of the znode that all keys stand below."""
+    """Return the path of the znode above all keys."""
     names = url.parts.path.strip("/").split("/")
     if not all(names) or any(name in (".", "..", "zookeeper") for name in names):
         raise url.invalid(" needs a path of its own in ZooKeeper, such as /ledgers")
@@ -171,21 +170,21 @@ class ZooKeeperMetadataStore:
         access: ZooKeeperAccess = OPEN,
     ) -> None:
         self.hosts = hosts
-        """The hosts of the ensemble, as Kazoo takes them."""
+        """The hosts of the ensemble, in kazoo's form."""
         self.root = root
-        """The node that all keys are below."""
+        """The znode above all keys."""
         self._timeout_s = timeout_s
         self._lease_time_s = lease_time_s
         self._pid = os.getpid()
         self._closed = False
         self.connected = threading.Event()
-        """Set while the connection exists."""
+        """An event that is set while the connection exists."""
         self.session_id = 0  # 0 for none
         self._lost_at: float | None = None  # when the connection was lost, None while it exists
         self._leased: set[str] = set()  # leased keys that this object created, ever
         self._callbacks = Callbacks(f"pybk metadata {hosts}{root}")
         self.access = access
-        """How the servers are accessed."""
+        """The access to the servers."""
         self.client = Client(hosts, lease_time_s, access)
         """The connection to ZooKeeper."""
         self._feeds = ZooKeeperFeeds(self.client, root, self._callbacks, _GUARD)
@@ -335,7 +334,7 @@ class ZooKeeperMetadataStore:
     def _guarded(self, path: str, version: int, change: Callable[[Any], None]) -> Callable[[float], list[Any]]:
         """Return a write that adds a change to a transaction, and commits it if a key still has a version.
 
-        It returns the result of each operation, of which that of the guard is the first.
+        The write returns the result of each operation, that of the guard first.
         """
 
         def write(deadline: float) -> list[Any]:
@@ -344,7 +343,7 @@ class ZooKeeperMetadataStore:
             return results
 
         def attempt(deadline: float) -> list[Any] | None:
-            """Try once; return None if another change was in the way, with its guard or by removing this one."""
+            """Try once; return None if another change had its guard there or removed this one."""
             guard = f"{path}/{_GUARD}{secrets.token_hex(8)}"
             guarded = self.client.create_async(guard, ephemeral=True)
             found = self.client.get_async(path)
@@ -358,9 +357,9 @@ class ZooKeeperMetadataStore:
                 change(transaction)
                 results: list[Any] = self._outcome(transaction.commit_async(), deadline)
             except BaseException:
-                self.client.delete_async(guard)  # else it would be gone with the session
+                self.client.delete_async(guard)  # otherwise it would stay until the session ends
                 raise
-            # Each operation of a transaction that failed has an error, and one of them the reason.
+            # Each operation of a failed transaction has an error, and one of these errors is the reason.
             errors = [each for each in results if isinstance(each, Exception)]
             reasons = [each for each in errors if not isinstance(each, RolledBackError | RuntimeInconsistency)]
             if not errors:
@@ -376,7 +375,7 @@ class ZooKeeperMetadataStore:
         return write
 
     def _remove_guards(self, path: str, deadline: float) -> None:
-        """Remove the guards of other changes, which begin anew then."""
+        """Remove the guards of other changes, which then begin again."""
         for child in self._outcome(self.client.get_children_async(path), deadline):
             if child.startswith(_GUARD):
                 with suppress(NoNodeError):
@@ -450,10 +449,10 @@ class ZooKeeperMetadataStore:
         """Return the znodes that do not belong to the identity of this store's access alone.
 
         Args:
-            change: Give them to it.
+            change: Whether to give them to that identity.
 
         Raises:
-            MetadataUnreachableError: The servers do not answer; what was changed remains so.
+            MetadataUnreachableError: The servers do not answer; znodes that were changed stay changed.
         """
         self._wait_connected(self._deadline())
         try:
@@ -497,7 +496,7 @@ class ZooKeeperMetadataStore:
         return result.get(timeout=max(0.0, deadline - time.monotonic()))
 
     def node(self, result: Any, deadline: float) -> Node | None:
-        """Wait for the answer to a read, and return the node; None if there is none."""
+        """Wait for the answer to a read, and return the node; None if the znode does not exist."""
         try:
             value, stat = self._outcome(result, deadline)
         except NoNodeError:
