@@ -11,10 +11,10 @@ A link has one socket per session, and ZeroMQ never reconnects it. Its states:
     UP --NO_SESSION (the bookie forgot the session), _without_session--> GREETED, over the same connection
     any --the cluster uses another secret, _move--> CONNECTING, with outstanding requests
 
-``socket`` is None only in CLOSED, ``_mac`` is set only in UP. Requests that are sent before UP wait in
-``_outstanding`` and are transmitted by ``_begin``. ``lose`` reports all of them as unanswered, because it is unknown
-whether they took effect. After a forgotten session they are sent again, because the bookie is the same process and
-compares entries that it already has. So they are when a link begins again with another secret of the cluster: no other
+``socket`` is None only in CLOSED, ``_mac`` is set only in UP. Requests that are sent before UP wait in ``_outstanding``
+and are transmitted by ``_begin``. ``lose`` reports all of them as unanswered, because it is unknown whether they took
+effect. After a forgotten session they are sent again, because the bookie is the same process and compares entries that
+it already has. They are also sent again when a link begins again with another secret of the cluster, because no other
 process has the CURVE key to which the link connects. Each request has exactly one outcome, which ``Links.poll``
 returns.
 
@@ -27,8 +27,8 @@ sockets to the epoll set (``_watch``) and appends its outcomes. A ZeroMQ descrip
 and sending or receiving may consume that signal; so a link that has sent something, or has a new socket, is in
 ``_touched``, and the next ``poll`` reads it without a signal.
 
-The bookie of the client's own process has an ``InProcessLink`` instead, which has no socket: ``poll`` flushes what was
-handed over to it, and takes its replies.
+The bookie of the client's own process has an ``InProcessLink`` instead, which has no socket: ``poll`` flushes the
+requests that were handed over to it, and takes its replies.
 
 Everything runs in the thread that calls ``send`` and ``poll``, one at a time; there are no locks. Only ``Links.wake``
 may be called by any thread.
@@ -94,24 +94,24 @@ from pybk.transport.in_process import Called, InProcessLink
 logger = logging.getLogger(__name__)
 
 TIMEOUT_NS: Final = 5 * 10**9
-"""Default time after which a request counts as unanswered, nanoseconds."""
+"""The default time after which a request counts as unanswered, nanoseconds."""
 
 PING_NS: Final = 5 * 10**9
-"""A link whose bookie was silent for half of this sends a ping, and ends if that is not answered within this time."""
+"""The time within which a ping must be answered; a link sends it after half of this time without a message."""
 
 OUTSTANDING_BYTES_MAX: Final = 32 << 20
-"""Default bound on the outstanding bytes of one link: those of its requests, and those that its reads ask for."""
+"""The default bound on the outstanding bytes of one link: those of its requests, and those that its reads ask for."""
 
 QUEUE_MESSAGES: Final = 16 << 10
 """Messages that ZeroMQ queues for one bookie at most."""
 
 _RESENT_MAX: Final = 3
 _RECONNECT_MS: Final = 24 * 3600 * 1000
-"""ZeroMQ would reconnect after a day, so it never does: a link that broke gets a new socket."""
+"""The time after which ZeroMQ would reconnect: a day, so it never does, because a link that broke gets a new socket."""
 
 _RETRY_NS: Final = 20_000_000
 HANDSHAKE_NS: Final = curve.HANDSHAKE_MS * 10**6
-"""How long a connection may take until its session begins."""
+"""The time that a connection may take until its session begins."""
 
 NEVER_NS: Final = 1 << 63
 """A time that does not come."""
@@ -121,7 +121,7 @@ _DONT_WAIT: Final = int(zmq.NOBLOCK)
 _MORE: Final = int(zmq.NOBLOCK | zmq.SNDMORE)
 _NO_SESSION: Final = int(MessageKind.NO_SESSION)
 _OWN_IDS: Final = 1 << 63
-"""Request ids from here up are for the link's own requests: pings, and proofs of rights."""
+"""The first request id of the link's own requests: pings, and proofs of rights."""
 
 _EVENTS: Final = (
     zmq.EVENT_HANDSHAKE_SUCCEEDED
@@ -143,22 +143,22 @@ Outcome = tuple["Link | InProcessLink", int, WireReply | None]
 """Link, request id, and reply; None instead of a reply if there was none, so that the request's effect is unknown."""
 
 _contexts: Final[set[curve.Context]] = set()
-"""Contexts of links that are not closed. They are kept alive here, because the garbage collector must not collect a
-context together with its sockets: it would clear the weak references by which the context finds its sockets, and
+"""The contexts of links that are not closed. This set keeps them alive, because the garbage collector must not collect
+a context together with its sockets: it would clear the weak references by which the context finds its sockets, and
 terminating the context would then wait for them for ever."""
 
 
 @dataclass(slots=True)
 class LinkCounters:
-    """Counts of what the links of a client received, since they were made.
+    """Counts of the messages that the links of a client received, and of their ends.
 
     Attributes:
         garbage: Frames that are not messages.
         forged: Messages without the right MAC.
-        damaged: Requests or replies that arrived damaged, so that the request was sent again.
+        damaged: Requests or replies that arrived damaged, after which the request was sent again.
         late: Replies that arrived after their request had ended.
         lost: Connections that ended or were refused.
-        forgotten: Sessions that a bookie had forgotten, and that began again over the same connection.
+        forgotten: Sessions that a bookie had forgotten, and the link began again over the same connection.
     """
 
     garbage: int = 0
@@ -179,7 +179,7 @@ class Link:
         bookie: The bookie.
         address: The address it connects to.
         outstanding_bytes: Bytes of the outstanding requests, and bytes that outstanding reads ask for.
-        why_down: Why the last connection ended, for people; empty while there is a session, and before the first.
+        why_down: The reason, for people, why the last connection ended; empty during a session, and before the first.
     """
 
     def __init__(self, links: Links, bookie: Bookie, address: str, server_public: bytes | None) -> None:
@@ -192,10 +192,10 @@ class Link:
         self.socket: curve.Socket | None = None
         """The connection; None while the link is down."""
         self.monitor: curve.Socket | None = None
-        """Reports the events of the connection; None without one."""
+        """The monitor, which reports the events of the connection; None without a connection."""
         self._mac: Mac | None = None
         self._keys: ClusterKeys | None = None
-        """The keys of the secret that the connection began with; None without a secret."""
+        """The keys of the secret with which the connection began; None without a secret."""
         self._nonce = b""
         self._session_id = b""
         self._instance = b""
@@ -210,27 +210,27 @@ class Link:
         """The version of the protocol that the greeting agreed on; 0 before it."""
         self._message_bytes_max = links._message_bytes_max
         self.pinged_ns = NEVER_NS
-        """When a ping was sent that is not answered; ``NEVER_NS`` for none."""
+        """The time of the ping that is not answered; ``NEVER_NS`` for none."""
         self.heard_ns = 0
-        """When the last message of the bookie arrived."""
+        """The time when the last message of the bookie arrived."""
         self._opened_ns = 0
 
     def __repr__(self) -> str:
-        """Return the bookie, the address, and whether there is a session."""
+        """Return the bookie, the address, and whether a session exists."""
         return f"<Link to {self.bookie} at {self.address}, {'up' if self.is_up else 'down'}>"
 
     @property
     def is_up(self) -> bool:
-        """Whether there is a session."""
+        """True if a session exists."""
         return self._mac is not None
 
     @property
     def outstanding(self) -> int:
-        """Requests without a reply."""
+        """The number of requests without a reply."""
         return len(self._outstanding)
 
     def send(self, request_id: int, message: WireRequest, timeout_ns: int = TIMEOUT_NS) -> bool:
-        """Send a request; never waits. Its outcome comes from ``Links.poll``, exactly once.
+        """Send a request without waiting; ``Links.poll`` returns its outcome, exactly once.
 
         Args:
             request_id: From 0 below 2**63; not that of an outstanding request of this link.
@@ -238,7 +238,8 @@ class Link:
             timeout_ns: Nanoseconds after which it counts as unanswered.
 
         Returns:
-            False if too much is outstanding: nothing was sent. Try again after ``Links.poll`` returned outcomes.
+            False if too many bytes are outstanding. Nothing was sent then; try again after ``Links.poll`` returned
+            outcomes.
 
         Raises:
             UsageError: The message is larger than the bookie accepts, or the request id is outstanding.
@@ -271,7 +272,7 @@ class Link:
             self.hear()
             if self.socket is not None and self._outstanding:
                 return False
-            # ZeroMQ's queue is full, and only of requests that have timed out: the connection makes no progress.
+            # ZeroMQ's queue is full of requests that have timed out, so the connection makes no progress.
             self.lose("the connection broke")
             links._outcomes.append((self, request_id, None))
             return True
@@ -332,7 +333,7 @@ class Link:
     # ---- the connection ----------------------------------------------------------------------------------------------
 
     def _reopen(self, now_ns: int) -> bool:
-        """Connect again; False if that fails at once, or the last attempt is less than ``_RETRY_NS`` ago."""
+        """Connect again; return False if that fails at once, or the last attempt is less than ``_RETRY_NS`` ago."""
         if now_ns - self._opened_ns < _RETRY_NS:
             return False
         try:
@@ -344,12 +345,12 @@ class Link:
         return True
 
     def _open(self) -> None:
-        """Begin to connect with a new socket, so that nothing of an earlier session can be sent or received over it."""
+        """Begin to connect with a new socket, over which no message of an earlier session can be sent or received."""
         links = self._links
         socket = links._context.socket(zmq.DEALER)
         socket.linger = 0
         # Disabling reconnection, or setting IMMEDIATE, would make ZeroMQ discard replies that arrived before the
-        # connection ended. Nothing is sent before there is a session, so no message can wait for a connection.
+        # connection ended. Nothing is sent before the session begins, so no message can wait for a connection.
         socket.immediate = False
         socket.reconnect_ivl = _RECONNECT_MS
         socket.maxmsgsize = links._message_bytes_max
@@ -382,7 +383,7 @@ class Link:
     def _greet(self) -> None:
         """Send HELLO, which asks for a session."""
         assert self.socket is not None
-        # Encoded in the oldest version that this pybk speaks, so that a bookie one version older can decode it.
+        # HELLO has the oldest version that this pybk speaks, so that a bookie one version older can decode it.
         hello = Outgoing(MessageKind.HELLO, numbers=(frames.VERSION, 0, 0, 0), blob=self._nonce)
         mac = greeting_mac(self._keys)
         head = hello.head(HELLO_ID, 0, 0, self.bookie.instance, mac, frames.VERSION_MIN)
@@ -405,7 +406,7 @@ class Link:
     def _move(self) -> None:
         """Begin a session with the present secret, in which all outstanding requests are sent again.
 
-        The process at the other end is the one that they were sent to, because no other one has its CURVE key.
+        The requests were sent to the process at the other end, because no other process has its CURVE key.
         """
         self._disconnect()
         try:
@@ -467,7 +468,7 @@ class Link:
         self._links._look_at(self._first_deadline_ns)
 
     def _give_up(self, end_ns: int, now_ns: int, why: str) -> None:
-        """End the connection if ``end_ns`` has passed; otherwise have ``_look_after`` called at that time."""
+        """End the connection if ``end_ns`` has passed; otherwise schedule ``_look_after`` for that time."""
         if now_ns >= end_ns:
             self.lose(why)
         else:
@@ -514,25 +515,25 @@ class Link:
             return
         if reply.status is Status.UNAUTHORIZED:
             self._proved.discard(noted[3])
-        del self._outstanding[request_id]  # what follows is ``_end``, which would be one more call for each reply
+        del self._outstanding[request_id]  # the next lines repeat ``_end``, which would be one more call for each reply
         self.outstanding_bytes -= noted[1]
         if self._resent:
             self._resent.pop(request_id, None)
         self._links._outcomes.append((self, request_id, reply))
 
     def _take_greeting(self, header: Header, head: bytes) -> None:
-        """Act on a message that begins a session, or that belongs to none."""
+        """Handle a message that begins a session, or that belongs to none."""
         if header.kind == _NO_SESSION:
             if self._links._is_greeting(header, head):
                 self._without_session(header.request_id)
             else:
                 self._links.counters.forged += 1
-        # Replies of a session that the bookie has forgotten since may still arrive, and are ignored.
+        # Replies of a session that the bookie has forgotten may still arrive, and are ignored.
         elif header.kind == MessageKind.WELCOME or not self._forgotten:
             self._begin(header, head)
 
     def _take_content(self, header: Header, head: bytes, bodies: Sequence[memoryview]) -> None:
-        """Act on an authentic reply with content, after checking that it is whole."""
+        """Handle an authentic reply with content, after checking that it is whole."""
         request_id = header.request_id
         counters = self._links.counters
         if says_damaged(header) or not is_whole(header, head, bodies):
@@ -555,7 +556,7 @@ class Link:
             self.lose("the bookie has as many sessions as it keeps")
         elif self._mac is not None and self._forgotten >= _RESENT_MAX:
             self.lose("the bookie forgot the session")
-        elif self._mac is not None:  # else this answers another request of the same session, and HELLO is on its way
+        elif self._mac is not None:  # otherwise another request was answered so before, and HELLO is under way
             self._forgotten += 1
             self._links.counters.forgotten += 1
             self._mac = None
@@ -614,14 +615,14 @@ class Links:
     Args:
         keys: The cluster's keys, which may change: the links then begin sessions with the new ones. None without a
             secret.
-        own: The bookie of this process, and its server, to which requests are passed by call; None if there is none.
+        own: The bookie of this process, and its server, to which requests are passed by call; None without one.
         context: The ZeroMQ context, needed for ``inproc``; None to make one.
         outstanding_bytes_max: Bound on the outstanding bytes of each link, see ``Link.outstanding_bytes``.
         message_bytes_max: Bound on each frame received; a larger one ends the connection unread.
 
     Attributes:
         counters: Counts since the links were made.
-        waiting: True while ``poll`` waits and has received nothing: an exception raised then loses no outcome.
+        waiting: True while ``poll`` waits and has received nothing; an exception that is raised then loses no outcome.
 
     Threads: one at a time, except for ``wake``, which any thread may call until ``close`` is called.
     """
@@ -640,7 +641,7 @@ class Links:
         self.counters: Final = LinkCounters()
         self._keys = held_keys(keys)
         self._current = None if self._keys is None else self._keys.current
-        """The keys that sessions begin with; those of each connection are the same."""
+        """The keys with which sessions begin; each connection has the same."""
         self._own_context = context is None
         if context is None:
             context = zmq.Context()
@@ -657,7 +658,7 @@ class Links:
         self._outcomes: list[Outcome] = []
         self.waiting = False
         self.due_ns = 0
-        """When deadlines are looked at next."""
+        """The time when deadlines are checked next."""
         self._epoll = select.epoll()
         self._epoll.register(self._wake, select.EPOLLIN)
         self._by_socket: dict[Any, Link] = {}
@@ -688,7 +689,7 @@ class Links:
 
         Raises:
             UsageError: One end has a secret and the other has not, or ``address`` is not an address.
-            TooManyRequestsError: The process has as many sockets as it may have.
+            TooManyRequestsError: The process has the most sockets that it may have.
         """
         if (server_public is None) is not (self._keys is None):
             which = "has a CURVE key" if server_public else "has no CURVE key"
@@ -706,9 +707,10 @@ class Links:
         return link
 
     def own_link(self, bookie: Bookie) -> InProcessLink | None:
-        """Return the link to a bookie, made if there is none, if it is that of this process and serves; otherwise None.
+        """Return the link to a bookie that runs in this process and serves, made if need be; None for another bookie.
 
-        If it serves no more, another process may be this bookie by now, so it is connected to like any other one.
+        If it no longer serves, another process may be this bookie now, so the client connects to it like to any other
+        one.
         """
         if self._own is None or bookie != self._own[0] or self._own[1].closed:
             return None
@@ -730,7 +732,7 @@ class Links:
         return None if self._keys is None else MemberKey(self._keys)
 
     def _follow_keys(self, current: ClusterKeys) -> None:
-        """Have all connections begin again, because the cluster uses another secret now."""
+        """Begin all connections again, because the cluster uses another secret now."""
         self._current = current
         for link in self._links:
             if link.socket is not None:
@@ -742,18 +744,18 @@ class Links:
         return any(is_authentic(header, head, greeting_mac(keys)) for keys in valid)
 
     def grant(self, ledger_id: int, description: bytes, key: RightsKey | MemberKey) -> None:
-        """Have each link prove the right to a ledger, in each session before the first request for the ledger.
+        """Make each link prove the right to a ledger, in each session before the first request for the ledger.
 
         Args:
             ledger_id: The ledger.
             description: The ledger's encoded description, see ``Authorize``.
-            key: The key that makes the proofs: the ledger's, or the member's, whose right is to recover it only.
+            key: The key that makes the proofs: the ledger's, or the member's, which gives only the right to recover it.
         """
         self._grants[ledger_id] = (description, key)
         self._forget_right(ledger_id)
 
     def _forget_right(self, ledger_id: int) -> None:
-        """Have each link prove the right to a ledger again, if there still is one."""
+        """Make each link prove the right to a ledger again, unless it was revoked."""
         for link in self._links:
             link._proved.discard(ledger_id)
         if self._in_process is not None:
@@ -765,7 +767,7 @@ class Links:
         self._forget_right(ledger_id)
 
     def wake(self) -> None:
-        """Make the current or the next ``poll`` return at once; does nothing after ``close``. Threads: any."""
+        """Make the current or the next ``poll`` return at once; do nothing after ``close``. Threads: any."""
         if self._wake >= 0:
             os.eventfd_write(self._wake, 1)
 
@@ -786,7 +788,8 @@ class Links:
             self._follow_keys(self._keys.current)
         if now_ns >= self.due_ns:
             self._look_after(now_ns)
-        # No signal announces what arrived there: sending consumes signals, and a new socket has none until it was read.
+        # No signal announces messages that arrived there: sending consumes signals, and a new socket has none until it
+        # was read.
         touched = self._touched
         if touched:
             self._touched = set()
@@ -808,7 +811,7 @@ class Links:
                 os.eventfd_read(self._wake)
             elif descriptor in self._by_descriptor:
                 signalled.append(self._by_descriptor[descriptor])
-            elif descriptor in self._by_monitor:  # else its link was lost in this turn
+            elif descriptor in self._by_monitor:  # otherwise its link was lost in this turn
                 self._by_monitor[descriptor].hear()
         if signalled:
             self._take(signalled)
@@ -831,7 +834,7 @@ class Links:
         self._links.remove(link)
 
     def _look_at(self, time_ns: int) -> None:
-        """Have ``_look_after`` called at this time or earlier."""
+        """Schedule ``_look_after`` for this time or earlier."""
         self.due_ns = min(self.due_ns, time_ns)
 
     def _take(self, links: Iterable[Link]) -> None:
@@ -847,7 +850,7 @@ class Links:
         while asked:
             readable: list[tuple[Any, int]] = zmq.zmq_poll(asked, 0)
             for socket, _ in readable:
-                if socket in by_socket:  # else it was lost in this turn
+                if socket in by_socket:  # otherwise it was lost in this turn
                     by_socket[socket].take(socket)
             asked = []
             for each in readable:
@@ -855,13 +858,13 @@ class Links:
                     asked.append(each)
 
     def _watch(self, socket: curve.Socket, link: Link) -> None:
-        """Have ``poll`` wait for the socket of a link as well."""
+        """Make ``poll`` wait for the socket of a link as well."""
         self._epoll.register(socket.fileno(), select.EPOLLIN)
         self._by_descriptor[socket.fileno()] = link
         self._by_socket[socket] = link
 
     def _watch_monitor(self, socket: curve.Socket, link: Link) -> None:
-        """Have ``poll`` wait for the monitor of a link as well."""
+        """Make ``poll`` wait for the monitor of a link as well."""
         self._epoll.register(socket.fileno(), select.EPOLLIN)
         self._by_monitor[socket.fileno()] = link
 

@@ -28,7 +28,7 @@ MEMBER_MAC_BYTES: Final = 32
 LAC_PACKET_BYTES: Final = 32
 
 Mac = Callable[[bytes | memoryview], bytes]
-"""Returns the MAC of some bytes, ``MAC_BYTES`` bytes."""
+"""A function that returns the MAC of some bytes, ``MAC_BYTES`` bytes."""
 
 _pack_lac = Struct(">qq").pack
 _unpack_lac = Struct(">qq").unpack_from
@@ -101,12 +101,12 @@ class ClusterKeys:
 class HeldKeys:
     """The keys of the secrets that a process holds: one, and two while the secret of the cluster is replaced.
 
-    Connections look them up when they begin, so each change counts for what begins after it.
+    Connections look them up when they begin, so a change counts for later connections.
 
     Attributes:
-        all: The keys of the valid secrets, that which new sessions begin with first; empty until ``hold`` was called.
+        all: The keys of the valid secrets, those of new sessions first; empty until ``hold`` was called.
 
-    Threads: any; what is read once is of one moment.
+    Threads: any; one read of ``all`` is of one moment.
     """
 
     def __init__(self, *keys: ClusterKeys) -> None:
@@ -119,7 +119,7 @@ class HeldKeys:
 
     @property
     def current(self) -> ClusterKeys:
-        """The keys that new sessions begin with."""
+        """The keys with which new sessions begin."""
         return self.all[0]
 
     def derive(self, secret: bytes, cluster_id: bytes) -> ClusterKeys:
@@ -159,7 +159,7 @@ def keyed_mac(key: bytes) -> Mac:
 
 
 def greeting_mac(keys: ClusterKeys | None) -> Mac:
-    """Return the MAC of messages outside of sessions; without a secret, a checksum that detects damage only."""
+    """Return the MAC of messages outside of sessions; without a secret, a checksum that detects only damage."""
     return xxh3_128_digest if keys is None else keyed_mac(keys.session_key)
 
 
@@ -167,7 +167,7 @@ def session_mac(keys: ClusterKeys | None, session_id: bytes, nonces: tuple[bytes
     """Return the MAC of one session's messages.
 
     Args:
-        keys: The cluster's keys; None without a secret: the result is a checksum that detects damage only.
+        keys: The cluster's keys; None without a secret, for a checksum that detects only damage.
         session_id: The session.
         nonces: The client's and the bookie's nonce, ``NONCE_BYTES`` each.
         instance: The bookie's instance.
@@ -229,7 +229,7 @@ class RightsKey:
 
 
 class MemberKey:
-    """A cluster's key whose MACs prove that a member asks, who may recover a ledger without its password.
+    """A cluster's key whose MACs prove that the client is a member, which may recover a ledger without its password.
 
     Args:
         keys: The cluster's keys.
@@ -307,7 +307,7 @@ def _deletion(ledger_id: int) -> bytes:
 
 
 def _right(session_id: bytes, instance: bytes, ledger_id: int) -> bytes:
-    """Return the bytes that are signed for a right: of a fixed size each, so no two rights have the same bytes."""
+    """Return the bytes that are signed for a right; each part has a fixed size, so no two rights have equal bytes."""
     return b"pybk-right/1" + session_id + instance + ledger_id.to_bytes(8, "big", signed=True)
 
 
@@ -315,7 +315,7 @@ def _right(session_id: bytes, instance: bytes, ledger_id: int) -> bytes:
 
 
 def prove_lac(lac_key: bytes, ledger_id: int, lac: int) -> bytes:
-    """Return a LAC packet: ``ledger id | lac | MAC``, ``LAC_PACKET_BYTES`` bytes, which proves the writer's LAC.
+    """Return a LAC packet, which proves the writer's LAC: ``ledger id | lac | MAC``, ``LAC_PACKET_BYTES`` bytes.
 
     Args:
         lac_key: The ledger's lac-mac key.

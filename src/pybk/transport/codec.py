@@ -27,10 +27,10 @@ from pybk.transport.frames import MESSAGE_BYTES_MAX, FrameError, Header, Outgoin
 NONCE_BYTES: Final = 16
 SESSION_BYTES: Final = 16
 HELLO_ID: Final = (1 << 64) - 1
-"""Request id of HELLO: a ``NO_SESSION`` with this id says that the bookie has too many sessions."""
+"""The request id of HELLO: a ``NO_SESSION`` with this id says that the bookie has too many sessions."""
 
 PROBE_ID: Final = (1 << 64) - 1
-"""Request id of an unsolicited reply, which clients ignore: it shows a bookie whether a client is still connected."""
+"""The id of an unsolicited reply, which clients ignore; it shows a bookie whether a client is still connected."""
 
 _TIERS: Final = tuple(StorageHint)
 _FIRST_FLAG: Final = 1
@@ -69,7 +69,7 @@ _REPLY: Final = int(MessageKind.REPLY)
 
 @dataclass(frozen=True, slots=True)
 class Authorize:
-    """Prove to a bookie the right to add to, fence and delete a ledger, once per session; answered by ``Reply``.
+    """Prove to a bookie the right to add to, fence and delete a ledger, once per session. The answer is ``Reply``.
 
     Attributes:
         ledger_id: The ledger.
@@ -85,7 +85,7 @@ class Authorize:
 
 @dataclass(frozen=True, slots=True)
 class AuthorizeMember:
-    """Prove to a bookie that a member asks, to recover a ledger without its password; answered by ``Reply``.
+    """Prove to a bookie that the client is a member, to recover a ledger without its password. The answer is ``Reply``.
 
     Attributes:
         ledger_id: The ledger.
@@ -100,7 +100,7 @@ class AuthorizeMember:
 
 @dataclass(frozen=True, slots=True)
 class LacPacket:
-    """``WriteLac`` with its proof; answered by ``Reply``.
+    """``WriteLac`` with its proof. The answer is ``Reply``.
 
     Attributes:
         ledger_id: The ledger.
@@ -128,7 +128,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Ping:
-    """Ask the bookie for a sign of life; answered by ``Reply``."""
+    """Ask the bookie for a sign of life. The answer is ``Reply``."""
 
 
 WireRequest = Add | ReadLac | Read | Force | Move | AskWriter | LacPacket | Authorize | AuthorizeMember | Ping
@@ -226,7 +226,7 @@ ENCODERS: Final[dict[type, Callable[[Any], Outgoing]]] = {
     Ping: _encode_ping,
     Answer: _encode_answer,
 }
-"""The encoder of each kind of message but ``Reply``."""
+"""The encoder of each kind of message except ``Reply``."""
 
 _REPLIES: Final = {
     (status, watched): Outgoing(MessageKind.REPLY, status | _WATCHED * watched)
@@ -253,7 +253,7 @@ NO_SESSION: Final = Outgoing(MessageKind.NO_SESSION)
 
 
 def decode_request(header: Header, head: bytes, frames: Sequence[memoryview]) -> WireRequest:
-    """Decode a request that a bookie received; ``is_authentic`` and ``is_whole`` have returned True for it.
+    """Decode a request that a bookie received, for which ``is_authentic`` and ``is_whole`` have returned True.
 
     Raises:
         FrameError: It is not a request, or its content is not that of a valid request.
@@ -287,7 +287,7 @@ def _decode_read(header: Header, head: bytes, _frames: Sequence[memoryview]) -> 
     first, last, stride, bytes_max = header.a, header.b, header.c, header.d
     if not 0 <= first <= last or not 1 <= stride <= STRIDE_MAX or bytes_max < 0:
         raise FrameError(f"a read of at most {bytes_max} bytes from {first} to {last} with stride {stride}")
-    bytes_max = min(bytes_max, MESSAGE_BYTES_MAX)  # no reply has more
+    bytes_max = min(bytes_max, MESSAGE_BYTES_MAX)  # no reply is larger
     fence, checked = bool(header.flags & _FIRST_FLAG), bool(header.flags & _SECOND_FLAG)
     return Read(header.ledger_id, first, last, stride, bytes_max, fence, checked)
 
@@ -350,7 +350,7 @@ _REQUESTS: Final[dict[int, Callable[[Header, bytes, Sequence[memoryview]], WireR
 
 
 def decode_reply(header: Header, head: bytes, frames: Sequence[memoryview]) -> WireReply:
-    """Decode a reply that a client received; ``is_authentic`` and ``is_whole`` have returned True for it.
+    """Decode a reply that a client received, for which ``is_authentic`` and ``is_whole`` have returned True.
 
     Raises:
         FrameError: It is not a reply, or its content is not that of a valid reply.
@@ -372,7 +372,7 @@ def decode_reply(header: Header, head: bytes, frames: Sequence[memoryview]) -> W
 
 
 def plain_reply(header: Header) -> Reply | None:
-    """Return the reply that a head without content is; None if it has content, or is another message."""
+    """Return the reply in a head without content; None if it has content, or is another message."""
     if header.checksum != _NOTHING_CHECKSUM or header.kind != _REPLY or header.runs or header.inline_bytes:
         return None
     return _PLAIN_REPLIES.get(header.flags)

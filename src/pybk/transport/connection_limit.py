@@ -1,4 +1,4 @@
-"""Bounds on the connections of a listening socket, and on what a peer sends before it has authenticated itself."""
+"""Bounds on the connections of a listening socket, and on the bytes that a peer sends before it is authenticated."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ logger = logging.getLogger(__name__)
 logger.addFilter(LogLimit())
 
 CONNECTIONS_MAX: Final = 4096
-"""Bound on the connections of a bookie."""
+"""The bound on the connections of a bookie."""
 
 GREETING_MAX: Final = 256
-"""Bound on the connections whose handshake has not ended."""
+"""The bound on the connections whose handshake has not ended."""
 
 GREETING_BYTES_MAX: Final = 16 << 10
 """Bound on the bytes that a connection sends before its first message is received. A handshake and HELLO have about
 1 KiB, and a client sends nothing else before HELLO is answered."""
 
 GREETING_LOOK_MS: Final = 10
-"""Time between two checks of that bound, while there are such connections, milliseconds."""
+"""The time between two checks of that bound while such connections exist, milliseconds."""
 
 DESCRIPTORS_RESERVED: Final = 256
 """File descriptors that are left to the rest of the process."""
@@ -56,7 +56,7 @@ _EVENTS: Final = (
 
 
 def connections_max() -> int:
-    """Return how many connections may be open, which depends on the process's limit of open files."""
+    """Return the number of connections that may be open, which depends on the process's limit of open files."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         return CONNECTIONS_MAX
@@ -64,10 +64,10 @@ def connections_max() -> int:
 
 
 class Pin:
-    """Looks at connections of ZeroMQ, whose descriptors may be closed and given to others at any time.
+    """Access to connections of ZeroMQ, whose descriptors may be closed and used again at any time.
 
-    A connection is looked at through a descriptor that was opened in advance: when strangers have taken all others, a
-    copy could not be made, and they could not be ended.
+    A connection is accessed through a descriptor that was opened in advance. Otherwise, when strangers have taken all
+    descriptors, it could not be copied, and the strangers' connections could not be ended.
 
     Threads: one at a time.
     """
@@ -84,14 +84,14 @@ class Pin:
 
     @contextmanager
     def connection(self, descriptor: int, addresses: Collection[str]) -> Iterator[system.socket | None]:
-        """Return the connection of a descriptor, None if it has none to one of these listening addresses.
+        """Return the connection of a descriptor to one of these listening addresses; None if it has no such connection.
 
-        The connection is not closed before the end of the block, also if ZeroMQ closes it.
+        The connection is not closed before the end of the block, even if ZeroMQ closes its own descriptor.
         """
         try:
             os.dup2(descriptor, self._pinned, inheritable=False)
             connection = system.socket(fileno=self._pinned)
-        except OSError:  # it is closed, or is none of a socket
+        except OSError:  # it is closed, or not that of a socket
             yield None
         else:
             try:
@@ -126,9 +126,9 @@ class Connections:
     Attributes:
         monitor: The socket's monitor; the owner polls it and calls ``look`` when it is readable.
         ended: Connections that were ended.
-        unheard: Connections whose peers left before a message of theirs was received: strangers, and scans of ports.
+        unheard: Connections whose peers left before their first message was received: strangers, and scans of ports.
         greeting: Descriptors of connections from which no message has been received, each with the time when it was
-            accepted. A connection that is older than a handshake may be has ended its handshake, and is left out.
+            accepted. A connection that is older than the longest handshake has ended its handshake, and is left out.
 
     Threads: one at a time.
     """
@@ -161,7 +161,7 @@ class Connections:
         self.ended = self.unheard = 0
         self.monitor: Any = socket.get_monitor_socket(_EVENTS)
         self.monitor.linger = 0
-        self.look(())  # because a new socket signals nothing before it was read until it is empty
+        self.look(())  # a new socket signals nothing before it was read until it is empty
 
     def look(self, addresses: Collection[str]) -> None:
         """Receive and handle all events of the monitor, because it signals only new ones.
@@ -194,7 +194,7 @@ class Connections:
             self._pruned_ns = now_ns
             self.open = {each for each in self.open if self.is_connection(each, addresses)}
         over = len(self.open) >= self._max or len(self._greeting) >= GREETING_MAX or descriptor > self._descriptor_max
-        self.greeting.pop(descriptor, None)  # of an earlier connection, whose end was not read
+        self.greeting.pop(descriptor, None)  # that of an earlier connection, whose end was not read
         self.greeting[descriptor] = now_ns
         self.open.add(descriptor)
         self._greeting.append(now_ns)
@@ -232,8 +232,8 @@ class Connections:
         """Note that a message of a connection was received, so that its handshake has ended.
 
         The monitor is read first. ZeroMQ reports a connection before it receives anything from it, so the descriptor
-        then is that of the connection, and not of an earlier one whose end was not read yet. Nothing is kept of a
-        connection that has ended, because a later one may have its descriptor.
+        then is that of the connection, and not of an earlier one whose end was not read yet. No state of an ended
+        connection is kept, because a later one may have its descriptor.
 
         Args:
             frame: The first frame of the message.
@@ -268,7 +268,7 @@ class Connections:
                 connection.shutdown(system.SHUT_RDWR)
 
     def _received_bytes(self, descriptor: int, addresses: Collection[str]) -> int:
-        """Return how many bytes a TCP connection has received; 0 for any other descriptor."""
+        """Return the bytes that a TCP connection has received; 0 for any other descriptor."""
         with self._pin.connection(descriptor, addresses) as connection, suppress(OSError):
             if connection is not None and connection.family != system.AF_UNIX:
                 info = connection.getsockopt(system.IPPROTO_TCP, system.TCP_INFO, _TCP_INFO_BYTES)

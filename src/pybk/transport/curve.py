@@ -1,14 +1,14 @@
-"""CURVE, ZeroMQ's encryption and authentication, for bookies and clients; a test at each start that it works.
+"""CURVE, ZeroMQ's encryption and authentication, for bookies and clients, with a test at each start that it works.
 
 Theory of operation
 -------------------
 
 All clients of a cluster have one CURVE key pair, derived from the cluster secret; each bookie makes a pair of its own
 when it starts, and publishes the public key in its registration. While the secret is replaced, there are two secrets,
-and clients with the pair of either are admitted. A client accepts a bookie with its public key alone
-(``secure_client``). A bookie must accept clients with the cluster's key alone (``secure_server``), but CURVE by itself
+and clients with the pair of either are admitted. A client accepts only a bookie with the registered public key
+(``secure_client``). A bookie must accept only clients with the cluster's key (``secure_server``), but CURVE by itself
 does not check that: a ZeroMQ server asks an authentication handler (ZAP, a REP socket at a fixed ``inproc`` address of
-the context) for each handshake, and admits *every* client if there is no handler. So
+the context) at each handshake, and admits *every* client without a handler. So
 
 1. ``ZapAuthenticator`` is bound before the server's socket is, and answers 200 for the cluster's key and 400 otherwise;
 2. the server's socket sets ``ZAP_ENFORCE_DOMAIN``, so that it refuses all clients if the handler is missing;
@@ -38,29 +38,29 @@ from pybk.errors import PybkError, UsageError
 from pybk.transport.cluster_keys import CurvePair
 
 LIBZMQ_MIN: Final = (4, 3, 3)
-"""Older versions have vulnerabilities by which an unauthenticated peer writes to the server's memory or crashes it."""
+"""The oldest version in which an unauthenticated peer cannot write to the server's memory or crash it."""
 
 HANDSHAKE_MS: Final = 3_000
-"""How long a handshake may take, milliseconds."""
+"""The time that a handshake may take, milliseconds."""
 
 HEARTBEAT_MS: Final = 300
 SILENCE_MS: Final = 1_500
-"""A connection ends when its peer answers no heartbeat for this long, milliseconds."""
+"""The time without an answer to a heartbeat after which a connection ends, milliseconds."""
 
 ZAP_ADDRESS: Final = "inproc://zeromq.zap.01"
-"""Where ZeroMQ asks whether a client is admitted (ZAP)."""
+"""The address at which ZeroMQ asks whether a client is admitted (ZAP)."""
 
 _ZAP_VERSION: Final = b"1.0"
 _DOMAIN: Final = b"pybk"
 TEST_MS: Final = 2_000
-"""How long a handshake of the start-up test may take."""
+"""The time that a handshake of the start-up test may take."""
 
 _REFUSED: Final = zmq.Event.HANDSHAKE_FAILED_AUTH
 _ACCEPTED: Final = zmq.Event.HANDSHAKE_SUCCEEDED
 
 
 class InsecureError(PybkError):
-    """CURVE is missing, outdated, or failed its test at the start; nothing was served."""
+    """CURVE is missing, outdated, or failed its test at the start; the bookie did not serve."""
 
 
 Context = zmq.Context[zmq.Socket[bytes]]
@@ -84,14 +84,14 @@ def check_library() -> None:
 
 
 def check_address(address: str, *, secret: bool) -> None:
-    """Check that an address may be listened on.
+    """Check that a server may listen on an address.
 
     Args:
         address: ``tcp://host:port``, ``ipc://path`` or ``inproc://name``.
-        secret: Whether there is a cluster secret.
+        secret: Whether the cluster has a secret.
 
     Raises:
-        UsageError: It is none of these, or it is reachable from other hosts and there is no secret.
+        UsageError: It is none of these, or it is reachable from other hosts and the cluster has no secret.
     """
     parts = None
     try:
@@ -151,7 +151,7 @@ class ZapAuthenticator:
             ) from error
 
     def serve(self) -> None:
-        """Answer all requests that wait."""
+        """Answer all waiting requests."""
         while True:
             try:
                 question = self.socket.recv_multipart(zmq.NOBLOCK)
@@ -164,7 +164,7 @@ class ZapAuthenticator:
             self.socket.send_multipart([_ZAP_VERSION, number, *verdict])
 
     def knows(self, question: list[bytes]) -> bool:
-        """Return whether a request shows a key of the cluster; those of the mechanisms NULL and PLAIN have no key."""
+        """Return whether a request has a key of the cluster; those of the mechanisms NULL and PLAIN have no key."""
         if len(question) != 7:
             return False
         version, _, domain, _, _, mechanism, key = question
@@ -178,7 +178,7 @@ class ZapAuthenticator:
 
 
 def secure_server(socket: Socket, pair: CurvePair) -> None:
-    """Have a socket, before it is bound, admit only CURVE clients that the authentication handler accepts."""
+    """Make a socket, before it is bound, admit only CURVE clients that the authentication handler accepts."""
     socket.setsockopt(zmq.ZAP_DOMAIN, _DOMAIN)
     socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
     socket.curve_secretkey = pair.secret
@@ -187,7 +187,7 @@ def secure_server(socket: Socket, pair: CurvePair) -> None:
 
 
 def secure_client(socket: Socket, pair: CurvePair, server_public: bytes) -> None:
-    """Have a socket, before it is connected, accept only the server with this public key.
+    """Make a socket, before it is connected, accept only the server with this public key.
 
     Args:
         socket: The socket.
@@ -261,7 +261,7 @@ def _try_handshake(
 
 
 def set_heartbeat(socket: Socket) -> None:
-    """Have a socket's connections end after ``SILENCE_MS`` without an answer, as of a peer that is suspended."""
+    """Make a socket's connections end after ``SILENCE_MS`` without an answer, for example of a suspended peer."""
     socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
     socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, SILENCE_MS)
     socket.setsockopt(zmq.HEARTBEAT_TTL, SILENCE_MS)

@@ -26,16 +26,16 @@ from pybk.transport.cluster_keys import MAC_BYTES, Mac
 MAGIC: Final = b"PB"
 VERSION: Final = 1
 VERSION_MIN: Final = max(1, VERSION - 1)
-"""The oldest version that is read: a bookie and a client one version apart understand each other."""
+"""The oldest version that is read, so that a bookie and a client one version apart understand each other."""
 
 RUNS_MAX: Final = 64
-"""Most runs of one message: as many as a write quorum can have bookies."""
+"""The most runs of one message: as many as a write quorum can have bookies."""
 
 MESSAGE_BYTES_MAX: Final = 24 << 20
-"""Default bound on one message: a batch of 16 MiB, or one entry of 5 MiB, and a margin."""
+"""The default bound on one message: a batch of 16 MiB, or one entry of 5 MiB, and a margin."""
 
 INLINE_BYTES_MAX: Final = 8 << 10
-"""Entries of up to this size are copied into the head's frame, because a copy is cheaper than another frame."""
+"""The largest entries that are copied into the head's frame, because a copy is cheaper than another frame."""
 
 _INT_MAX: Final = (1 << 63) - 1
 _SIZE_MAX: Final = (1 << 32) - 1
@@ -64,7 +64,7 @@ class FrameError(PybkError):
 
 
 class Header(NamedTuple):
-    """The fixed part of a head, as received; not to be trusted before ``is_authentic`` has verified the MAC.
+    """The fixed part of a head, as received; it must not be trusted before ``is_authentic`` has verified the MAC.
 
     Attributes:
         magic: ``MAGIC``.
@@ -73,7 +73,7 @@ class Header(NamedTuple):
         flags: Depend on the kind.
         head_bytes: Bytes before the MAC, which covers them.
         request_id: Identifies the request in its session.
-        counter: Of a request: larger than that of every request before it in the session; of a reply 0.
+        counter: Of a request: larger than that of every earlier request of the session; of a reply 0.
         taken_bytes: Of a request: bytes of replies that the client has received in the session; of a reply 0.
         instance: Of a request: the bookie instance it is meant for; of a reply: the one that answers.
         ledger_id: The ledger.
@@ -108,7 +108,7 @@ class Header(NamedTuple):
 
 
 class Outgoing:
-    """An encoded message without the fields that depend on the session: made once, sent to any number of bookies.
+    """An encoded message without the fields that depend on the session; it is made once for any number of bookies.
 
     Args:
         kind: A ``MessageKind``.
@@ -123,7 +123,7 @@ class Outgoing:
         frames: The frames after the head's frame.
 
     Raises:
-        UsageError: There are more than ``RUNS_MAX`` runs, or a run is larger than a message can be.
+        UsageError: The message has more than ``RUNS_MAX`` runs, or a run is larger than a message can be.
 
     Cost: Two microseconds, the checksum of the entries, and their copy if they have up to 64 KiB. ZeroMQ refers to the
     buffers of larger ones, which must not change until the message was sent.
@@ -158,7 +158,7 @@ class Outgoing:
         self._flags = flags
         self._inline = inline
         self.shared = _pack_shared(ledger_id, *numbers, len(runs), len(frames), len(inline), checksum) + table
-        """What all encodings of the message have in common: the head without the request's id and the MAC."""
+        """The part that all encodings of the message share: the head without the request's id and the MAC."""
         self._head_bytes = _PREFIX.size + len(self.shared)
         self.frames = frames
         self.size = self._head_bytes + MAC_BYTES + len(inline)
@@ -277,7 +277,7 @@ def is_whole(header: Header, head: bytes, frames: Sequence[memoryview]) -> bool:
 
 
 def blob(header: Header, head: bytes, size_max: int) -> bytes:
-    """Return the blob of a message, which was given to ``Outgoing``.
+    """Return the blob of a message, as it was given to ``Outgoing``.
 
     Raises:
         FrameError: The message has runs instead, or more than ``size_max`` bytes.

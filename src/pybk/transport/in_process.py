@@ -1,27 +1,28 @@
 """The link of a client to the bookie of its own process: requests and replies are passed by call.
 
-Theory of operation. A process that is a bookie and a client wrote to its own replica by a socket, which took two MACs,
-encryption both ways and four passages through ZeroMQ's thread. Here the client's leader hands its requests over by
-``Server.call``, wakes the serving thread once for all of them (``InProcessLink.flush``), and waits in the ``poll`` of
-its links. The serving thread takes them in its turn, as if they had arrived at its socket, and passes each reply to
-``InProcessLink.deliver``, which wakes the leader. So a request runs in the same thread, in the same order and with the
-same sync as any other one, and every rule of the protocol is where it was.
+Theory of operation. If a process that is a bookie and a client wrote to its own replica by a socket, this would take
+two MACs, encryption both ways and four passages through ZeroMQ's thread. Instead, the client's leader hands its
+requests over by ``Server.call``, wakes the serving thread once for all of them (``InProcessLink.flush``), and waits in
+the ``poll`` of its links. The serving thread takes them in its turn, as if they had arrived at its socket, and passes
+each reply to ``InProcessLink.deliver``, which wakes the leader. So a request runs in the same thread, in the same order
+and with the same sync as any other one, and the same code keeps every rule of the protocol.
 
 The session of the client is a ``Caller``. Its rights are proved as over the wire, although both ends could trust each
 other: the proof binds the request to the ledger's password, and the check is made once for each ledger.
 
-A request that timed out is still in the serving thread's queue if that makes no progress, as when a disk hangs. So its
-bytes are *late* until it is answered, and with too many of them no request is handed over, which bounds the queue.
+A request that timed out is still in the serving thread's queue if that thread makes no progress, for example because a
+disk hangs. So its bytes are *late* until it is answered. While too many bytes are late, no request is handed over,
+which bounds the queue.
 
-An end (``Server.close``, or an error of the serving thread) is delivered like a reply: all requests that are
-outstanding have no outcome, and those that are sent later have none at once.
+An end (``Server.close``, or an error of the serving thread) is delivered like a reply: all outstanding requests end
+without a reply, and later ones do so at once.
 
-Locks: ``_closing`` keeps the leader's wake-up from being called after its links were closed. All else is used by one
-thread: ``deliver`` and ``end`` by the serving thread, the other methods by the leader. The queues between them are
+Locks: ``_closing`` keeps the leader's wake-up from being called after its links were closed. Everything else has one
+thread: the serving thread calls ``deliver`` and ``end``, the leader the other methods. The queues between them are
 deques, whose single operations are atomic.
 
-No reply waits for a wake-up that is lost. ``deliver`` appends first, and leaves the wake-up out only if an older reply
-is still there: the leader was woken for that one, and when it takes it, it takes all.
+No wake-up is lost. ``deliver`` appends first, and omits the wake-up only if an older reply is still in the queue: the
+leader was woken for that one, and then takes all replies.
 """
 
 from __future__ import annotations
@@ -40,10 +41,10 @@ from pybk.transport.codec import Authorize, AuthorizeMember, WireReply, WireRequ
 from pybk.transport.server import Caller
 
 _HEAD_BYTES: Final = 256
-"""What a request is counted with, besides its entries."""
+"""The bytes that a request counts in addition to its entries."""
 
 _OWN_IDS: Final = 1 << 63
-"""The request id of proofs of rights; nobody waits for their replies."""
+"""The request id of proofs of rights, whose replies are ignored."""
 
 _NEVER_NS: Final = 1 << 63
 
@@ -55,17 +56,17 @@ class Called(Protocol):
 
     @property
     def closed(self) -> bool:
-        """Whether it answers nothing any more."""
+        """True if the server does not answer any more."""
 
     def call(self, caller: Caller, request_id: int, message: WireRequest | None, nbytes: int) -> bool:
-        """Hand a request to the serving thread, or None to end the session; False once the server is closed."""
+        """Hand a request to the serving thread, or None to end the session; return False once the server is closed."""
 
     def wake_called(self) -> None:
         """Wake the serving thread, unless the server is closed. Threads: any."""
 
 
 class InProcessLink:
-    """The connection of a client to the bookie of its process; as ``Link``, but without a socket.
+    """The connection of a client to the bookie of its process; like ``Link``, without a socket.
 
     Args:
         bookie: The bookie.
@@ -102,19 +103,19 @@ class InProcessLink:
         self._caller = Caller(self.deliver, self.end)
         self._proved: set[int] = set()
         self._outstanding: dict[int, tuple[int, int, int]] = {}
-        """Deadline, size and ledger of each request without a reply, by request id."""
+        """The deadline, size and ledger of each request without a reply, by request id."""
         self._late: dict[int, int] = {}
-        """Size of each request that timed out and that the bookie has not answered, by request id."""
+        """The size of each request that timed out and the bookie has not answered, by request id."""
         self._late_bytes = 0
         self._first_deadline_ns = _NEVER_NS
         self._unflushed = False
         self.arrived: deque[tuple[int, WireReply | None]] = deque()
-        """Replies that ``take`` has not reported yet; the serving thread appends."""
+        """The replies that ``take`` has not reported yet; the serving thread appends them."""
         self._ended = False
-        """The server is closed. Set by the leader."""
+        """True once the server is closed; set by the leader."""
         self._closing = threading.Lock()
         self.closed = False
-        """``close`` was called."""
+        """True once ``close`` was called."""
 
     def __repr__(self) -> str:
         """Return the bookie."""
@@ -128,11 +129,11 @@ class InProcessLink:
         Args:
             request_id: Not that of an outstanding request.
             message: The request; its entries must never change, because the bookie refers to them until they are
-                durable, which a deferred or late one may be only after its outcome is known.
+                durable, which may be after the outcome of a deferred or late request is known.
             timeout_ns: Nanoseconds after which it counts as unanswered.
 
         Returns:
-            False if too much is outstanding: nothing was handed over.
+            False if too many bytes are outstanding; nothing was handed over then.
 
         Raises:
             UsageError: The message is larger than the bookie accepts, or the request id is outstanding.
@@ -178,11 +179,11 @@ class InProcessLink:
         self._proved.add(ledger_id)
 
     def forget_right(self, ledger_id: int) -> None:
-        """Have the right to a ledger proved again before the next request for it."""
+        """Prove the right to a ledger again before the next request for it."""
         self._proved.discard(ledger_id)
 
     def flush(self) -> None:
-        """Wake the serving thread if anything was handed over since the last call."""
+        """Wake the serving thread if a request was handed over since the last call."""
         if self._unflushed:
             self._unflushed = False
             self._server.wake_called()
@@ -239,5 +240,5 @@ class InProcessLink:
                     self._wake()
 
     def end(self) -> None:
-        """Say that the server is closed."""
+        """Report to the leader that the server is closed."""
         self.deliver(_OWN_IDS, None)

@@ -1,10 +1,10 @@
-"""Fair queueing of the messages that a bookie receives, and bounds on what each connection makes it keep.
+"""Fair queueing of the messages that a bookie receives, and bounds on the memory that each connection takes.
 
 Theory of operation
 -------------------
 
-Each connection has a *lane*: the queue of its messages that were received and not served, and the count of its bytes
-that were sent and not written.
+Each connection has a *lane*: the queue of its messages that were received and not served, and the count of bytes that
+were sent to it and not written.
 
 Receiving. The server puts each message that it receives into the lane of its connection (``Lanes.put``). A lane that
 would exceed ``LANE_BYTES_MAX`` loses all its messages, and the server then ends the session; when all lanes together
@@ -16,10 +16,9 @@ next one. A lane that was alone for ``_COMPANY_NS`` gets the whole turn. A clien
 lane; the server takes its ``share`` of each turn first.
 
 Sending. Bytes sent to a connection are *unwritten* until ZeroMQ has written them to the system. ZeroMQ does not report
-how many those are. But it releases a frame once it is written, and writes the frames of a connection in order. So
-after every ``MARK_BYTES`` bytes the server *marks* a frame, which means that it has ZeroMQ track it: once a marked
-frame is released, everything before it is written, too. This measures what a client leaves unread without relying on
-what the client reports.
+their number. But it releases a frame once it is written, and writes the frames of a connection in order. So after every
+``MARK_BYTES`` bytes the server *marks* a frame: ZeroMQ tracks it, and once it is released, everything before it is
+written, too. This measures what a client leaves unread without relying on what the client reports.
 
 The server's thread is the only one that uses lanes; there are no locks.
 """
@@ -32,27 +31,27 @@ from typing import Final, NamedTuple, Protocol
 
 TURN_MESSAGES: Final = 1024
 TURN_BYTES: Final = 32 << 20
-"""Bound on what one turn serves of all connections together; the message that reaches it is still served whole."""
+"""The bound on the bytes that one turn serves of all connections; the message that reaches it is served whole."""
 
 SHARE_MESSAGES: Final = 64
 SHARE_BYTES: Final = 1 << 20
-"""Bound on what one turn serves of one connection while others are busy; one message is served even if it is larger."""
+"""The bound on the bytes that one turn serves of a connection while others are busy; one message may be larger."""
 
 LANE_BYTES_MAX: Final = 96 << 20
 """Bound on the waiting bytes of one connection, with ``MESSAGE_COST`` for each message. A client of this pybk has at
 most 32 MiB outstanding, so one with more violates the protocol, and loses its session."""
 
 WAITING_BYTES_MAX: Final = 256 << 20
-"""Bound on the waiting bytes of all connections together; beyond it nothing is received until some were served."""
+"""The bound on the waiting bytes of all connections; beyond it nothing is received until some were served."""
 
 MESSAGE_COST: Final = 256
-"""Bytes that count for each waiting message in addition to its own, for the objects that hold it."""
+"""The bytes that each waiting message counts in addition to its own, for the objects that hold it."""
 
 MARK_BYTES: Final = 64 << 10
-"""A frame is marked after this many bytes were sent to a connection."""
+"""The bytes sent to a connection after which a frame is marked."""
 
 _COMPANY_NS: Final = 100_000_000
-"""For this long after a turn with several busy lanes, each lane gets only its share, even if it is alone."""
+"""The time after a turn with several busy lanes in which each lane gets only its share, even if it is alone."""
 
 
 class WriteTracker(Protocol):
@@ -60,7 +59,7 @@ class WriteTracker(Protocol):
 
     @property
     def done(self) -> bool:
-        """Whether the frame was released."""
+        """True if the frame was released."""
 
 
 class Waiting(NamedTuple):
@@ -100,7 +99,7 @@ class Lane:
 
     @property
     def idle(self) -> bool:
-        """Whether no message waits and everything up to the last mark is written."""
+        """True if no message waits and everything up to the last mark is written."""
         return not self.waiting and not self._marks
 
 
@@ -122,7 +121,7 @@ class Lanes:
         self._company_ns = 0
 
     def of(self, routing_id: bytes) -> Lane:
-        """Return the lane of a connection, and make it if there is none."""
+        """Return the lane of a connection, which is made if it does not exist."""
         lane = self.lanes.get(routing_id)
         if lane is None:
             lane = self.lanes[routing_id] = Lane(routing_id)
@@ -132,7 +131,7 @@ class Lanes:
         """Append a message to the lane of its connection.
 
         Returns:
-            False if the lane would exceed ``LANE_BYTES_MAX``: the message and all others in the lane are dropped.
+            False if the lane would exceed ``LANE_BYTES_MAX``; the message and all others in the lane were dropped.
         """
         lane = self.lanes.get(routing_id) or self.of(routing_id)
         cost = message.size + MESSAGE_COST
@@ -152,11 +151,11 @@ class Lanes:
         self.busy_lanes.pop(lane.routing_id, None)
 
     def share(self, now_ns: int, others: int = 0) -> tuple[int, int]:
-        """Return how many messages and bytes a turn serves of one client.
+        """Return the numbers of messages and bytes that a turn serves of one client.
 
         Args:
             now_ns: The monotonic time, nanoseconds.
-            others: How many clients without a lane are busy, too.
+            others: The number of clients without a lane that are busy, too.
         """
         busy = len(self.busy_lanes) + others
         if busy > 1:
@@ -167,7 +166,7 @@ class Lanes:
         return max(1, min(SHARE_MESSAGES, TURN_MESSAGES // each)), max(1, min(SHARE_BYTES, TURN_BYTES // each))
 
     def turn(self, now_ns: int, others: int = 0) -> list[tuple[bytes, Waiting]]:
-        """Take the messages that one turn serves, each with its connection; lanes it does not reach come first next.
+        """Take the messages that one turn serves, each with its connection; the next turn begins where this one ends.
 
         Args:
             now_ns: The monotonic time, nanoseconds.

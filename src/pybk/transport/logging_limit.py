@@ -8,13 +8,13 @@ import time
 from typing import Final
 
 LINES_MAX: Final = 20
-"""Lines of one kind that are logged in each period."""
+"""The lines of one kind that are logged in each period."""
 
 PERIOD_SECONDS: Final = 60.0
 
 
 class LogLimit(logging.Filter):
-    """Passes at most so many records of each kind in ``PERIOD_SECONDS``, and says how many it dropped.
+    """Passes at most ``lines_max`` records of each kind in ``PERIOD_SECONDS``, and says how many it dropped.
 
     Records are of one kind if they have the same level and the same message before its arguments are inserted. Data
     from peers is in the arguments only, so peers cannot cause more kinds than the code has. The first record of a kind

@@ -18,8 +18,7 @@ the monitor that bounds the connections (``connection_limit``). One thread uses 
 and ``wake_called`` may be called by any thread.
 
 A client in the bookie's own process hands its requests over by ``call`` (``in_process``). They need no check of their
-form, and are returned by ``receive`` with those of the socket, before them, but no more of them than of a client of
-the socket.
+form. ``receive`` returns them before those of the socket, and no more of them than of a client of the socket.
 """
 
 from __future__ import annotations
@@ -87,44 +86,44 @@ logger.addFilter(LogLimit())
 
 SESSIONS_MAX: Final = 1024
 RIGHTS_MAX: Final = 16 << 10
-"""Bound on the rights of one session; beyond it the oldest is forgotten, and the client proves it again when needed."""
+"""The bound on the rights of one session; beyond it the oldest is forgotten, and the client proves it when needed."""
 
 RIGHTS_BYTES_MAX: Final = 64 << 20
-"""Bound on the bytes of the descriptions that one session's rights hold; the oldest rights are forgotten beyond it."""
+"""The bound on the bytes of the descriptions of one session's rights; beyond it the oldest rights are forgotten."""
 
 UNREAD_BYTES_MAX: Final = 64 << 20
-"""Bound on the bytes of replies that a client leaves unread by its own count; a client of this pybk requests less."""
+"""The bound on the bytes of replies that a client leaves unread by its own count; clients of this pybk ask for less."""
 
 UNWRITTEN_BYTES_MAX: Final = 96 << 20
-"""Bound on the bytes of replies to a client that the system has not accepted yet, whatever the client's own count."""
+"""The bound on the bytes of replies to a client that the system has not accepted, whatever the client's own count."""
 
 UNREAD_TOTAL_BYTES_MAX: Final = 256 << 20
-"""Bound on the unwritten bytes of replies to all clients; beyond it, clients above their share are refused."""
+"""The bound on the unwritten bytes of replies to all clients; beyond it, clients above their share are refused."""
 
 UNREAD_SHARE_BYTES: Final = 1 << 20
-"""A client with no more unwritten bytes than this is served even beyond ``UNREAD_TOTAL_BYTES_MAX``."""
+"""The unwritten bytes up to which a client is served even beyond ``UNREAD_TOTAL_BYTES_MAX``."""
 
 _SMALL_BYTES: Final = 1 << 10
-"""Replies up to this size are never refused for unread bytes, because ZeroMQ bounds their number."""
+"""The largest replies that are never refused for unread bytes, because ZeroMQ bounds their number."""
 
 RECEIVED_MAX: Final = 1024
-"""Bound on the messages that are received before some are served."""
+"""The bound on the messages that are received before some are served."""
 
 _RECEIVED_BYTES_MAX: Final = 32 << 20
 QUEUE_MESSAGES: Final = 16 << 10
-"""Messages that ZeroMQ queues for one client at most."""
+"""The most messages that ZeroMQ queues for one client."""
 
 SILENCE_NS: Final = 600 * 10**9
-"""A session that was silent for this long is probed when another client greets: its connection may be gone."""
+"""The silence after which a session is probed when another client greets, because its connection may be gone."""
 
 PROBE_NS: Final = 10**9
-"""How long a probed session has to answer."""
+"""The time that a probed session has to answer."""
 
 OLD_SILENCE_NS: Final = 15 * 10**9
-"""How long a session of an old secret is silent until it is not in use; a link that is polled pings before."""
+"""The silence after which a session of an old secret counts as unused; a link that is polled pings earlier."""
 
 IDLE_NS: Final = 60 * 10**9
-"""A session without rights that was silent for this long is ended when a new one needs its slot."""
+"""The silence after which a session without rights is ended if a new one needs its slot."""
 
 _READABLE: Final = int(zmq.POLLIN)
 _DONT_WAIT: Final = int(zmq.NOBLOCK)
@@ -136,11 +135,11 @@ _new_tuple = tuple.__new__
 
 
 class Right(NamedTuple):
-    """What a session may do with a ledger.
+    """The right of a session to a ledger.
 
     Attributes:
         description: The ledger's description that the bookie verified.
-        whole: The session proved the ledger's password, and may add to, fence and delete it. Otherwise it is a
+        whole: Whether the session proved the ledger's password, and may add to, fence and delete it; otherwise it is a
             member's, and may recover the ledger.
     """
 
@@ -154,7 +153,7 @@ class Peer:
     Attributes:
         session_id: The session's random id, which signatures of rights include.
         rights: The ledgers to which the session proved a right, oldest first; at most ``RIGHTS_MAX``.
-        writes: Those of them to which it wrote, as their writer.
+        writes: Those of these ledgers to which it wrote, as their writer.
     """
 
     __slots__ = (
@@ -182,11 +181,11 @@ class Peer:
         self.routing_id = routing_id
         """ZeroMQ's name of the client's connection."""
         self.mac = mac
-        """Authenticates the session's messages."""
+        """The function that authenticates the session's messages."""
         self.version = version
         """The version of the protocol that the greeting agreed on."""
         self.keys = keys
-        """The keys of the secret that the client greeted with; None without a secret."""
+        """The keys of the secret with which the client greeted; None without a secret."""
         self._counter = 0
         self._sent_bytes = 0
         self._taken_bytes = 0
@@ -202,19 +201,19 @@ class Peer:
             self.revoke(next(iter(rights)))
 
     def may_write(self, ledger_id: int) -> bool:
-        """Return whether it proved a ledger's password, so that it may do anything with the ledger."""
+        """Return whether the session proved a ledger's password, and so has every right to the ledger."""
         right = self.rights.get(ledger_id)
         return right is not None and right.whole
 
     def revoke(self, ledger_id: int) -> None:
-        """Forget a right, if there is one."""
+        """Forget a right, if the session has it."""
         self.writes.discard(ledger_id)
         right = self.rights.pop(ledger_id, None)
         if right is not None:
             self._rights_bytes -= len(right.description)
 
     def __repr__(self) -> str:
-        """Return the start of the session's id, and how many rights it has; never a key."""
+        """Return the start of the session's id, and the number of its rights; never a key."""
         return f"<Peer {self.session_id[:4].hex()}, rights to {len(self.rights)} ledgers>"
 
 
@@ -236,7 +235,7 @@ class Caller(Peer):
 
 @dataclass(slots=True)
 class ServerCounters:
-    """Counts of what a server received, since it was opened.
+    """Counts of the messages that a server received since it was opened, and of what became of them.
 
     Attributes:
         received: Requests returned to the bookie.
@@ -248,9 +247,9 @@ class ServerCounters:
         faults: Authentic messages whose decoding failed with an unexpected error; each is a defect of pybk.
         strangers: Requests without a session.
         flooded: Connections that exceeded the bytes of their lane, and lost their waiting messages and their session.
-        unread: Replies that became ``REFUSED`` because the client had left too much unread.
+        unread: Replies that became ``REFUSED`` because the client had left too many bytes unread.
         dropped: Sessions that ended because the client was gone or did not read, or was idle when others needed a slot.
-        turned_away: Clients that got no session because there were too many.
+        turned_away: Clients that got no session because the server had too many.
     """
 
     received: int = 0
@@ -270,17 +269,18 @@ class ServerCounters:
 REFUSALS: Final = (
     *("garbage", "forged", "replayed", "damaged", "refused", "faults", "strangers", "flooded", "unread", "turned_away"),
 )
-"""The counters of what was refused."""
+"""The names of the counters of refusals."""
 
 
 class Server:
     """The socket of a bookie.
 
     Args:
-        addresses: Where to listen: ``tcp://host:port`` (port ``*`` for any), ``ipc://path``, ``inproc://name``.
+        addresses: The addresses to listen on: ``tcp://host:port`` (port ``*`` for any), ``ipc://path``,
+            ``inproc://name``.
         instance: The bookie's instance; requests for another are answered ``WRONG_INSTANCE``.
-        keys: The cluster's keys, which may change while it serves; None without a secret: no CURVE, and checksums in
-            the place of MACs.
+        keys: The cluster's keys, which may change while it serves; None without a secret, for checksums instead of
+            CURVE and MACs.
         authorize: Returns whether a proof is valid: ``authorize(session id, proof)`` verifies the MAC of the
             description, and the signature or MAC. None refuses all proofs.
         context: The ZeroMQ context, needed for ``inproc``; None to make one. With a secret, a context can have only
@@ -294,7 +294,7 @@ class Server:
         ended: Sessions that have ended since ``take_ended`` was called.
 
     Raises:
-        UsageError: An address cannot be listened on, or must not be without a secret.
+        UsageError: The server cannot listen on an address, or must not without a secret.
         InsecureError: CURVE is missing, outdated, or failed its test.
 
     Threads: one at a time, except for ``wake``, ``call`` and ``wake_called``.
@@ -318,36 +318,36 @@ class Server:
         """The instance of the bookie, which each message names."""
         held = self._keys = held_keys(keys)
         self.member_key = None if held is None else MemberKey(held)
-        """Checks the proofs of members; None without a secret, so that no member can recover a ledger."""
+        """The key that checks the proofs of members; None without a secret, so that no member can recover a ledger."""
         self._valid: tuple[ClusterKeys, ...] = () if held is None else held.all
-        """The keys of the valid secrets when they were looked at last; sessions of others were ended."""
+        """The keys of the valid secrets at the last look-up; sessions of other keys were ended then."""
         self.authorize = authorize
-        """Checks the proof of a right; None refuses every right."""
+        """The function that checks the proof of a right; None refuses every right."""
         self.message_bytes_max = message_bytes_max
-        """Bound on the bytes of one message."""
+        """The bound on the bytes of one message."""
         self.peers: dict[bytes, Peer] = {}
         """The sessions, by routing id."""
         self._probe_ns = 0
         self.lanes = Lanes()
-        """Messages that arrived, in a lane for each client."""
+        """The messages that arrived, in a lane for each client."""
         self.ended: list[Peer] = []
         self._called: deque[tuple[Caller, int, WireRequest | None, int]] = deque()
-        """Requests of this process and their bytes; None ends a session. Any thread appends, the serving one takes."""
+        """The requests of this process and their bytes; None ends a session. Any thread appends, one takes."""
         self._callers: set[Caller] = set()
         self._waking = threading.Lock()
-        """Guards ``closed``, so that no call and no wake-up is lost or made after the end."""
+        """The lock of ``closed``, so that no call and no wake-up is lost or made after the end."""
         self.closed = False
-        """``close`` was called."""
+        """True once ``close`` was called."""
         self._own_context = context is None
         self._context = zmq.Context() if context is None else context
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._epoll = select.epoll()
         self.authenticator: curve.ZapAuthenticator | None = None
-        """Admits clients by the cluster's keys; None without keys."""
+        """The handler that admits clients by the cluster's keys; None without keys."""
         self.socket = self._context.socket(zmq.ROUTER)
         """The socket of all clients."""
         self.connections: Connections | None = None
-        """Bounds the connections; None if all addresses are of this process."""
+        """The bounds on the connections; None if all addresses are of this process."""
         try:
             _set_options(self.socket, message_bytes_max)
             if held is not None:
@@ -359,9 +359,9 @@ class Server:
             self.close()
             raise
         self._asked = [(self.socket, _READABLE)]
-        """What is polled for messages."""
+        """The sockets that are polled for messages."""
         self.watched: dict[int, Callable[[], object]] = {}
-        """What to call when a descriptor becomes readable, by descriptor."""
+        """The function to call when a descriptor becomes readable, by descriptor."""
         if self.authenticator is not None:
             self.watched[self.authenticator.socket.fileno()] = self.authenticator.serve
         if self.connections is not None:
@@ -379,7 +379,7 @@ class Server:
         self.close()
 
     def _require_authentication(self, held: HeldKeys) -> curve.ZapAuthenticator:
-        """Have the socket admit only clients with a key of the cluster, verify that it does, and return the handler."""
+        """Make the socket admit only clients with a key of the cluster, verify that it does, and return the handler."""
         curve.check_library()
         pair = CurvePair.random()
         authenticator = curve.ZapAuthenticator(self._context, lambda: [keys.client.public for keys in held.all])
@@ -408,12 +408,12 @@ class Server:
 
         Args:
             caller: The session; it begins with its first request.
-            request_id: Its reply is delivered with this id.
+            request_id: The id with which the reply is delivered.
             message: The request; None ends the session.
-            nbytes: What it counts in a turn.
+            nbytes: The bytes that it counts in a turn.
 
         Returns:
-            False if the server is closed: nothing was handed over.
+            False if the server is closed; nothing was handed over then.
 
         Threads: any.
         """
@@ -423,7 +423,7 @@ class Server:
             return not self.closed
 
     def wake_called(self) -> None:
-        """Have the serving thread take what was handed over by ``call``. Threads: any, also after ``close``."""
+        """Make the serving thread take the requests handed over by ``call``. Threads: any, also after ``close``."""
         with self._waking:
             if not self.closed:
                 self.wake()
@@ -485,17 +485,17 @@ class Server:
         return arrived
 
     def _follow_keys(self, valid: tuple[ClusterKeys, ...]) -> None:
-        """End the sessions of secrets that are no longer valid: their clients begin new ones, if they have another."""
+        """End the sessions of secrets that are no longer valid; clients that have another secret begin new ones."""
         self._valid = valid
         for peer in [peer for peer in self.peers.values() if peer.keys not in valid]:
             self._drop(peer)
 
     def old_sessions(self) -> int:
-        """Return how many sessions began with another secret than the current one, and were in use just now.
+        """Return the number of sessions that began with a secret that is not the current one, and are in use.
 
-        A client that is silent may be idle: then it begins a new session with its next request, whatever its secret.
+        A silent client may be idle; it then begins a new session with its next request, whatever its secret.
 
-        Threads: that which calls ``receive``.
+        Threads: the one that calls ``receive``.
         """
         if self._keys is None:
             return 0
@@ -508,7 +508,7 @@ class Server:
     def has_writer(self, ledger_id: int) -> bool:
         """Return whether a session is open that has written to a ledger; those whose clients are gone are ended.
 
-        Threads: that which calls ``receive``.
+        Threads: the one that calls ``receive``.
         """
         if any(ledger_id in caller.writes for caller in self._callers):
             return True
@@ -543,7 +543,7 @@ class Server:
                 frame = recv(_DONT_WAIT, copy=False)
                 more = frame.more
                 size += len(frame)
-                if len(bodies) <= RUNS_MAX and size <= self.message_bytes_max:  # else the message counts as damaged
+                if len(bodies) <= RUNS_MAX and size <= self.message_bytes_max:  # else it counts as damaged
                     bodies.append(frame.buffer)
                     kept = size
             drained += size
@@ -554,7 +554,7 @@ class Server:
         return True
 
     def refusals(self) -> Mapping[str, int]:
-        """Return how many connections and messages of peers were refused since the server was opened, by why.
+        """Return the numbers of refused connections and messages of peers since the server was opened, by reason.
 
         Threads: any.
         """
@@ -579,7 +579,7 @@ class Server:
         peer = self.peers.get(routing_id)
         if peer is None:
             self.counters.strangers += 1
-            # The client verifies it by any secret that it has; its own is not known here.
+            # The client verifies it by any secret that it has; the server does not know the client's.
             current = None if self._keys is None else self._keys.current
             self.send(routing_id, NO_SESSION, header.request_id, greeting_mac(current), header.version)
             return None
@@ -616,7 +616,7 @@ class Server:
         return None
 
     def _decide(self, peer: Peer, message: Ping | Authorize | AuthorizeMember) -> Reply:
-        """Return the reply to a ping or to a proof of a right, whose right it adds to the session if it is valid."""
+        """Return the reply to a ping or to a proof of a right; a valid proof adds its right to the session."""
         try:
             return _OK if isinstance(message, Ping) or self._grant(peer, message) else _UNAUTHORIZED
         except Exception:  # a barrier, as in ``_admit``
@@ -625,7 +625,7 @@ class Server:
             return _REFUSED
 
     def _grant(self, peer: Peer, proof: Authorize | AuthorizeMember) -> bool:
-        """Verify a proof of a right, and add the right to the session; False if the proof is not valid."""
+        """Verify a proof of a right, and add the right to the session; return False if the proof is not valid."""
         right = Right(proof.description, isinstance(proof, Authorize))
         known = peer.rights.get(proof.ledger_id)
         if known is not None and not right.whole and known.description == right.description:
@@ -636,7 +636,7 @@ class Server:
         return True
 
     def _greet(self, routing_id: bytes, header: Header, head: bytes) -> None:
-        """Answer HELLO: begin a session and send WELCOME, or send NO_SESSION if there are too many sessions."""
+        """Answer HELLO: begin a session and send WELCOME, or send NO_SESSION if the server has too many sessions."""
         try:
             client_nonce = blob(header, head, NONCE_BYTES)
         except FrameError:
@@ -668,7 +668,7 @@ class Server:
         self.send(routing_id, welcome, header.request_id, mac, header.version)
 
     def _free_session_slot(self, routing_id: bytes) -> bool:
-        """Return whether another session can begin, after ending sessions whose clients are gone, or an idle one.
+        """Return whether another session can begin; end sessions whose clients are gone, or an idle one, if need be.
 
         A session with a right to a ledger is a writer's, and stays however long it is idle, because a writer whose
         session ends must prove its rights again. Of the other sessions, the one that was silent longest is ended.
@@ -691,7 +691,7 @@ class Server:
         return True
 
     def reply(self, peer: Peer, request_id: int, message: WireReply) -> bool:
-        """Answer a request; never waits.
+        """Answer a request without waiting.
 
         Args:
             peer: The session of the request.
@@ -722,9 +722,10 @@ class Server:
         return True
 
     def _leaves_unread(self, peer: Peer, size: int) -> bool:
-        """Return whether a client would have too much unread with a further reply of this size.
+        """Return whether a client would have too many unread bytes with a further reply of this size.
 
-        There are two measures: what the client itself reports as received, and what the system has accepted.
+        There are two measures: the bytes that the client itself reports as received, and those that the system has
+        accepted.
         """
         claimed = peer._sent_bytes - min(peer._taken_bytes, peer._sent_bytes)
         lanes = self.lanes
@@ -738,7 +739,7 @@ class Server:
         return False
 
     def send(self, routing_id: bytes, answer: Outgoing, request_id: int, mac: Mac, version: int) -> bool:
-        """Send a message; False if the client is gone, or ZeroMQ's queue for it is full."""
+        """Send a message; return False if the client is gone, or ZeroMQ's queue for it is full."""
         socket = self.socket
         bodies: list[zmq.Frame] = answer.frames
         head: Any = answer.head(request_id, 0, 0, self.instance, mac, version)
@@ -798,7 +799,7 @@ class Server:
 
 
 def _set_options(socket: curve.Socket, message_bytes_max: int) -> None:
-    """Bound the queues of a socket, and have sending to a client that is gone fail instead of dropping the message."""
+    """Bound the queues of a socket, and make a send to a client that is gone fail instead of dropping the message."""
     socket.linger = 0
     socket.maxmsgsize = message_bytes_max
     socket.sndhwm = QUEUE_MESSAGES
