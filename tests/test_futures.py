@@ -19,7 +19,7 @@ from tests.interrupting import interrupted_at
 from tests.storage.real_store import contents, numbered, open_quick, stop_syncing
 from tests.waiting import WAIT_S
 
-WAITING: Final = ("pybk/manager/append_future.py", "pybk/threads/wake_ups.py", "/threading.py")
+WAITING: Final = ("pybk/manager/append_future.py", "pybk/threads/call_threads.py", "/threading.py")
 
 
 @pytest.fixture

@@ -4,12 +4,12 @@ A package states in its ``__init__`` which of its names are imported late, for t
 
     TYPE_CHECKING = False
     if TYPE_CHECKING:
-        from pybk.healing.scrub import EmbeddedScrub as EmbeddedScrub
+        from pybk.manager.atomic_group import AtomicGroup as AtomicGroup
     else:
-        __getattr__ = deferred(__name__, {"scrub": "EmbeddedScrub"})
+        __getattr__ = deferred(__name__, {"atomic_group": "AtomicGroup"})
 
-A module that needs such a name begins with ``from pybk import healing``, and has ``healing.EmbeddedScrub`` where the
-name is used. ``np`` and ``asyncio`` are numpy and asyncio, imported alike; ``LateModule`` is for other packages.
+A module that needs such a name begins with ``from pybk import manager``, and has ``manager.AtomicGroup`` where the
+name is used. ``np`` and ``asyncio`` are numpy and asyncio, imported alike; ``LateModule`` is for other modules.
 
 All other imports are made where a module begins. An import needs a descriptor, and a process may have none left: while
 a store is open, a spare one makes way (``import_by``).

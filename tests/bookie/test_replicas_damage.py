@@ -16,7 +16,7 @@ from pybk.replication.messages import LacReply, ReadLac, Status
 from pybk.storage.descriptor import LedgerDescriptor
 from pybk.storage.format.log_file import RunLocations
 from pybk.storage.repair.verify import verify_store
-from pybk.storage.tiers.tier import ENTRIES
+from pybk.storage.tiers import ENTRIES
 from tests.bookie.replica_harness import (  # noqa: F401  # fixtures among them
     LEDGER,
     ROOT,

@@ -13,7 +13,7 @@ from pybk.ledger.ledger_metadata import LedgerMetadata
 from pybk.replication.bookie import BookieMachine, Respond
 from pybk.replication.messages import Add, LacReply, Read, ReadLac, ReadReply, Reply, Status
 from pybk.storage.format.extent import Extent
-from pybk.storage.tiers.tier import ENTRIES
+from pybk.storage.tiers import ENTRIES
 from tests.bookie.replica_harness import (  # noqa: F401  # fixtures among them
     LEDGER,
     add,

@@ -50,7 +50,7 @@ COVERED: Final[Mapping[str, Covered]] = {
     ),
     "fsync sync_directory storage/log/salvage.py keep_watermark": Covered(_SALVAGED_AGAIN, "salvage"),
     "fsync sync_directory storage/log/salvage.py replace_missing": Covered(_SALVAGED_AGAIN, "salvage"),
-    "fsync sync storage/tiers/tier.py replace_missing": Covered(_SALVAGED_AGAIN, "salvage"),
+    "fsync sync storage/tiers/__init__.py replace_missing": Covered(_SALVAGED_AGAIN, "salvage"),
     "write commit storage/store.py _take_older_parts": Covered(_SALVAGED_AGAIN, "salvage"),
     "fsync sync_directory backup/restoring.py run": Covered(
         "the restored store is renamed, and that is synced", "backups"

@@ -163,7 +163,7 @@ def test_the_name_of_a_log_file_that_was_taken_from_the_reserve_is_durable() -> 
         assert len(taken) > 3
         cuts = [Cut(number + after, loss, 1) for number in taken for after in range(5) for loss in _LOSSES_OF_NAMES]
         assert not list(run.failures(sample("taken from the reserve", cuts, 4)))
-        [call] = [each for each in run.syncs if "reserve.py" in each and "_sync_directory" in each]
+        [call] = [each for each in run.syncs if "preallocation.py" in each and "_sync_directory" in each]
         [*syncs] = [next(sync for sync in run.syncs[call] if sync > number) for number in taken]
         cuts = [Cut(position, Loss.ALL, 1) for sync in syncs for position in range(sync + 1, sync + 8)]
         assert next(run.wrong_after(cuts, call), None)

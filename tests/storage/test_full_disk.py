@@ -15,8 +15,8 @@ from pybk.flags import StorageHint, WriteFlag
 from pybk.ledger.digest import DigestType
 from pybk.manager.ledger_manager import LedgerManager, create_when_full
 from pybk.manager.ledger_writer import LedgerWriter
-from pybk.storage.log import reserve
-from pybk.storage.tiers.tier import LOG
+from pybk.storage.log import preallocation
+from pybk.storage.tiers import LOG
 from tests.internals import backend_of, store_of
 from tests.simdisk import SimFileSystem
 from tests.simdisk.disk import SimFile
@@ -166,7 +166,7 @@ def test_space_can_be_freed_while_there_is_none(operation: Callable[[Full], None
     full.fs.give_back(32 * MIB)
     tick(manager)
     assert manager.health().state == "ok"
-    assert full.counts() == reserve.RESERVE_FILES
+    assert full.counts() == preallocation.RESERVE_FILES
     writer = new_ledger(manager, StorageHint.NVME)
     append_some(writer)
     manager.close()
@@ -187,7 +187,7 @@ def test_the_reserve_lasts_while_another_program_takes_what_deletes_free(restart
             fs, manager = fill(fs, restart, manager)
     manager.checkpoint()
     assert list(manager.list_ledgers()) == []
-    assert sum(name.startswith("reserve-") for name in fs.list_directory(f"{ROOT}/nvme")) == reserve.RESERVE_FILES
+    assert sum(name.startswith("reserve-") for name in fs.list_directory(f"{ROOT}/nvme")) == preallocation.RESERVE_FILES
     manager.close()
 
 
@@ -204,7 +204,7 @@ def test_reserved_space_is_used_for_nothing_else() -> None:
         with pytest.raises(StorageFullError):
             writer.append(b"more")
         tick(manager)
-    assert sum(name.startswith("reserve-") for name in fs.list_directory(f"{ROOT}/nvme")) == reserve.RESERVE_FILES
+    assert sum(name.startswith("reserve-") for name in fs.list_directory(f"{ROOT}/nvme")) == preallocation.RESERVE_FILES
     manager.delete_ledger(writer.ledger_id)
     # A reserved file is in use now, and is not for entries either.
     with pytest.raises(StorageFullError):

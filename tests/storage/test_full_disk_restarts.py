@@ -9,7 +9,7 @@ import pytest
 from pybk.config import MIB
 from pybk.errors import StorageFullError
 from pybk.flags import StorageHint
-from pybk.storage.compaction import space
+from pybk.storage import space
 from tests.full_device import filled, small_device
 from tests.simdisk import SimFileSystem
 from tests.storage.real_store import numbered, open_quick

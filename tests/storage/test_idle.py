@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pybk.manager.ledger_manager import LedgerManager
-from pybk.storage.compaction.scheduler import Scheduler
+from pybk.storage.scheduler import Scheduler
 from tests.internals import store_of
 from tests.storage.real_store import open_quick
 

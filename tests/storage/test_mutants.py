@@ -19,7 +19,7 @@ from pybk.errors import CorruptError, PybkError, StorageFailedError
 from pybk.flags import StorageHint, WriteFlag
 from pybk.ledger.digest import DigestType
 from pybk.storage.io.lmdb_environment import LmdbEnvironment
-from pybk.storage.tiers.tier import LOG
+from pybk.storage.tiers import LOG
 from tests.internals import store_of
 from tests.mutation.patterns import changed
 from tests.simdisk import SimCrash, SimFileSystem
@@ -752,7 +752,7 @@ MUTANTS = [
         "acknowledgements leave reserved files to take-overs, and these to deletes",
         full_disk.test_acknowledgements_leave_reserved_space_for_take_overs_and_these_leave_some_for_deletes,
         [
-            Piece("log.reserve:LogReserve.take", "len(ready) <= use.value", "not ready"),
+            Piece("log.preallocation:LogReserve.take", "len(ready) <= use.value", "not ready"),
             Piece("log.preallocation:LogFileSupply.has_reserve", "len(self.reserve.ready()) >= use.value", "True"),
         ],
     ),

@@ -227,7 +227,7 @@ DAMAGE: dict[str, Damage] = {
     ),
     "other record in the SSD tier": Damage(
         swap_records,
-        ("storage/repair/inspection.py:RecordReader._header", "storage/tiers/tier.py:checked_record"),
+        ("storage/repair/inspection.py:RecordReader._header", "storage/tiers/__init__.py:checked_record"),
         frozenset({4}),
     ),
     "lost commit": Damage(

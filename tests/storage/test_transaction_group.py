@@ -51,7 +51,7 @@ from pybk.storage.named_records import NamedChange
 from pybk.storage.repair.rebuild import rebuild_index
 from pybk.storage.repair.verify import verify_store
 from pybk.storage.store import Store
-from pybk.storage.tiers.tier import LOG
+from pybk.storage.tiers import LOG
 from pybk.storage.transaction_group import GROUP_BYTES_MAX, GROUP_LEDGERS_MAX, GroupAppended, LedgerEntries
 from tests.internals import descriptor_of, digest_of, store_of, store_view_of
 from tests.simdisk import SimCrash, SimEnvironment, SimFileSystem

@@ -13,7 +13,7 @@ import pytest
 from pybk.flags import StorageHint
 from pybk.ledger.digest import DigestType
 from pybk.storage.io.filesystem import OsFileSystem
-from pybk.storage.tiers.tier import COLD
+from pybk.storage.tiers import COLD
 from tests.internals import store_of
 from tests.storage.real_store import numbered, open_quick, payloads
 

@@ -16,8 +16,8 @@ from pybk.storage.format.watermark import Watermark
 from pybk.storage.io.filesystem import FileSystem, OsFileSystem
 from pybk.storage.log.recovery import OpenLogFile, scan_commits
 from pybk.storage.readonly import open_environment_read_only
+from pybk.storage.tiers import LOG, DumpRow, OpenedFiles, dumped_record
 from pybk.storage.tiers.registry import tier_of_kind
-from pybk.storage.tiers.tier import LOG, DumpRow, OpenedFiles, dumped_record
 from pybk.storage.volumes import Volumes
 
 

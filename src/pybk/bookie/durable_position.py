@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from pybk.errors import PybkError
 from pybk.metadata.durable_positions import DurablePosition
-from pybk.storage.tiers.tier import LOG
+from pybk.storage.tiers import LOG
 
 if TYPE_CHECKING:
     from pybk.ledger.ledger_metadata import Bookie

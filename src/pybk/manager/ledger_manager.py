@@ -12,8 +12,8 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Final, NoReturn, Self, Unpack
 
-from pybk import healing, storage
 from pybk import manager as handles
+from pybk import storage
 from pybk.backend.ledger_backend import LedgerBackend, Replicated
 from pybk.config import StoreConfig
 from pybk.credentials import (
@@ -25,6 +25,7 @@ from pybk.credentials import (
     mismatch,
     read_credentials,
 )
+from pybk.deferral import LateModule
 from pybk.errors import (
     ClosedError,
     IllegalOperationError,
@@ -77,12 +78,15 @@ from pybk.storage.volumes import named_paths
 from pybk.threads.call_threads import asyncio_form, in_thread
 
 if TYPE_CHECKING:
+    from pybk.healing import scrub as store_scrub
     from pybk.healing.scrub import ScrubReport, ScrubStatus
     from pybk.health import Health
     from pybk.manager.atomic_group import AtomicGroup
     from pybk.manager.ledger_reader import LedgerReader
     from pybk.manager.opening import Opening
     from pybk.metadata.registration import BookieRegistration
+else:
+    store_scrub = LateModule("pybk.healing.scrub")
 
 logger = logging.getLogger(__name__)
 
@@ -1099,7 +1103,7 @@ class LedgerManager:
         with operation(self._on_span, "pybk.store.scrub"):
             if backend.scrub is not None:
                 return backend.scrub.begin().check_all(said)
-            return healing.check_store(backend.store, said)
+            return store_scrub.check_store(backend.store, said)
 
     scrub_async = asyncio_form(scrub)
 
@@ -1115,8 +1119,10 @@ class LedgerManager:
         if not isinstance(backend, StoreBackend):
             raise IllegalOperationError(f"{self.location} is a cluster; ClusterAdmin.scrub_status has its scrubs")
         if backend.scrub is not None and backend.scrub.begun is not None:
-            return healing.status_of_notes(self.location, backend.scrub.begun.notes())
-        return healing.status_of_notes(self.location, storage.load_notes(backend.store.fs, backend.store.volumes.root))
+            return store_scrub.status_of_notes(self.location, backend.scrub.begun.notes())
+        return store_scrub.status_of_notes(
+            self.location, storage.load_notes(backend.store.fs, backend.store.volumes.root)
+        )
 
     scrub_status_async = asyncio_form(scrub_status)
 

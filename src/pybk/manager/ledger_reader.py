@@ -20,8 +20,7 @@ from pybk.manager.handle import Handle
 from pybk.metrics import READ_ERRORS, READ_LATENCY, SINGLE_READS_MAX, MetricsScope, code_of
 from pybk.spans import OnSpan, operation
 from pybk.storage.descriptor import LedgerDescriptor
-from pybk.threads.call_threads import asyncio_form, in_thread
-from pybk.threads.wake_ups import WakeUp, call_in
+from pybk.threads.call_threads import WakeUp, asyncio_form, call_in, in_thread
 
 _READ_BYTES: Final = 1 << 20
 _BATCH_BYTES: Final = 8 << 20

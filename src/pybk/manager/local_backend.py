@@ -9,7 +9,6 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Final
 from weakref import WeakValueDictionary
 
-from pybk import healing
 from pybk.backend.ledger_backend import BackendIdentity, NamedRecord, Quorums, Replicated
 from pybk.deferral import LateModule
 from pybk.errors import IllegalOperationError, UsageError
@@ -27,6 +26,7 @@ from pybk.threads.workers import start_thread
 
 if TYPE_CHECKING:
     from pybk import health
+    from pybk.healing import scrub as store_scrub
     from pybk.healing.scrub import StoreScrub
     from pybk.health import Health
     from pybk.metadata.registration import BookieRegistration
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from pybk.storage.transaction_group import LedgerEntries
 else:
     health = LateModule("pybk.health")
+    store_scrub = LateModule("pybk.healing.scrub")
 
 
 logger = logging.getLogger(__name__)
@@ -178,8 +179,8 @@ class BackgroundScrub:
         """Return what checks, made by the first call."""
         with self._lock:
             if self.begun is None:
-                owner = healing.EmbeddedScrub(self._store)
-                self.begun = healing.StoreScrub(owner, self._store.config.on_span)
+                owner = store_scrub.EmbeddedScrub(self._store)
+                self.begun = store_scrub.StoreScrub(owner, self._store.config.on_span)
             return self.begun
 
     def _run(self) -> None:

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, ParamSpec, Protocol, Type
 from pybk.deferral import asyncio
 from pybk.errors import LogLockedError
 from pybk.manager.append_future import seconds_of
-from pybk.threads.call_threads import in_own_thread, in_thread
-from pybk.threads.wake_ups import call_in
+from pybk.threads.call_threads import call_in, in_own_thread, in_thread
 
 if TYPE_CHECKING:
     from pybk.metadata.store import Watch

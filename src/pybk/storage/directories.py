@@ -39,10 +39,10 @@ from pybk.storage.format.watermark import Watermark
 from pybk.storage.index.index import Index
 from pybk.storage.io.filesystem import FileSystem, replace_file
 from pybk.storage.io.lmdb_environment import Environment
-from pybk.storage.log.reserve import put_back
+from pybk.storage.log.preallocation import put_back
+from pybk.storage.tiers import ENTRIES, LOG
 from pybk.storage.tiers.lmdb_tier import LOST_SUFFIX, environment_is_there
 from pybk.storage.tiers.registry import TIERS
-from pybk.storage.tiers.tier import ENTRIES, LOG
 from pybk.storage.volumes import Directory, Volumes, load_directories, named_paths, plan_directories, save_directories
 
 logger = logging.getLogger(__name__)

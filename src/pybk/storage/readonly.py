@@ -26,7 +26,7 @@ from pybk.storage.io.lmdb_environment import LMDB_FILE, Environment, LmdbEnviron
 from pybk.storage.log.recovery import OpenLogFile, apply_commit, scan_commits
 from pybk.storage.store_cut import CutTail, StoreCut, merged, rows_of
 from pybk.storage.store_reader import StoreReader
-from pybk.storage.tiers.tier import LOG
+from pybk.storage.tiers import LOG
 from pybk.storage.volumes import Volumes
 from pybk.threads.workers import start_thread
 

@@ -84,16 +84,8 @@ from pybk.flags import StorageHint
 from pybk.ledger.keys import names
 from pybk.ledger.ledger_metadata import LedgerMetadata, LedgerState
 from pybk.metrics import APPEND_ERRORS, Metrics, code_of
-from pybk.storage import compaction
 from pybk.storage import format as layouts
 from pybk.storage import log as logs
-from pybk.storage.compaction.scheduler import Scheduler
-from pybk.storage.compaction.space import (
-    CHANGES_WHEN_FULL_BYTES,
-    check_index_space,
-    index_change_bytes,
-    index_space,
-)
 from pybk.storage.descriptor import LedgerDescriptor, StagedDelete
 from pybk.storage.directories import (
     ACCEPTED_LOSS,
@@ -118,10 +110,16 @@ from pybk.storage.io.lmdb_environment import LMDB_LOCK, Environment, LmdbEnviron
 from pybk.storage.io.permissions import PRIVATE, Access, access_of, excess_warning
 from pybk.storage.log.commit import Commit
 from pybk.storage.log.log import Log
-from pybk.storage.log.preallocation import LogFileSupply
+from pybk.storage.log.preallocation import LogFileSupply, ReserveUse
 from pybk.storage.log.recovery import RecoveredLog, make_log_durable, recover_log
-from pybk.storage.log.reserve import ReserveUse
 from pybk.storage.named_records import NamedChange
+from pybk.storage.scheduler import Scheduler
+from pybk.storage.space import (
+    CHANGES_WHEN_FULL_BYTES,
+    check_index_space,
+    index_change_bytes,
+    index_space,
+)
 from pybk.storage.store_parts import (
     OlderIndexError,
     PartsOpener,
@@ -131,8 +129,8 @@ from pybk.storage.store_parts import (
     short_files,
 )
 from pybk.storage.store_reader import StoreReader
+from pybk.storage.tiers import ENTRIES
 from pybk.storage.tiers.lmdb_tier import ENTRIES_RESERVE_BYTES, NO_MARK, EntriesMark, write_entries_mark
-from pybk.storage.tiers.tier import ENTRIES
 from pybk.storage.volumes import Volumes, save_directories
 
 if TYPE_CHECKING:
@@ -325,7 +323,7 @@ class Store(StoreReader):
         )
         self.named.log = self.log
         policy = config.tier_policy
-        self.tier_queue = None if policy is None else compaction.TierQueue(self, policy)
+        self.tier_queue = None if policy is None else storage.TierQueue(self, policy)
         self.scheduler = Scheduler(self, catalog_and_index, self.tier_queue)
         metrics.add_gauges(catalog_and_index.gauges)
         if self.salvage is None:
@@ -817,10 +815,10 @@ class Store(StoreReader):
             for group in _groups(descriptors):
                 try:
                     self._move_group(group, tier)
-                except compaction.UnmovedError as error:
+                except storage.UnmovedError as error:
                     unmoved += error.unmoved
         if unmoved:
-            raise compaction.UnmovedError(unmoved, tier)
+            raise storage.UnmovedError(unmoved, tier)
 
     def _move_group(self, descriptors: Sequence[LedgerDescriptor], tier: StorageHint) -> None:
         staged = []
@@ -1143,7 +1141,7 @@ def _groups(descriptors: Iterable[LedgerDescriptor]) -> Iterator[list[LedgerDesc
     for descriptor in descriptors:
         group.append(descriptor)
         nbytes += descriptor.length_durable
-        if len(group) >= compaction.MOVED_LEDGERS_MAX or nbytes >= compaction.MOVED_BYTES_MAX:
+        if len(group) >= storage.MOVED_LEDGERS_MAX or nbytes >= storage.MOVED_BYTES_MAX:
             yield group
             group, nbytes = [], 0
     if group:

@@ -55,8 +55,8 @@ from pybk.storage.index.catalog_and_index import CatalogAndIndex
 from pybk.storage.index.index import Index
 from pybk.storage.io.filesystem import FileSystem
 from pybk.storage.io.lmdb_environment import Environment
+from pybk.storage.tiers import LOG
 from pybk.storage.tiers.lmdb_tier import catalog_location, read_entries_mark
-from pybk.storage.tiers.tier import LOG
 from pybk.storage.volumes import Directory, Volumes
 
 logger = logging.getLogger(__name__)

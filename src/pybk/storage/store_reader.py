@@ -29,8 +29,8 @@ from pybk.storage.index.index import Index
 from pybk.storage.io.filesystem import PAGE_BYTES, FileSystem
 from pybk.storage.io.lmdb_environment import Environment
 from pybk.storage.named_records import NamedRecords
+from pybk.storage.tiers import Loaded, checked_record
 from pybk.storage.tiers.registry import tiers_by_kind
-from pybk.storage.tiers.tier import Loaded, checked_record
 from pybk.storage.volumes import Volumes
 
 if TYPE_CHECKING:

@@ -23,8 +23,8 @@ from pybk.storage.format.index_rows import FileRow
 from pybk.storage.format.log_file import RESERVED_FILE_BYTES
 from pybk.storage.io.failures import is_passing, refused
 from pybk.storage.io.filesystem import CHUNK_BYTES, FileSystem, Mapped, populate, replace_file, unreadable
+from pybk.storage.tiers import LOG, Tier
 from pybk.storage.tiers.registry import tiers_by_kind
-from pybk.storage.tiers.tier import LOG, Tier
 
 _DIRECTORIES_FORMAT: Final = 1
 

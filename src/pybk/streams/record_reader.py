@@ -27,8 +27,7 @@ from pybk.streams.format import Records, decode_batch, decode_entry_header
 from pybk.streams.ledger_steps import LedgerSteps
 from pybk.streams.list_record import SEQ_MAX, ListRecord, Segment
 from pybk.streams.wal_record import WalRecord
-from pybk.threads.call_threads import in_thread
-from pybk.threads.wake_ups import WakeUp, call_in
+from pybk.threads.call_threads import WakeUp, call_in, in_thread
 
 READ_BYTES: Final = 4 << 20
 """Entry bytes that are read and verified at a time."""

@@ -51,8 +51,7 @@ from pybk.streams.log_writer import LogWriter
 from pybk.streams.range_set import Ranges
 from pybk.streams.record_future import RecordFuture, done_future
 from pybk.streams.record_reader import RecordReader
-from pybk.threads.call_threads import asyncio_form, begun_in_own_thread, begun_in_thread, in_thread
-from pybk.threads.wake_ups import WakeUp, call_in
+from pybk.threads.call_threads import WakeUp, asyncio_form, begun_in_own_thread, begun_in_thread, call_in, in_thread
 from pybk.values import whole
 
 logger = logging.getLogger(__name__)

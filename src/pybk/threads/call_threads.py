@@ -1,8 +1,9 @@
-"""The threads that make calls of coroutines, so that event loops keep running.
+"""How event loops and threads call each other: the threads that make calls of coroutines, and how one wakes a loop.
 
-The default executor of the loop is not used: it belongs to the application, and it has few threads. Calls that end by
-themselves share a few threads. Calls that may wait for another, or for bookies that are away, and those that end
-something, have a thread each: else many waits would take every thread, and what they wait for could not be released.
+Calls of coroutines are made in threads, so that event loops keep running. The default executor of the loop is not used:
+it belongs to the application, and it has few threads. Calls that end by themselves share a few threads. Calls that may
+wait for another, or for bookies that are away, and those that end something, have a thread each: else many waits would
+take every thread, and what they wait for could not be released.
 
 A call whose coroutine was cancelled is made all the same. At the end of the interpreter, the calls that share threads
 are waited for after the managers were closed; the others end with their managers. A forked child has threads of its
@@ -17,6 +18,8 @@ own.
 - Generators read a batch in a thread and yield from it in the loop; lists of what the call yields are made in a thread.
 - What opens a handle returns an ``Opening``, which closes the handle if its task was cancelled; see ``opening_form``.
 - A property has no arguments to take over.
+
+In the other direction, ``WakeUp`` wakes a thread, and ``call_in`` and ``LoopCalls`` have an event loop make calls.
 """
 
 from __future__ import annotations
@@ -24,9 +27,13 @@ from __future__ import annotations
 import atexit
 import contextvars
 import os
+import sys
 import threading
+import weakref
+from collections import deque
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
+from contextlib import suppress
 from functools import partial, wraps
 from typing import Any, Final, ParamSpec, TypeVar
 
@@ -172,3 +179,92 @@ def asyncio_form(call: Callable[P, R], *, own_thread: bool = False) -> Callable[
     if any("Callable[" in str(annotation) for annotation in form.__annotations__.values()):
         form.__doc__ += " Functions that it is given run there."
     return form
+
+
+class WakeUp:
+    """What one thread waits for; unlike a ``threading.Event``, a signal handler may wake it.
+
+    It begins asleep. Threads: ``wake`` from any, ``wait`` and ``sleep`` from the one that waits.
+    """
+
+    __slots__ = ("_still",)
+
+    def __init__(self) -> None:
+        self._still = threading.Lock()
+        self._still.acquire()
+
+    def wake(self) -> None:
+        """Have the present or the next ``wait`` return."""
+        with suppress(RuntimeError):  # it is awake
+            self._still.release()
+
+    def sleep(self) -> None:
+        """Forget earlier calls of ``wake``."""
+        self._still.acquire(blocking=False)
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait for ``wake``; returns False if it was not called within ``timeout`` seconds."""
+        return self._still.acquire(timeout=-1 if timeout is None else timeout)
+
+
+_LOCK: Final = threading.Lock()
+_OF_LOOPS: Final[weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, LoopCalls]] = weakref.WeakKeyDictionary()
+
+
+def running_loop() -> asyncio.AbstractEventLoop | None:
+    """Return the event loop that runs in this thread, or None."""
+    if "asyncio" not in sys.modules:
+        return None  # no loop runs before asyncio is there
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
+
+
+class LoopCalls:
+    """The calls that wait to be made in one event loop, in order.
+
+    Waking a loop costs a system call, so only the first of several calls does. Threads: any.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Use ``LoopCalls.of`` instead."""
+        self._loop = weakref.ref(loop)
+        self._calls: deque[Callable[[], object]] = deque()
+        self._woken = False
+
+    @classmethod
+    def of(cls, loop: asyncio.AbstractEventLoop) -> LoopCalls:
+        """Return the ``LoopCalls`` of a loop; each loop has one."""
+        with _LOCK:
+            calls = _OF_LOOPS.get(loop)
+            if calls is None:
+                calls = _OF_LOOPS[loop] = cls(loop)
+        return calls
+
+    def post(self, call: Callable[[], object]) -> None:
+        """Have ``call`` made in the loop; drop it if the loop is closed, because nothing runs there any more."""
+        self._calls.append(call)
+        if not self._woken:  # otherwise the loop takes this call, too, because it clears the flag before it takes calls
+            self._woken = True
+            loop = self._loop()
+            if loop is None or not call_in(loop, self._run):
+                self._calls.clear()
+
+    def _run(self) -> None:
+        self._woken = False
+        loop = self._loop()
+        assert loop is not None, "the loop runs this"
+        while self._calls:
+            loop.call_soon(self._calls.popleft())  # an exception of a call made here would end the others
+
+
+def call_in(loop: asyncio.AbstractEventLoop, call: Callable[[], object]) -> bool:
+    """Have a loop make a call soon, from any thread; return False if the loop was closed."""
+    try:
+        loop.call_soon_threadsafe(call)
+    except RuntimeError:
+        if not loop.is_closed():
+            raise
+        return False
+    return True

@@ -12,7 +12,7 @@ from pybk.ledger.digest import DigestType
 from pybk.storage.compaction import mover
 from pybk.storage.format.log_file import RunLocations
 from pybk.storage.store_reader import StoreReader
-from pybk.storage.tiers.tier import Loaded
+from pybk.storage.tiers import Loaded
 from tests.simdisk import SimFileSystem
 from tests.storage.real_store import payloads
 from tests.storage.store_harness import CONFIG, open_store

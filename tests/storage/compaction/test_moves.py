@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pybk import storage
 from pybk.config import TierPolicy
 from pybk.errors import NoSuchLedgerError, UnauthorizedError, UsageError
 from pybk.flags import StorageHint
 from pybk.manager.ledger_manager import LedgerManager
-from pybk.storage import compaction
 from pybk.storage.compaction.checkpoint import Checkpoint
 from pybk.storage.compaction.compaction import Compaction
 from pybk.storage.compaction.mover import Mover
@@ -113,7 +113,7 @@ def test_each_of_many_moves_one_by_one_costs_the_same(tmp_path: Path, counts: Co
 def test_many_ledgers_move_with_one_commit_for_each_group(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, counts: Counter[str]
 ) -> None:
-    monkeypatch.setattr(compaction, "MOVED_LEDGERS_MAX", 10)
+    monkeypatch.setattr(storage, "MOVED_LEDGERS_MAX", 10)
     with closed_ledgers(tmp_path, 40) as (manager, ledger_ids):
         counts.clear()
         manager.move_ledgers(iter([*reversed(ledger_ids), *ledger_ids[:5]]), StorageHint.HDD)
@@ -133,7 +133,7 @@ def test_many_ledgers_move_with_one_commit_for_each_group(
 
 
 def test_a_group_ends_with_its_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compaction, "MOVED_BYTES_MAX", 30)
+    monkeypatch.setattr(storage, "MOVED_BYTES_MAX", 30)
     with closed_ledgers(tmp_path, 9) as (manager, ledger_ids):
         manager.move_ledgers(ledger_ids, StorageHint.HDD)
         assert cold_files(tmp_path) == 3
@@ -180,7 +180,7 @@ def test_sparse_files_are_not_packed_while_their_ledgers_are_moved(
     with closed_ledgers(tmp_path, 40) as (manager, ledger_ids):
         scheduler = store_of(manager).scheduler
         now = 1000.0
-        monkeypatch.setattr("pybk.storage.compaction.scheduler.time.monotonic", lambda: now)
+        monkeypatch.setattr("pybk.storage.scheduler.time.monotonic", lambda: now)
         packed: list[object] = []
         compact = Compaction.compact_file
 

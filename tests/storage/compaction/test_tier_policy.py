@@ -13,7 +13,7 @@ from pybk.config import TierPolicy
 from pybk.errors import StorageRefusedError, UsageError
 from pybk.flags import StorageHint
 from pybk.manager.ledger_manager import LedgerManager
-from pybk.storage.compaction import scheduler as maintenance_module
+from pybk.storage import scheduler as maintenance_module
 from pybk.storage.descriptor import LedgerDescriptor
 from tests.internals import store_of
 from tests.storage.real_store import contents, numbered, open_quick

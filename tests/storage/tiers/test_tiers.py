@@ -27,10 +27,7 @@ from pybk.storage.format.log_file import (
 from pybk.storage.io.filesystem import FileSystem
 from pybk.storage.repair.rebuild import rebuild_index
 from pybk.storage.repair.verify import verify_store
-from pybk.storage.tiers import registry
-from pybk.storage.tiers.file_tier import ColdTier
-from pybk.storage.tiers.lmdb_tier import LmdbTier
-from pybk.storage.tiers.tier import (
+from pybk.storage.tiers import (
     Loaded,
     LocationWords,
     ReadStore,
@@ -40,7 +37,10 @@ from pybk.storage.tiers.tier import (
     TierStore,
     TierWriter,
     checked_record,
+    registry,
 )
+from pybk.storage.tiers.file_tier import ColdTier
+from pybk.storage.tiers.lmdb_tier import LmdbTier
 from tests.internals import store_of
 
 PAYLOADS = [b"%d" % number * 100 for number in range(300)]

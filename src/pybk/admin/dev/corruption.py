@@ -9,7 +9,7 @@ from typing import Final
 
 from pybk.admin.dump import dump_store
 from pybk.storage.format.log_file import RECORD_HEADER_BYTES
-from pybk.storage.tiers.tier import COLD, LOG
+from pybk.storage.tiers import COLD, LOG
 
 _TRIES: Final = 10
 _PAUSE_SECONDS: Final = 0.2

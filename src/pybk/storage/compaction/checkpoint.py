@@ -42,26 +42,26 @@ from pybk.feature_level import FeatureLevel
 from pybk.flags import StorageHint
 from pybk.metrics import CHECKPOINT_TIME
 from pybk.storage.compaction.mover import Mover
-from pybk.storage.compaction.space import (
+from pybk.storage.directories import mend_cookies
+from pybk.storage.format.index_rows import CheckpointMark, FileRow, LedgerRow, NamedRow
+from pybk.storage.format.log_file import BLOCK_BYTES, RunLocations
+from pybk.storage.index.index import by_file, bytes_by_file
+from pybk.storage.io.failures import is_refused, undoing
+from pybk.storage.space import (
     check_catalog_space,
     check_index_space,
     check_tier_space,
     index_change_bytes,
     record_bytes,
 )
-from pybk.storage.directories import mend_cookies
-from pybk.storage.format.index_rows import CheckpointMark, FileRow, LedgerRow, NamedRow
-from pybk.storage.format.log_file import BLOCK_BYTES, RunLocations
-from pybk.storage.index.index import by_file, bytes_by_file
-from pybk.storage.io.failures import is_refused, undoing
-from pybk.storage.tiers.tier import LOG
+from pybk.storage.tiers import LOG
 
 if TYPE_CHECKING:
-    from pybk.storage.compaction.live_store import LiveStore
-    from pybk.storage.compaction.space import Garbage
     from pybk.storage.descriptor import LedgerDescriptor
     from pybk.storage.index.catalog_and_index import CatalogAndIndex
     from pybk.storage.index.update import IndexUpdate
+    from pybk.storage.live_store import LiveStore
+    from pybk.storage.space import Garbage
 
 logger = logging.getLogger(__name__)
 

@@ -36,19 +36,19 @@ from pybk.flags import StorageHint
 from pybk.ledger.ledger_metadata import LedgerState
 from pybk.metrics import MOVED_BYTES
 from pybk.storage.compaction.mover import Mover, Unmoved, UnmovedError
-from pybk.storage.compaction.space import INDEX_ROW_BYTES, check_index_space, check_tier_space, record_bytes
 from pybk.storage.format.index_rows import FileRow, LedgerRow
 from pybk.storage.format.log_file import BLOCK_BYTES, RunLocations
 from pybk.storage.index.index import by_file, bytes_by_file
 from pybk.storage.io.failures import is_refused, undoing
+from pybk.storage.space import INDEX_ROW_BYTES, check_index_space, check_tier_space, record_bytes
 from pybk.storage.tiers.registry import tier_of_kind
 
 if TYPE_CHECKING:
-    from pybk.storage.compaction.live_store import LiveStore
-    from pybk.storage.compaction.space import Garbage
     from pybk.storage.descriptor import LedgerDescriptor
     from pybk.storage.index.catalog_and_index import CatalogAndIndex
     from pybk.storage.index.update import IndexUpdate
+    from pybk.storage.live_store import LiveStore
+    from pybk.storage.space import Garbage
 
 logger = logging.getLogger(__name__)
 

@@ -24,11 +24,11 @@ from pybk.storage.format.log_file import (
     entry_ends,
     location_dtype,
 )
+from pybk.storage.tiers import Loaded
 from pybk.storage.tiers.registry import tier_for, tier_of_kind
-from pybk.storage.tiers.tier import Loaded
 
 if TYPE_CHECKING:
-    from pybk.storage.compaction.live_store import LiveStore
+    from pybk.storage.live_store import LiveStore
 
 logger = logging.getLogger(__name__)
 

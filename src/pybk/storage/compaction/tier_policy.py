@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from pybk.config import TierPolicy
-    from pybk.storage.compaction.live_store import LiveStore
+    from pybk.storage.live_store import LiveStore
 
 logger = logging.getLogger(__name__)
 

@@ -28,7 +28,7 @@ from pybk.storage.format.log_file import (
     padding,
 )
 from pybk.storage.io.failures import refused
-from pybk.storage.log.reserve import ReserveUse
+from pybk.storage.log.preallocation import ReserveUse
 from pybk.threads.group_commit import Completion
 
 if TYPE_CHECKING:

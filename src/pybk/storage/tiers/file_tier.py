@@ -13,7 +13,7 @@ from pybk.storage.batches import span, spans
 from pybk.storage.format.index_rows import FileRow
 from pybk.storage.format.log_file import LOCATION_COMPRESSED, RECORD_HEADER_BYTES, RunLocations, decode_header
 from pybk.storage.io.filesystem import CHUNK_BYTES, Mapped
-from pybk.storage.tiers.tier import (
+from pybk.storage.tiers import (
     COLD,
     LOG,
     DumpRow,

@@ -37,7 +37,7 @@ from pybk.storage.format.log_file import (
     encode_entries_header,
 )
 from pybk.storage.io.lmdb_environment import LMDB_FILE, ReadTransaction, WriteTransaction
-from pybk.storage.tiers.tier import (
+from pybk.storage.tiers import (
     ENTRIES,
     DumpRow,
     FileDamage,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Final
 
 from pybk.flags import StorageHint
+from pybk.storage.tiers import Tier
 from pybk.storage.tiers.file_tier import ColdTier, LogTier
 from pybk.storage.tiers.lmdb_tier import LmdbTier
-from pybk.storage.tiers.tier import Tier
 
 TIERS: Final[tuple[Tier, ...]] = (LogTier(), LmdbTier(), ColdTier())
 """If two tiers take one hint, the last of them gets its entries."""

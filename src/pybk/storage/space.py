@@ -21,8 +21,8 @@ from pybk.storage.format.log_file import LOCATION_BYTES, RECORD_HEADER_BYTES, Ru
 from pybk.storage.tiers.registry import tier_for, tier_of_kind
 
 if TYPE_CHECKING:
-    from pybk.storage.compaction.live_store import LiveStore
     from pybk.storage.index.catalog_and_index import CatalogAndIndex
+    from pybk.storage.live_store import LiveStore
 
 _SPARE_SHARE: Final = 4
 """This part of the free space is left when records are packed, because the index and the log need space, too."""

@@ -1,7 +1,7 @@
 """The background jobs of a store: checkpoints, preallocation, compaction, moves by policy, checks of free space.
 
-This module decides when a job runs, and how its failure is handled; ``checkpoint.py``, ``compaction.py`` and
-``mover.py`` do the work. One job runs at a time.
+This module decides when a job runs, and how its failure is handled; the modules of ``compaction/`` do the work. One
+job runs at a time.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
+from pybk import storage
 from pybk.deferral import import_rest
 from pybk.errors import (
     CorruptError,
@@ -25,20 +26,19 @@ from pybk.errors import (
 )
 from pybk.feature_level import FeatureLevel
 from pybk.flags import StorageHint
-from pybk.storage import compaction
-from pybk.storage.compaction.space import Garbage
 from pybk.storage.descriptor import LedgerDescriptor
 from pybk.storage.format.log_file import RESERVED_FILE_BYTES
 from pybk.storage.index.catalog_and_index import CatalogAndIndex
 from pybk.storage.io.failures import is_passing, is_refused, refused, storage_error
 from pybk.storage.log.preallocation import LARGE_COMMIT_BYTES
+from pybk.storage.space import Garbage
 from pybk.threads.workers import start_thread
 
 if TYPE_CHECKING:
     from pybk.storage.compaction.checkpoint import Checkpoint
     from pybk.storage.compaction.compaction import Compaction
-    from pybk.storage.compaction.live_store import LiveStore
     from pybk.storage.compaction.tier_policy import TierQueue
+    from pybk.storage.live_store import LiveStore
 
 logger = logging.getLogger(__name__)
 
@@ -114,12 +114,12 @@ class Scheduler:
     @cached_property
     def _checkpoint(self) -> Checkpoint:
         """Makes checkpoints; made by the first job that needs it."""
-        return compaction.Checkpoint(self._store, self._catalog_and_index, self._garbage)
+        return storage.Checkpoint(self._store, self._catalog_and_index, self._garbage)
 
     @cached_property
     def compaction(self) -> Compaction:
         """Packs files, and moves ledgers between tiers; made by the first job that needs it."""
-        return compaction.Compaction(self._store, self._catalog_and_index, self._garbage)
+        return storage.Compaction(self._store, self._catalog_and_index, self._garbage)
 
     # ---- thread --------------------------------------------------------------------------------------------------
 

@@ -27,7 +27,7 @@ from pybk.storage.io.lmdb_environment import Environment
 from pybk.storage.log.log import Log
 from pybk.storage.log.preallocation import LogFileSupply
 from pybk.storage.named_records import NamedRecords
-from pybk.storage.tiers.tier import Loaded
+from pybk.storage.tiers import Loaded
 from pybk.storage.volumes import Volumes
 
 
