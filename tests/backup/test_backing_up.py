@@ -520,7 +520,7 @@ def test_a_store_that_was_put_back_to_an_older_state_is_refused(tmp_path: Path) 
 def test_a_target_that_is_no_backup_is_refused(manager: LedgerManager, tmp_path: Path) -> None:
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "letter.txt").write_text("mine")
-    with pytest.raises(UsageError, match=r"is not empty, and is no backup: letter.txt"):
+    with pytest.raises(UsageError, match=r"is not empty and not a backup: letter.txt"):
         backed_up(manager, tmp_path / "full")
     with pytest.raises(UsageError, match="is a file"):
         backed_up(manager, tmp_path / "full" / "letter.txt")

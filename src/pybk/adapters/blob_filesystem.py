@@ -44,11 +44,11 @@ _FSSPEC_OPTIONS: Final = frozenset(
         "use_listings_cache",
     }
 )
-"""Options that every file system of fsspec takes."""
+"""The options that every file system of fsspec takes."""
 
 
 class _Given(NamedTuple):
-    """Where the password and the secret of a blob store are found; None for the environment."""
+    """The files of the password and the secret of a blob store; None for the environment."""
 
     password: Secret | None
     secret: Secret | None
@@ -57,7 +57,8 @@ class _Given(NamedTuple):
 class _Stores:
     """The stores that this process has open for file systems, by their options.
 
-    A store has one process and one manager that writes, and a password costs one scrypt; so file systems share them.
+    Only one process and one manager may write to a store, and a password costs one scrypt, so file systems share
+    stores.
 
     Threads: any.
     """
@@ -108,28 +109,29 @@ class BlobFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no
 
         pandas.read_parquet("pybk://orders/2026.parquet", storage_options={"store": "data/blobs"})
 
-    A file that is written is published when it is closed, and discarded if an exception leaves its ``with``, also that
-    of ``fsspec.open``, of text or with a compression. A ``close`` while an exception is handled that was not when the
-    file was opened discards it, too, and the exception gets a note that says so. Renames and copies copy no bytes. In
-    a ``transaction``, files are published at its end, one after the other.
+    A file that is written is published when it is closed, and discarded if an exception leaves its ``with``; this holds
+    for ``fsspec.open``, text and compressions, too. A ``close`` during the handling of an exception that began after
+    the file was opened also discards it, and the exception gets a note that says so. Renames and copies copy no bytes.
+    In a ``transaction``, files are published at its end, one after the other.
 
     Args:
         store: The directory of a store, or the URL of a cluster's metadata store (``zk://…``, ``lmdb://…``). It stays
-            open, for all file systems of these options, until ``close`` or the end of the process.
+            open, for all file systems with these options, until ``close`` or the end of the process.
         blobs: The name of the blob store.
         password_file: A file that holds the password of its ledgers. If it and ``secret_file`` are None, both are taken
-            from ``PYBK_PASSWORD`` and ``PYBK_SECRET``, or the files that the same with ``_FILE`` name.
+            from ``PYBK_PASSWORD`` and ``PYBK_SECRET``, or from the files that ``PYBK_PASSWORD_FILE`` and
+            ``PYBK_SECRET_FILE`` name.
         secret_file: A file that holds their secret, as ``pybk secret new`` writes it.
         cluster_secret_file: A file that holds the secret of a cluster.
-        read_only: Open the directory for reading, also while another process writes. This process can open it for
-            writing after ``close`` only.
-        insecure: Do without both.
-        blob_store: A ``BlobStore`` that is open, instead of all these; such a file system cannot be pickled.
-        options: Those that every file system of fsspec takes, such as ``use_listings_cache``; others are refused.
+        read_only: Whether to open the directory for reading only, also while another process writes. This process can
+            open it for writing only after ``close``.
+        insecure: Whether to do without a password and a secret.
+        blob_store: An open ``BlobStore`` instead of all these; such a file system cannot be pickled.
+        options: Options that every file system of fsspec takes, such as ``use_listings_cache``; others are refused.
 
     Raises:
-        UsageError: Not one of ``store`` and ``blob_store`` is given, there is neither password nor secret, or an option
-            is unknown.
+        UsageError: Not exactly one of ``store`` and ``blob_store`` is given, neither a password nor a secret is found,
+            or an option is unknown.
         StoreLockedError: Another process has the directory open for writing.
         IllegalOperationError: This process has it open with ``read_only``, so it cannot open it for writing.
 
@@ -177,9 +179,10 @@ class BlobFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no
         self.blob_store: Final = blob_store
 
     def close(self) -> None:
-        """Close the store, also for other file systems of the same options; a later file system opens it again.
+        """Close the store, also for other file systems with the same options; a later file system opens it again.
 
-        One that a library such as pandas made is closed by making another of the same options and closing that.
+        To close a file system that a library such as pandas made, make another one with the same options and close
+        that.
         """
         _STORES.close(self.blob_store)
 
@@ -196,10 +199,10 @@ class BlobFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no
 
         Args:
             path: The directory or file.
-            detail: Return dictionaries as ``info`` does; else names.
+            detail: Whether to return dictionaries as ``info`` does; otherwise names.
 
         Raises:
-            FileNotFoundError: There is neither.
+            FileNotFoundError: The file or directory does not exist.
         """
         path = self._strip_protocol(path)
         prefix = f"{path}/" if path else ""
@@ -216,10 +219,10 @@ class BlobFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no
         return rows if detail else [row["name"] for row in rows]
 
     def info(self, path: str, **_: object) -> dict[str, Any]:
-        """Return what is known of a file or directory: name, size, type; of a file also version, digest and times.
+        """Return name, size and type of a file or directory; of a file also version, digest and times.
 
         Raises:
-            FileNotFoundError: There is neither.
+            FileNotFoundError: The file or directory does not exist.
         """
         path = self._strip_protocol(path)
         if not path:
@@ -240,12 +243,12 @@ class BlobFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no
         return self.checksum(path)
 
     def created(self, path: str) -> datetime:
-        """Return when a file was published."""
+        """Return the time when a file was published."""
         created: datetime = self.info(path)["created"]
         return created
 
     def modified(self, path: str) -> datetime:
-        """Return when a file was published, because a blob does not change."""
+        """Return the time when a file was published, because a blob does not change."""
         return self.created(path)
 
     # ---- changing ------------------------------------------------------------------------------------------------
@@ -259,7 +262,7 @@ class BlobFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no
         compression: str | None = None,
         **options: Any,
     ) -> Any:
-        """Open a file; one that is written is published by its end, unless that is an exception.
+        """Open a file; one that is written is published by its ``close``, unless an exception ends it.
 
         Args:
             path: The file.
@@ -271,7 +274,7 @@ class BlobFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no
 
         Raises:
             FileNotFoundError: The file to be read does not exist.
-            BlobExistsError: The file to be made with ``x`` exists.
+            BlobExistsError: The file to be created with ``x`` exists.
             UsageError: The mode is not one of these.
         """
         if "r" in mode:
@@ -300,7 +303,7 @@ class BlobFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no
         return _Upload(self.blob_store.create_blob(path, overwrite=mode == "wb"), autocommit=autocommit)
 
     def mkdir(self, path: str, create_parents: bool = True, **_: object) -> None:
-        """Do nothing: a directory is there as long as there are blobs below it."""
+        """Do nothing: a directory exists while blobs are below it."""
 
     def makedirs(self, path: str, exist_ok: bool = False) -> None:
         """Do nothing, as ``mkdir``."""
@@ -326,7 +329,7 @@ class BlobFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no
     ) -> None:
         """Move files, each by a rename; with ``recursive`` also all files of directories.
 
-        A file that another writer puts under the old name meanwhile stays there.
+        A file that another writer meanwhile puts under the old name stays there.
 
         Raises:
             FileNotFoundError: A file does not exist.
@@ -356,7 +359,7 @@ class BlobFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no
 
 
 class _Download(io.BufferedReader):
-    """A file that says how long it is, as fsspec expects."""
+    """A file with its size, as fsspec expects."""
 
     @property
     def size(self) -> int:
@@ -368,14 +371,14 @@ class _Download(io.BufferedReader):
 
 
 class _Upload(io.BufferedIOBase):
-    """A file that publishes its blob when it is closed without an error, or in a transaction when that ends.
+    """A file that publishes its blob when it is closed without an error, or at the end of a transaction.
 
-    Theory of operation: a call of ``close`` often does not say why. So a ``with`` of this class or of its wrappers
-    decides with ``end`` before it closes; then the decision is exact. A ``with`` of ``fsspec.OpenFile`` calls only
-    ``close``, so ``_exit_of_open_file`` finds out how that ended. For every other ``close`` the exception that is being
-    handled decides: one that was not being handled when the file was opened may have left it incomplete. After the
-    decision to discard, writes have no effect, because wrappers write what they hold when they are closed, and their
-    errors would replace the exception of the block. A file that is dropped is discarded.
+    Theory of operation: a call of ``close`` does not show whether the block has failed. So a ``with`` of this class or
+    of its wrappers decides with ``end`` before it closes; this decision is exact. A ``with`` of ``fsspec.OpenFile``
+    calls only ``close``, so ``_exit_of_open_file`` finds out how the ``with`` ended. For every other ``close`` the
+    exception that is being handled decides: if its handling began after the file was opened, it may have left the file
+    incomplete. After the decision to discard, writes have no effect, because wrappers write their buffers when they are
+    closed, and their errors would replace the exception of the block. A file that is dropped is discarded.
     """
 
     def __init__(self, upload: BlobUpload, *, autocommit: bool) -> None:
@@ -383,20 +386,20 @@ class _Upload(io.BufferedIOBase):
         self._upload = upload
         self._autocommit = autocommit
         self._publishes: bool | None = None
-        """Whether the end publishes the blob; None if that is not decided yet."""
+        """The decision whether the end publishes the blob; None before it."""
         self._handled = sys.exception()
-        """The exception that was being handled when the file was opened: it does not concern the file."""
+        """The exception that was being handled when the file was opened, which does not concern the file."""
 
     def writable(self) -> bool:
         """Return True."""
         return True
 
     def tell(self) -> int:
-        """Return how many bytes were written."""
+        """Return the number of bytes written."""
         return self._upload.tell()
 
     def write(self, data: bytes | bytearray | memoryview) -> int:  # type: ignore[override]
-        """Append bytes to the file; returns how many, which is all."""
+        """Append bytes to the file, and return their number."""
         if self._publishes is False and not self.closed:
             return memoryview(data).nbytes
         try:
@@ -414,8 +417,8 @@ class _Upload(io.BufferedIOBase):
     def close(self) -> None:
         """Publish the blob, unless a transaction does.
 
-        If an exception is being handled that was not when the file was opened, the blob is discarded, and a note of
-        that exception says so; ``commit`` publishes it all the same.
+        If an exception is being handled whose handling began after the file was opened, the blob is discarded, and a
+        note of that exception says so; ``commit`` publishes it nevertheless.
         """
         if self.closed:
             return
@@ -439,7 +442,7 @@ class _Upload(io.BufferedIOBase):
             )
 
     def commit(self) -> None:
-        """Close the file and publish the blob; a transaction does it at its end, with files that were not discarded.
+        """Close the file and publish the blob; a transaction calls this at its end for files that were not discarded.
 
         Raises:
             UsageError: A transaction ends before the file is closed; nothing was published.
@@ -454,7 +457,7 @@ class _Upload(io.BufferedIOBase):
             self._upload.commit()
 
     def discard(self) -> None:
-        """Close the file, and give the blob up."""
+        """Close the file, and discard the blob."""
         self._publishes = False
         super().close()
         self._upload.abort()
@@ -466,7 +469,7 @@ class _Upload(io.BufferedIOBase):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Close the file, or give the blob up if an exception is on its way."""
+        """Close the file, or discard the blob if an exception leaves the block."""
         self.end(publishes=kind is None)
         self.close()
 
@@ -475,17 +478,17 @@ class _Upload(io.BufferedIOBase):
         self.end(publishes=False)
 
     def __del__(self) -> None:
-        """Publish nothing: a file that is dropped was not closed."""
+        """Discard the blob, because a file that is dropped was not closed."""
         super().close()
 
 
 def _exit_of_open_file(upload: _Upload) -> bool | None:
-    """Return whether the ``with`` of fsspec's ``OpenFile`` that is closing an upload ends without an exception.
+    """Return whether the ``with`` of fsspec's ``OpenFile`` that closes an upload ends without an exception.
 
-    ``OpenFile.__exit__`` does not pass its arguments on, and no class can be put in its place.
+    ``OpenFile.__exit__`` does not pass its arguments on, and no other class can replace it.
 
     Returns:
-        None if no such ``with`` is closing it.
+        None if no such ``with`` closes it.
     """
     frame: FrameType | None = sys._getframe()
     while frame is not None:
@@ -498,7 +501,7 @@ def _exit_of_open_file(upload: _Upload) -> bool | None:
 
 
 class _CompressedUpload(io.BufferedIOBase):
-    """A file that compresses what is written to an upload.
+    """A file that compresses the bytes that are written to an upload.
 
     Args:
         upload: The file of the blob.
@@ -515,7 +518,7 @@ class _CompressedUpload(io.BufferedIOBase):
         return True
 
     def write(self, data: bytes | bytearray | memoryview) -> int:  # type: ignore[override]
-        """Compress bytes; returns how many, which is all."""
+        """Compress bytes, and return their number."""
         self._compressor.write(data)
         return memoryview(data).nbytes
 
@@ -530,7 +533,7 @@ class _CompressedUpload(io.BufferedIOBase):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Close the file, or give the blob up if an exception is on its way."""
+        """Close the file, or discard the blob if an exception leaves the block."""
         self._upload.end(publishes=kind is None)
         self.close()
 
@@ -539,7 +542,7 @@ class _CompressedUpload(io.BufferedIOBase):
         self._upload.end(publishes=False)
 
     def __del__(self) -> None:
-        """Publish nothing: a file that is dropped was not closed."""
+        """Discard the blob, because a file that is dropped was not closed."""
         if not self.closed:
             self._upload.end(publishes=False)
             self.close()
@@ -550,8 +553,8 @@ class _TextUpload(io.TextIOWrapper):
 
     Args:
         upload: The file of the blob.
-        file: The same, or what compresses it.
-        options: As ``io.TextIOWrapper`` takes them.
+        file: The same file, or the one that compresses its bytes.
+        options: The options of ``io.TextIOWrapper``.
     """
 
     def __init__(self, upload: _Upload, file: _Upload | _CompressedUpload, **options: Any) -> None:
@@ -561,7 +564,7 @@ class _TextUpload(io.TextIOWrapper):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Close the file, or give the blob up if an exception is on its way."""
+        """Close the file, or discard the blob if an exception leaves the block."""
         self._upload.end(publishes=kind is None)
         self.close()
 

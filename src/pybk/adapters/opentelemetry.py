@@ -1,6 +1,6 @@
 """Operations of pybk as OpenTelemetry spans: ``StoreConfig(on_span=on_span)``; needs the extra ``pybk[opentelemetry]``.
 
-It uses the API of OpenTelemetry alone: the application chooses the SDK, with its exporters and sampling.
+It uses only the API of OpenTelemetry: the application chooses the SDK, with its exporters and sampling.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pybk.version import __version__
 __all__ = ["OpenTelemetrySpan", "on_span"]
 
 _TRACER: Final = trace.get_tracer("pybk", __version__)
-"""Uses the tracer provider that is set when a span starts, as tracers of the API do."""
+"""The tracer, which uses the tracer provider that is set when a span starts."""
 
 
 class OpenTelemetrySpan:

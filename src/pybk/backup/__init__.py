@@ -41,40 +41,39 @@ def back_up(
     dry_run: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> BackupReport:
-    """Back up a store, or the ledgers of a cluster; the first call copies everything, later ones what is new.
+    """Back up a store, or the ledgers of a cluster; the first call copies all entries, later ones the new entries.
 
-    Nothing is locked: writers continue. Everything that was acknowledged before the call is in the backup; of a store
-    it has the state after one commit. Passwords and keys are not in it, payloads are.
+    Nothing is locked: writers continue. The backup has everything that was acknowledged before the call; for a store it
+    has the state after one commit. It has payloads, but no passwords and no keys.
 
     Args:
         source: The directory of a store or bookie, whether or not another process has it open; or a manager of this
-            process: of an embedded store, or of a cluster, whose ledgers are backed up then.
-        target: An empty or new directory, or that of the backup that is continued; or a URL of fsspec.
-        passwords: Check the authentication codes of HMAC_SHA256 entries while they are copied; those of other entries,
-            and all checksums, are checked without it. Open ledgers of a cluster are copied only with their password.
-        storage_options: As fsspec takes them for a URL.
-        skip_damaged: Copy a ledger of a store with a damaged entry up to the entry before, and then the others; the
-            backup and ``left_out`` say which entries are missing. Otherwise a damaged entry ends the run.
-        dry_run: Return what would be copied; nothing is written.
+            process: of an embedded store, or of a cluster, whose ledgers are then backed up.
+        target: An empty or new directory, or that of the backup to continue; or a URL of fsspec.
+        passwords: Passwords with which the authentication codes of HMAC_SHA256 entries are checked; other digests, and
+            all checksums, are checked without them. Open ledgers of a cluster are copied only with their password.
+        storage_options: The options of fsspec for a URL.
+        skip_damaged: Whether a ledger of a store with a damaged entry is copied up to the entry before, and the others
+            whole; the backup and ``left_out`` name the missing entries. Otherwise a damaged entry ends the run.
+        dry_run: Whether to return the report without writing anything.
         progress: Called with the payload bytes copied so far and to copy in all, in the calling thread.
 
     Returns:
         What was copied.
 
     Raises:
-        UsageError: The target is not empty and is no backup, or an argument is wrong.
-        CookieError: There is no store; or the backup is that of another store or incarnation, or the store was put
-            back to an older state than the backup has.
+        UsageError: The target is not empty and not a backup, or an argument is wrong.
+        CookieError: The store does not exist; or the backup is that of another store or incarnation, or the store was
+            put back to an older state than the backup has.
         StoreLockedError: Another backup is being made in the directory.
         StorageRefusedError: Another backup is being made at the URL; or ledgers are deleted faster than copied.
-        CorruptError, DigestMismatchError: An entry or the backup is damaged; the backup has its state from before. The
+        CorruptError, DigestMismatchError: An entry or the backup is damaged; the backup has its earlier state. The
             error names the ledger and the entry.
-        StorageError: The target failed; run it again, and it continues with what was written.
+        StorageError: The target failed; the next run continues with what was written.
 
-    Durability: The run is durable on return. After a stop at any point the backup has its state from before.
-    Threads: Any; one backup of a target at a time.
-    Cost: Reads the new entries, the state of every ledger, and the manifests. Memory: three packs of 32 MiB, and 2 KiB
-        for each ledger.
+    Durability: The run is durable on return. After a stop at any point the backup has its earlier state. Threads: Any;
+    one backup of a target at a time. Cost: Reads the new entries, the state of every ledger, and the manifests. Memory:
+    three packs of 32 MiB, and 2 KiB for each ledger.
     """
     flag_of(dry_run, "dry_run")
     flag_of(skip_damaged, "skip_damaged")
@@ -94,20 +93,20 @@ def verify_backup(
     storage_options: Mapping[str, Any] | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> BackupCheckReport:
-    """Check every manifest, pack and entry that a run of a backup has; nothing is changed.
+    """Check every manifest, pack and entry that a run of a backup has; change nothing.
 
     Args:
         target: The directory or the URL of fsspec.
-        passwords: Check the authentication codes of HMAC_SHA256 entries, and seals, of the ledgers that have them.
-        storage_options: As fsspec takes them for a URL.
+        passwords: Passwords with which the authentication codes of HMAC_SHA256 entries, and seals, are checked.
+        storage_options: The options of fsspec for a URL.
         progress: Called with the bytes of packs read so far and to read in all, in the calling thread.
 
     Returns:
         The problems, none for a sound backup. ``complete`` is False if a password was missing.
 
     Raises:
-        UsageError: There is no backup, or an argument is wrong.
-        CorruptError: A manifest is damaged or missing, so that it is unknown what the backup should hold.
+        UsageError: The target has no backup, or an argument is wrong.
+        CorruptError: A manifest is damaged or missing, so that the content of the backup is unknown.
         StorageError: The target failed.
 
     Threads: Any.
@@ -124,14 +123,14 @@ verify_backup_async = asyncio_form(verify_backup)
 def list_backup_runs(
     target: str | os.PathLike[str], *, storage_options: Mapping[str, Any] | None = None
 ) -> tuple[BackupRunInfo, ...]:
-    """Return the runs of a backup, the oldest first; each can be restored. Reads the manifests, and no packs.
+    """Return the runs of a backup, the oldest first; each can be restored. Only manifests are read, not packs.
 
     Args:
         target: The directory or the URL of fsspec.
-        storage_options: As fsspec takes them for a URL.
+        storage_options: The options of fsspec for a URL.
 
     Raises:
-        UsageError: There is no backup, or an argument is wrong.
+        UsageError: The target has no backup, or an argument is wrong.
         CorruptError: A manifest is damaged or missing.
         StorageError: The target failed.
 
@@ -158,30 +157,29 @@ def prune_backup(
 
     Args:
         target: The directory or the URL of fsspec.
-        keep: How many of the last runs are kept, at least 1.
-        keep_seconds: Keep all runs, too, that ended at most so many seconds ago, and those after them.
-        storage_options: As fsspec takes them for a URL.
-        dry_run: Return what would be removed; nothing is changed.
+        keep: The number of last runs that are kept, at least 1.
+        keep_seconds: The seconds before now in which all ended runs are kept, too, and those after them.
+        storage_options: The options of fsspec for a URL.
+        dry_run: Whether to return the report without changing anything.
 
     Returns:
-        What was removed, and which runs are kept.
+        The runs and packs that were removed, and the runs that are kept.
 
     Raises:
-        UsageError: There is no backup, or an argument is wrong.
+        UsageError: The target has no backup, or an argument is wrong.
         StoreLockedError: A backup is being made in the directory.
         CorruptError: A manifest is damaged or missing; nothing was changed.
         StorageError: The target failed; call it again.
 
-    Durability: The removal is one step. After a stop at any point all runs are there, or those that are kept; the next
-        call, or the next run, removes what is left of the others.
-    Threads: Any; while no run is removed that is being restored or verified, as that fails then.
-    Cost: Reads the manifests, and no packs.
+    Durability: The removal is one step. After a stop at any point the backup has all runs, or those that are kept; the
+    next call, or the next run, removes the remaining files of the others. Threads: Any. Do not remove a run that is
+    being restored or verified, because the restore or check then fails. Cost: Reads the manifests, but no packs.
     """
     flag_of(dry_run, "dry_run")
     kept_runs = whole_from(keep, 1, "keep", "how many runs are kept")
     seconds = None if keep_seconds is None else _seconds_of(keep_seconds)
     with _target_of(target, storage_options, writes=False) as kept:
-        pruning = Pruning(kept, keep=kept_runs, keep_seconds=seconds)  # before a directory is made that is not there
+        pruning = Pruning(kept, keep=kept_runs, keep_seconds=seconds)  # before a missing directory is made
         if dry_run:
             return pruning.plan()
     with _target_of(target, storage_options, writes=True) as kept:
@@ -206,31 +204,31 @@ def restore_backup(
     """Restore a store to a new directory, or the ledgers of a cluster to a cluster.
 
     The store has the id and the salts that it had, so that passwords open its ledgers, and a new incarnation. As a
-    bookie it starts with all its ledgers in limbo; after that the bookie's former directory is refused. Ledgers of a
-    cluster are written anew and closed; each takes its password, and others are left out.
+    bookie it starts with all its ledgers in limbo; from then on the bookie's former directory is refused. Ledgers of a
+    cluster are written again and closed; each needs its password, and those without it are left out.
 
     Args:
         target: The backup: a directory or a URL of fsspec.
-        destination: The directory, which must not exist, or be empty; for a cluster's ledgers, a manager that is
-            connected to a cluster.
-        run: The run to restore; None for the last.
-        passwords: Check the authentication codes of HMAC_SHA256 entries, and seals, before anything is restored.
-        new_ids: Give ledgers of a cluster new ids; otherwise they get those that they had, which must be unused.
+        destination: The directory, which must be empty or missing; for a cluster's ledgers, a manager that is connected
+            to a cluster.
+        run: The run to restore; None for the last one.
+        passwords: Passwords with which the authentication codes of HMAC_SHA256 entries, and seals, are checked first.
+        new_ids: Whether ledgers of a cluster get new ids; otherwise they get their former ids, which must be unused.
         ledgers: The ids of the ledgers of a cluster to restore; None for all.
-        storage_options: As fsspec takes them for a URL.
-        dry_run: Return what would be restored, without reading the packs; nothing is written.
+        storage_options: The options of fsspec for a URL.
+        dry_run: Whether to return the report without reading packs or writing anything.
         progress: Called with the bytes restored so far and to restore in all, in the calling thread.
 
     Returns:
         What was restored.
 
     Raises:
-        UsageError: The directory is not empty, there is no backup or no such run or ledger, or an argument is wrong.
+        UsageError: The directory is not empty, the backup, run or ledger does not exist, or an argument is wrong.
         CorruptError, DigestMismatchError, SealMismatchError: The backup is damaged or was changed.
         StoreLockedError: Another restore to this directory is under way.
         StorageError: A device or the target failed.
 
-    After an error, and after a stop at any point, there is nothing at ``destination``.
+    After an error, and after a stop at any point, ``destination`` does not exist or is empty.
 
     Durability: The store is durable on return.
     Threads: Any.
@@ -311,4 +309,4 @@ def _seconds_of(value: object) -> float:
 
 
 def _ignore(done: int, total: int) -> None:
-    """Show no progress."""
+    """Ignore progress."""

@@ -1,23 +1,24 @@
-"""One run of a backup: copies what is new since the run before, while writers continue.
+"""One run of a backup: copies the changes since the run before, while writers continue.
 
 Theory of operation
 ===================
 
-1. *Read* the chain of the target. An empty target gets an empty base first. A target that has another store's backup,
-   or files that are no backup, is refused.
+1. *Read* the chain of the target. An empty target gets an empty base first. A target with another store's backup, or
+   with files that are not a backup, is refused.
 2. *Cut*: the source returns the state of all ledgers after one commit. Nothing stands still afterwards.
 3. *Copy*: for each ledger that grew, the entries after those that the backup has go into packs. Entries are immutable,
-   so copying them later than the cut makes no difference. A ledger that is deleted before its new entries were copied
-   cannot be copied as of the cut any more: then the run returns to step 2. It keeps what it copied, so each cut leaves
-   less to copy, and the time in which a ledger can vanish becomes shorter.
-4. *Publish*: the manifest of the run is put, in one step. Only now the backup has another state; whatever ends the run
-   before leaves the backup as it was.
+   so copying them later than the cut makes no difference. If a ledger is deleted before its new entries were copied, it
+   cannot be copied as of the cut any more, and the run returns to step 2. It keeps the copied entries, so each cut
+   leaves less to copy, and the time in which a ledger can vanish becomes shorter.
+4. *Publish*: the manifest of the run is put, in one step. Only then does the backup have another state; a run that ends
+   earlier leaves the backup as it was.
 
-A damaged entry ends the run, or ends its ledger in the backup with the entry before it; then the manifest says so, and
-the next run tries the rest again. Of a cluster, which has other copies, a ledger that cannot be read is left as it was.
+A damaged entry ends the run, or its ledger is copied up to the entry before; then the manifest says so, and the next
+run tries the rest again. In a cluster, which has other copies, a ledger that cannot be read stays as the last run has
+it.
 
-An interrupted run leaves packs that no manifest names. The next run checks them, and takes over the entries in those
-that are whole, so that it continues instead of beginning again.
+An interrupted run leaves packs that no manifest names. The next run checks them, and takes over the entries of whole
+ones, so that it continues instead of beginning again.
 
 Why the result is a consistent prefix: every ledger is copied up to exactly its end in one cut, with the metadata, last
 add confirmed and length of that cut; lengths are checked against the entries. A cut holds everything that was
@@ -62,7 +63,7 @@ from pybk.errors import (
 from pybk.ledger.entry import EntryBatch
 
 CUTS_MAX: Final = 100
-"""Cuts of one run, before it gives up because ledgers are deleted faster than they are copied."""
+"""The cuts of one run before it ends because ledgers are deleted faster than they are copied."""
 
 _BATCH_BYTES: Final = 1 << 20
 
@@ -75,7 +76,7 @@ class BackupReport(NamedTuple):
     """The result of a run.
 
     Attributes:
-        run: The number of the run; with ``dry_run``, that it would have.
+        run: The number of the run; with ``dry_run``, the number that it would have.
         ledgers: The ledgers in the backup now.
         changed: The ledgers that are new or changed since the run before.
         gone: The ledgers that are gone since the run before.
@@ -103,11 +104,11 @@ class BackupReport(NamedTuple):
 
 
 class _LeftOutError(PybkError):
-    """A ledger cannot be copied, or not whole, and the run continues.
+    """A ledger cannot be copied, or only in part, and the run continues.
 
     Args:
         message: A sentence for the manifest.
-        rest: The ledger as the backup has it then; None if it has nothing of it.
+        rest: The ledger as the backup then has it; None if it has no entry of it.
     """
 
     def __init__(self, message: str, rest: LedgerCut | None) -> None:
@@ -119,12 +120,12 @@ class BackupRun:
     """One run; see the head of this module.
 
     Args:
-        source: What is backed up.
-        target: Where.
+        source: The source of the entries.
+        target: The target of the backup.
         passwords: The known passwords.
         progress: Called with the payload bytes copied and to copy.
-        skip_damaged: Whether a ledger of a store that is damaged is copied up to its first damaged entry; otherwise it
-            ends the run.
+        skip_damaged: Whether a damaged ledger of a store is copied up to its first damaged entry; otherwise it ends the
+            run.
         pack_bytes: A pack with more bytes takes no more records.
     """
 
@@ -148,7 +149,7 @@ class BackupRun:
         self._chain = read_chain(target)
         self._check_chain()
         self._keys: dict[int, LedgerKey] = {}
-        """The keys of the chain's ledgers, as far as they were decoded."""
+        """The keys of those ledgers of the chain that were decoded."""
         self._copied: dict[LedgerKey, list[Piece]] = defaultdict(list)
         """Pieces in packs that no manifest names, by ledger, ascending."""
         self._packs: dict[int, PackInfo] = {}
@@ -161,7 +162,7 @@ class BackupRun:
         found = self._chain.source
         if found is None and self._target.names():
             raise UsageError(
-                f"{self._target.where} is not empty, and is no backup: {self._target.names()[0]}; name an empty or new "
+                f"{self._target.where} is not empty and not a backup: {self._target.names()[0]}; name an empty or new "
                 "directory"
             )
         if found is not None and found != self._identity:
@@ -173,7 +174,7 @@ class BackupRun:
     # ---- the run -----------------------------------------------------------------------------------------------------
 
     def plan(self) -> BackupReport:
-        """Return what a run would do now; nothing is written."""
+        """Return the report of a run without making it; nothing is written."""
         self._take_unnamed()
         cut = self._cut()
         for ledger in cut.ledgers:
@@ -258,7 +259,7 @@ class BackupRun:
                 self._copied[entries.key].append(Piece(number, entries.first, entries.last))
 
     def _known(self, ledger: LedgerCut) -> KeptLedger | None:
-        """Return a ledger as the last run has it; None if it has it not, or has another one of this id."""
+        """Return a ledger as the last run has it; None if it does not have it, or has another one of this id."""
         ledger_id = ledger.metadata.ledger_id
         kept = self._chain.ledgers.get(ledger_id)
         if kept is None:
@@ -269,7 +270,7 @@ class BackupRun:
         return kept if key == LedgerKey.of(ledger.metadata) else None
 
     def _pieces(self, ledger: LedgerCut) -> tuple[list[Piece], int]:
-        """Return where a ledger's entries lie so far, and the first entry that is to be copied."""
+        """Return the pieces of a ledger in the backup so far, and the first entry to copy."""
         known = self._known(ledger)
         pieces, first = ([], 0) if known is None else (list(known.pieces), known.last + 1)
         for piece in self._copied.get(LedgerKey.of(ledger.metadata), ()):
@@ -288,7 +289,7 @@ class BackupRun:
         """Copy the entries of a cut that the backup lacks; return it as far as it could be read.
 
         Raises:
-            NoSuchLedgerError: A ledger was deleted meanwhile; what was copied so far is remembered.
+            NoSuchLedgerError: A ledger was deleted meanwhile; the entries that were copied so far are remembered.
         """
         known = (self._known(ledger) for ledger in cut.ledgers)
         grown = sum(
@@ -339,7 +340,7 @@ class BackupRun:
         self._attempt(ledger, lambda: check.finish(ledger.last, ledger.length))
 
     def _attempt(self, ledger: LedgerCut, call: Callable[[], _T]) -> _T:
-        """Return what a check of a whole ledger returns; if it fails, leave out what is new of the ledger, or raise."""
+        """Return the result of a check of a whole ledger; if it fails, leave out the ledger's new entries, or raise."""
         try:
             return call()
         except PybkError as error:
@@ -350,8 +351,8 @@ class BackupRun:
     def _read(self, ledger: LedgerCut, check: LedgerCheck, first: int) -> tuple[EntryBatch, int]:
         """Return sound entries of a ledger from ``first`` on, and their payload bytes.
 
-        If there is damage, ever fewer entries are read, until those before the damage can be, or the damaged one is
-        known.
+        If an entry is damaged, ever fewer entries are read, until those before it can be read, or it is the only one
+        left.
         """
         last = ledger.last
         while True:
@@ -387,7 +388,7 @@ class BackupRun:
         """Return the payload bytes of a ledger before entry ``first``, the next that the check expects."""
         if check.length is not None:
             return check.length
-        # An interrupted run had copied the entry before it, which says it.
+        # An interrupted run had copied the entry before it, whose header has the length.
         before = self._checks.of(ledger.metadata, first - 1)
         found = self._source.read(ledger.metadata, first - 1, first - 1, _BATCH_BYTES)
         before.add(first - 1, found.buffer, found.offsets, found.sizes)

@@ -42,14 +42,14 @@ class BackupRunInfo(NamedTuple):
 
     Attributes:
         run: Its number.
-        created_ns: When it ended, nanoseconds since 1970.
+        created_ns: The time when it ended, nanoseconds since 1970.
         durable_lsn: The LSN of the last commit in it; 0 for a cluster.
         ledgers: The ledgers in it.
-        changed: The ledgers that changed since the run before, those that are gone not counted; all for the first run,
-            and for one before which runs were removed.
+        changed: The ledgers that changed since the run before, without those that are gone; all ledgers for the first
+            run, and for one before which runs were removed.
         gone: The ledgers that are gone since the run before.
-        nbytes: The bytes that it has written; for one before which runs were removed, those that it is made of.
-        left_out: The ledgers that it could not copy, or not whole.
+        nbytes: The bytes that it has written; for one before which runs were removed, the bytes that it consists of.
+        left_out: The ledgers that it could not copy, or only in part.
     """
 
     run: int
@@ -63,7 +63,7 @@ class BackupRunInfo(NamedTuple):
 
 
 class Chain:
-    """The state of a backup as of one run. Base 0 is empty: it is written before the first, to name what is backed up.
+    """The state of a backup as of one run. Base 0 is empty: it is written before the first run, to name the source.
 
     Args:
         collects_earlier: Whether ``earlier`` is filled, which takes memory.
@@ -71,12 +71,12 @@ class Chain:
     Attributes:
         base: The number of the base.
         backup_id: The 16 bytes of the backup; empty before the base.
-        source: What is backed up; None before the base.
+        source: The store or cluster that is backed up; None before the base.
         last: The manifest of the run; None before the base.
         last_hash: The SHA-256 of that manifest; empty before the base.
         ledgers: The ledgers, by id.
-        earlier: The last state of each ledger that an earlier run has, and this run has not.
-        before: The states of ledgers in earlier runs that later entries or metadata followed.
+        earlier: The last state of each ledger that an earlier run has and this run does not have.
+        before: The states of ledgers in earlier runs that got more entries or other metadata later.
         named: The named records, by name.
         packs: The packs of all runs, by number.
         runs: The runs, the oldest first.
@@ -98,7 +98,7 @@ class Chain:
 
     @property
     def left_out(self) -> Mapping[int, str]:
-        """A sentence for each ledger that the run could not copy, or not whole, by id."""
+        """A sentence for each ledger that the run could not copy, or only in part, by id."""
         return {} if self.last is None else self.last.left_out
 
     def apply(self, data: bytes, number: int, *, where: str) -> None:
@@ -162,7 +162,7 @@ class Chain:
         """Yield the entries of a pack that a manifest names.
 
         Raises:
-            CorruptError: It is missing or damaged, or another file than the manifest names.
+            CorruptError: It is missing or damaged, or not the file that the manifest names.
         """
         where = f"{target.where}/{pack_name(number)}"
         known = self.packs.get(number)
@@ -188,15 +188,15 @@ def read_chain(target: Target, *, run: int | None = None, collects_earlier: bool
 
     Args:
         target: The backup.
-        run: The last run to read; None for all. An interrupted run has no manifest, and counts for nothing.
+        run: The last run to read; None for all. An interrupted run has no manifest, and does not count.
         collects_earlier: As for ``Chain``.
 
     Returns:
-        The chain; empty if there is no run.
+        The chain; empty without a run.
 
     Raises:
         CorruptError: A manifest is missing, damaged, cut or foreign.
-        UsageError: There is no such run.
+        UsageError: The backup does not have this run.
 
     Cost: Reads all manifests; some 2 KiB of memory for each ledger.
     """
@@ -231,7 +231,7 @@ def put_manifest(target: Target, manifest: Manifest) -> int:
     """Write a manifest, and return its bytes.
 
     Raises:
-        StorageRefusedError: It is too large; or there is one of this run, which another process has written.
+        StorageRefusedError: It is too large; or another process has written one of this run.
     """
     data, name = manifest.encode(), manifest_name(manifest.run, base=manifest.base)
     if len(data) > MANIFEST_BYTES_MAX:
@@ -244,10 +244,10 @@ def put_manifest(target: Target, manifest: Manifest) -> int:
 
 
 def existing_chain(target: Target, *, run: int | None = None, collects_earlier: bool = False) -> Chain:
-    """Read a backup that exists, as ``read_chain``.
+    """Read a backup that exists; otherwise as ``read_chain``.
 
     Raises:
-        UsageError: There is no backup at the target, or none whose first run ended.
+        UsageError: The target has no backup, or one whose first run did not end.
     """
     chain = read_chain(target, run=run, collects_earlier=collects_earlier)
     if not chain.runs:
@@ -256,9 +256,9 @@ def existing_chain(target: Target, *, run: int | None = None, collects_earlier: 
 
 
 def superseded(target: Target, chain: Chain) -> list[tuple[int, bool]]:
-    """Return the manifests before the chain's, which a removal of runs that was interrupted left: number, whether base.
+    """Return the manifests that an interrupted removal of runs left before the chain: number, whether it is a base.
 
-    The oldest first, so that what is removed first is what nothing refers to.
+    The oldest come first, so that a file is removed only when no other refers to it.
     """
     names, first = target.names(), chain.base
     old = [(number, True) for number in numbers_of(names, _BASE) if number < first]

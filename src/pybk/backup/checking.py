@@ -1,8 +1,9 @@
 """Checks of the entries of a backup: while they are copied, when a backup is verified, and when it is restored.
 
-Each entry's authentication code is checked if the ledger's digest needs no key, or its password is known; otherwise the
-entry's ids and sizes. Checksums of records are checked in any case, by the store or by ``read_pack``. The cumulative
-lengths in the entries' headers must add up to what is recorded of the ledger, so that no entry is missing in between.
+Each entry's authentication code is checked if the ledger's digest needs no key, or its password is known; otherwise
+only the entry's ids and sizes are checked. The store or ``read_pack`` always checks the checksums of records. The
+cumulative lengths in the entries' headers must add up to the recorded length of the ledger, so that no entry is missing
+in between.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ class LedgerCheck:
     """Checks the entries of one ledger, in the order of their ids; made by ``LedgerChecks``.
 
     Args:
-        checks: Knows the passwords.
+        checks: The checks that made this one, with the passwords.
         metadata: The ledger's metadata.
-        first: The id of the first entry that ``add`` is given.
+        first: The id of the first entry that ``add`` gets.
         length: The ledger's payload bytes before it; None if they are not known.
 
     Attributes:
@@ -59,8 +60,8 @@ class LedgerCheck:
 
         Args:
             first: The id of the first entry in the store.
-            buffer: Holds them.
-            offsets: Where each starts, ``(n,)`` int64, bytes.
+            buffer: The entries.
+            offsets: The offset of each, ``(n,)`` int64, bytes.
             sizes: The encoded bytes of each, ``(n,)`` int64.
 
         Raises:
@@ -82,9 +83,9 @@ class LedgerCheck:
         """Check the end of the ledger, after its last entry was added.
 
         Args:
-            last: The last entry that is recorded.
-            length: The payload bytes that are recorded.
-            metadata: The ledger's metadata as of this end; None for those that it has now.
+            last: The recorded last entry.
+            length: The recorded payload bytes.
+            metadata: The ledger's metadata as of this end; None for the present ones.
 
         Raises:
             CorruptError, SealMismatchError: The ledger ends elsewhere.
@@ -110,7 +111,7 @@ class LedgerChecks:
     """Makes the checks of ledgers.
 
     Args:
-        source: What is backed up; its salt makes keys of passwords.
+        source: The identity of the store or cluster that is backed up; its salt makes keys of passwords.
         passwords: The known passwords.
 
     Attributes:
@@ -124,11 +125,11 @@ class LedgerChecks:
         self.unauthenticated: set[int] = set()
 
     def seal_of(self, metadata: LedgerMetadata) -> LedgerSeal | None:
-        """Return the checker of a ledger's seal, None if its password is not known; raises as ``find_seal``."""
+        """Return the checker of a ledger's seal; None if its password is not known. Raises as ``find_seal``."""
         return find_seal(self._ring, self._verifier, self._passwords, metadata)
 
     def credentials_of(self, metadata: LedgerMetadata) -> Credentials | None:
-        """Return the password or secret of a ledger, neither if it has neither; None if it is not known.
+        """Return the password or secret of a ledger, or that it has neither; None if it is not known.
 
         Raises:
             SealMismatchError: The password is right, but the ledger's kind was changed.
@@ -147,7 +148,7 @@ class LedgerChecks:
         return RightsKey(keys.right_key).public
 
     def of(self, metadata: LedgerMetadata, first: int, length: int | None = None) -> LedgerCheck:
-        """Return the check of a ledger's entries from ``first`` on, before which it has ``length`` payload bytes."""
+        """Return the check of a ledger's entries from ``first`` on; ``length`` is the payload bytes before."""
         check = LedgerCheck(self, metadata, first, length)
         if not check.authenticated:
             self.unauthenticated.add(metadata.ledger_id)

@@ -1,7 +1,7 @@
 """The ledgers of a cluster as a source: closed ledgers, and the confirmed prefix of open ones.
 
 A run is not one moment of the whole cluster, because nothing orders the ledgers of different bookies; each ledger is
-copied up to an end that was confirmed. What cannot be copied is named in the report, and the others are.
+copied up to an end that was confirmed. The report names ledgers that cannot be copied; the others are copied.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class ClusterSource:
     """The ledgers of a cluster; see ``Source``.
 
     Args:
-        manager: Connected to the cluster.
+        manager: A manager that is connected to the cluster.
         backend: Its backend.
         passwords: The known passwords.
     """
@@ -59,7 +59,7 @@ class ClusterSource:
         ledgers: list[LedgerCut] = []
         left_out: dict[int, str] = {}
         for found in self._backend.ledgers():
-            # Where the copies are, and how often that changed, is the cluster's business and not the backup's.
+            # The fragments and the version belong to the cluster, not to the backup.
             metadata = replace(found, fragments=(), version=0)
             try:
                 cut = self._cut_of(metadata)
@@ -90,7 +90,7 @@ class ClusterSource:
         return LedgerCut(metadata, last, last, length)
 
     def read(self, metadata: LedgerMetadata, first: int, last: int, max_bytes: int) -> EntryBatch:
-        """See ``Source``; from the nearest bookie with a sound copy. A copy that is damaged is left to the scrub."""
+        """See ``Source``; the nearest bookie with a sound copy is read. The scrub repairs damaged copies."""
         ledger_id = metadata.ledger_id
         if self._read is None or self._read[0] != ledger_id:
             ledger = self._backend.descriptor(ledger_id)

@@ -19,13 +19,12 @@ class FsspecTarget:
     """The files below a URL; see ``Target``.
 
     A file is written under another name and then renamed, because not every backend puts a file whole. Nothing locks
-    the target: of two backups at once one finds files of the other, and is refused. Permissions are those that the
-    backend gives. Backends raise errors of all kinds, those of their network libraries among them, so each becomes a
-    StorageError here.
+    the target: of two backups at once, one finds files of the other and is refused. The backend sets the permissions.
+    Backends raise errors of all kinds, also those of their network libraries, so each becomes a StorageError.
 
     Args:
         url: A URL of fsspec.
-        options: As fsspec takes them.
+        options: The options of fsspec.
 
     Raises:
         UsageError: fsspec does not know the protocol, or refuses the URL or the options.

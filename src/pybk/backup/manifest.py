@@ -1,10 +1,10 @@
-"""Manifests: what each run of a backup holds, as changes since the run before.
+"""Manifests: the content of each run of a backup, as changes since the run before.
 
 A backup is a chain: a base, and the runs after it. The manifest of a run names the ledgers that changed since the run
-before, with where their entries lie, the ledgers that are gone, the named records that changed, and the packs that the
-run has written. It ends with a SHA-256 of itself and begins with that of the manifest before it, so a manifest of
-another backup, a missing one and a cut one are noticed. The base of a new backup is number 0 and empty; when old runs
-are removed, a base with the whole state of the oldest that is kept takes its place. See ``docs/reference/format.md``.
+before, with the places of their entries, the ledgers that are gone, the named records that changed, and the packs that
+the run has written. It ends with a SHA-256 of itself and begins with that of the manifest before it, which shows a
+manifest of another backup, a missing one and a cut one. The base of a new backup is number 0 and empty; when old runs
+are removed, a base with the whole state of the oldest kept run replaces it. See ``docs/reference/format.md``.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pybk.storage.named_records import NAME_BYTES_MAX
 
 BACKUP_FORMAT: Final = 1
 MANIFEST_BYTES_MAX: Final = 4 << 30
-"""Bytes of a manifest at most, some ten million ledgers."""
+"""The most bytes of a manifest, some ten million ledgers."""
 STORE: Final = "store"
 CLUSTER: Final = "cluster"
 
@@ -34,14 +34,14 @@ _REMEDY: Final = "restore this file from another copy of the backup, or begin a 
 
 
 class SourceIdentity(NamedTuple):
-    """What a backup is of; keys depend on the first three.
+    """The identity of the store or cluster that is backed up. Its keys depend on its id, salt and scrypt cost.
 
     Attributes:
         kind: ``STORE`` or ``CLUSTER``.
         store_id: The 16 bytes of the store or cluster.
         salt: Its scrypt salt.
         scrypt_cost: scrypt's N.
-        incarnation: The store's, 0 for one that was never restored, and for a cluster.
+        incarnation: The incarnation of a store; 0 for one that was never restored, and for a cluster.
     """
 
     kind: str
@@ -64,7 +64,7 @@ class KeptLedger(NamedTuple):
         last: The last durable entry, -1 for none; for a ledger of a cluster, the last confirmed one.
         lac: The last add confirmed.
         length: The payload bytes up to ``last``.
-        pieces: Where the entries lie, ascending, without a gap.
+        pieces: The places of the entries, ascending, without a gap.
     """
 
     metadata: bytes
@@ -93,23 +93,23 @@ class PackInfo(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """One run, or a base: then all that is said to be new or changed is the whole state.
+    """One run, or a base, whose changes are the whole state.
 
     Attributes:
         base: Whether it is a base.
         backup_id: The 16 bytes of the backup.
-        run: The number of the run, from 1 up; 0 for the empty base that names what is backed up.
+        run: The number of the run, from 1 up; 0 for the empty base that names the source.
         previous: The SHA-256 of the manifest before it; for a base, of the manifest of the same run that it replaces,
             empty for number 0.
-        source: What is backed up.
-        created_ns: When the run ended, nanoseconds since 1970.
+        source: The store or cluster that is backed up.
+        created_ns: The time when the run ended, nanoseconds since 1970.
         durable_lsn: The LSN of the last commit that is in it; 0 for a cluster.
         next_ledger_id: The lowest id that no ledger of the store ever had; 0 for a cluster.
         next_creation_sequence: The next creation sequence; 0 for a cluster.
         packs: The packs that the run has written.
         ledgers: The ledgers that changed, by id; None for one that is gone.
-        named: The named records that changed; without a value: removed.
-        left_out: A sentence for each ledger that this run could not copy, or not whole; all of them, in each run.
+        named: The named records that changed; one without a value was removed.
+        left_out: A sentence for each ledger that this run could not copy, or only in part; each run has all of them.
     """
 
     base: bool
@@ -127,7 +127,7 @@ class Manifest:
     left_out: Mapping[int, str] = field(default_factory=dict)
 
     def encode(self) -> bytes:
-        """Return the bytes of the manifest: lines of JSON, and last the SHA-256 of the lines before."""
+        """Return the bytes of the manifest: lines of JSON, of which the last has the SHA-256 of the lines before."""
         source = self.source
         head = {
             "format": BACKUP_FORMAT,
@@ -230,7 +230,7 @@ def _ledger_fields(ledger_id: int, kept: KeptLedger) -> dict[str, Any]:
 
 
 def _kept(line: dict[str, Any]) -> KeptLedger:
-    """Return the ledger of a line; ValueError if its pieces do not hold its entries exactly once."""
+    """Return the ledger of a line; raise ValueError if its pieces do not hold its entries exactly once."""
     pieces = tuple(Piece(*map(_whole, piece)) for piece in line["pieces"])
     last = -1
     for piece in pieces:
@@ -244,35 +244,35 @@ def _kept(line: dict[str, Any]) -> KeptLedger:
 
 
 def _whole(value: Any, most: int = _INT_MAX) -> int:
-    """Return a number of a manifest; ValueError if it is none that can be there."""
+    """Return a number of a manifest; raise ValueError for a value that cannot be in one."""
     if type(value) is not int or not 0 <= value <= most:
-        raise ValueError(f"{value!r:.50} is no whole number from 0 to {most}")
+        raise ValueError(f"{value!r:.50} is not a whole number from 0 to {most}")
     return value
 
 
 def _text(value: Any) -> str:
     if not isinstance(value, str):
-        raise ValueError(f"{value!r:.50} is no text")
+        raise ValueError(f"{value!r:.50} is not a text")
     return value
 
 
 def _name(value: Any) -> str:
-    """Return the name of a named record; ValueError if no store takes it."""
+    """Return the name of a named record; raise ValueError if no store takes it."""
     name = _text(value)
     if not 1 <= len(name.encode()) <= NAME_BYTES_MAX:
-        raise ValueError(f"{name!r:.50} is no name of 1 to {NAME_BYTES_MAX} bytes in UTF-8")
+        raise ValueError(f"{name!r:.50} is not a name of 1 to {NAME_BYTES_MAX} bytes in UTF-8")
     return name
 
 
 def _id(value: Any) -> bytes:
     found = bytes.fromhex(value)
     if len(found) != _ID_BYTES:
-        raise ValueError(f"{value!r:.50} has not {_ID_BYTES} bytes")
+        raise ValueError(f"{value!r:.50} does not have {_ID_BYTES} bytes")
     return found
 
 
 def _checked_lines(data: bytes) -> Iterator[Any]:
-    """Yield the decoded lines but the last, which has their number and hash; ValueError if those are others."""
+    """Yield the decoded lines except the last, which has their number and hash; raise ValueError if these differ."""
     if not data.endswith(b"\n"):
         raise ValueError("its last line has no end")
     body, _, end = data[:-1].rpartition(b"\n")

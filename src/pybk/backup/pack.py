@@ -1,8 +1,8 @@
 """Packs: the files of a backup that hold entries.
 
 A pack is a header, records as in a store's files, and a trailer with a SHA-256 of all bytes before it. The records of
-each ledger begin with a ledger record, which holds its metadata as of the copy, so that a pack that no manifest names
-yet says whose entries it holds: an interrupted backup is continued with it. See ``docs/reference/format.md``.
+each ledger begin with a ledger record, which holds its metadata as of the copy. So a pack that no manifest names yet
+says to which ledgers its entries belong, and an interrupted backup continues with it. See ``docs/reference/format.md``.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from pybk.storage.format.log_file import (
 
 PACK_FORMAT: Final = 1
 PACK_BYTES: Final = 32 << 20
-"""A pack with more bytes takes no more records; one batch of entries may exceed it."""
+"""The bytes after which a pack takes no more records; one batch of entries may exceed them."""
 PACK_BYTES_MAX: Final = 2 << 30
-"""Bytes of a pack at most: ``PACK_BYTES``, and the longest entry that a store can be configured to accept, 1 GiB."""
+"""The most bytes of a pack: ``PACK_BYTES``, and the longest entry that a store can be configured to accept, 1 GiB."""
 
 _MAGIC: Final = b"PYBKBKP1"
 _END_MAGIC: Final = b"PYBKBKE1"
@@ -58,7 +58,7 @@ class Piece(NamedTuple):
 
 
 class LedgerKey(NamedTuple):
-    """What distinguishes a ledger from an earlier one of the same id: ids of deleted ledgers may be given again."""
+    """The identity of a ledger, because the id of a deleted ledger may be given again."""
 
     ledger_id: int
     creation_time_ns: int
@@ -77,8 +77,8 @@ class PackedEntries(NamedTuple):
     Attributes:
         key: The ledger.
         first: The id of the first entry; the others follow without a gap.
-        buffer: Holds the encoded entries, one after the other.
-        offsets: Where each starts, ``(n,)`` int64, bytes.
+        buffer: The encoded entries, one after the other.
+        offsets: The offset of each, ``(n,)`` int64, bytes.
         sizes: The encoded bytes of each, ``(n,)`` int64.
     """
 
@@ -112,7 +112,7 @@ class PackBuilder:
         self._described: LedgerKey | None = None
 
     def add(self, metadata: LedgerMetadata, first: int, batch: EntryBatch) -> None:
-        """Add entries that follow those of the ledger that were added before, if there are any.
+        """Add entries that follow the entries of the ledger that were added before, if any.
 
         Args:
             metadata: The ledger's metadata.

@@ -1,14 +1,15 @@
-"""Removes the oldest runs of a backup, and what only they need.
+"""Removes the oldest runs of a backup, and the packs that only they need.
 
 Theory of operation
 ===================
 
-1. Put a *base*: a manifest with the whole state of the oldest run that is kept, which the chain begins with from then
-   on. It is one step, and the manifests of later runs stay as they are.
-2. For each manifest before it, the oldest first, remove the packs that it names and the chain does not, then itself.
+1. Put a *base*: a manifest with the whole state of the oldest kept run, with which the chain begins from then on. It is
+   one step, and the manifests of later runs stay as they are.
+2. For each earlier manifest, the oldest first, remove the packs that it names and the chain does not, then the
+   manifest.
 
-A stop after step 1 leaves manifests that nothing reads any more; the next removal or the next run of a backup continues
-with step 2. A pack is kept as long as a kept run needs one entry in it.
+A stop after step 1 leaves manifests that are not read any more; the next removal or the next run of the backup
+continues with step 2. A pack is kept as long as a kept run needs one entry in it.
 """
 
 from __future__ import annotations
@@ -46,11 +47,12 @@ class Pruning:
 
     Args:
         target: The backup.
-        keep: How many of the last runs are kept.
-        keep_seconds: Runs are kept that ended at most so long ago, and all after them, whatever the clock said then.
+        keep: The number of last runs that are kept.
+        keep_seconds: The seconds before now in which ended runs are kept; later runs are kept whatever their clocks
+            said.
 
     Raises:
-        UsageError: There is no backup.
+        UsageError: The target has no backup.
         CorruptError: A manifest is damaged or missing.
     """
 
@@ -71,12 +73,12 @@ class Pruning:
         self._dropped = [pack for number, pack in self._chain.packs.items() if number not in needed]
 
     def plan(self) -> PruneReport:
-        """Return what would be removed; nothing is changed."""
+        """Return the report of the removal without making it; nothing is changed."""
         nbytes = sum(pack.nbytes for pack in self._dropped)
         return PruneReport(self._target.where, self._kept, self._removed, len(self._dropped), nbytes)
 
     def run(self) -> PruneReport:
-        """Remove the runs, and whatever stops left in the backup."""
+        """Remove the runs, and the leftovers of interrupted runs."""
         if self._removed:
             put_manifest(self._target, self._base())
         remove_superseded(self._target, existing_chain(self._target))
@@ -85,7 +87,7 @@ class Pruning:
         return self.plan()
 
     def _base(self) -> Manifest:
-        """Return the manifest that replaces that of the oldest run that is kept."""
+        """Return the manifest that replaces that of the oldest kept run."""
         last = self._chain.last
         assert last is not None, "the chain has a run"
         return replace(
@@ -105,7 +107,7 @@ def remove_superseded(target: Target, chain: Chain) -> None:
         try:
             packs = Manifest.decode(target.read(name, MANIFEST_BYTES_MAX), where=f"{target.where}/{name}").packs
         except CorruptError:
-            packs = ()  # no manifest names its packs any more, and the next run of the backup removes those
+            packs = ()  # no manifest names its packs any more; the next run of the backup removes them
         for pack in packs:
             if pack.number not in chain.packs:
                 target.remove(pack_name(pack.number))

@@ -3,18 +3,18 @@
 Theory of operation
 ===================
 
-The store is made in a directory next to the one that was asked for, with the suffix ``.restoring``, and renamed when it
-is complete, durable and closed. So whatever ends a restore leaves either nothing at the path or the whole store; the
-next restore to the same path removes what an interrupted one left.
+The store is made in a directory next to the requested one, with the suffix ``.restoring``, and renamed when it is
+complete, durable and closed. So after a stop the path has either no store or the whole store; the next restore to the
+same path removes the leftovers of an interrupted one.
 
 1. Read the chain of the backup, and check it.
-2. Make the directory with the file ``accepted-loss``: a bookie that starts on it puts all its ledgers in limbo,
-   because it may have acknowledged entries after the backup. The file comes first, because the next restore knows by
-   it what an interrupted one left.
+2. Make the directory with the file ``accepted-loss``: a bookie that starts on it puts all its ledgers in limbo, because
+   it may have acknowledged entries after the backup. The file comes first, because the next restore recognises
+   leftovers by it.
 3. Make an empty store with the id, the salt, the scrypt cost and the named records of the backup, and a new
    incarnation. Its log begins after the last LSN that was backed up.
-4. Append the entries with the bytes that they had, each checked before. Each ledger gets its last metadata when all its
-   entries are there.
+4. Check the entries and append them, byte for byte. Each ledger gets its last metadata when all its entries are
+   durable.
 5. Compare each ledger's end, length and last add confirmed with the backup, close the store, and rename it.
 """
 
@@ -65,8 +65,8 @@ class RestoreReport(NamedTuple):
         unauthenticated: Ledgers whose digests could not be checked, because the right password was not given; the
             checksums of their records were checked.
         ids: For ledgers of a cluster, the new ids by those in the backup.
-        left_out: A sentence for each ledger that is not restored whole: of a cluster, those that could not be; and all
-            that the run could not copy.
+        left_out: A sentence for each ledger that was not restored whole, because the restore or the run of the backup
+            could not copy it.
     """
 
     run: int
@@ -80,17 +80,17 @@ class RestoreReport(NamedTuple):
 
 
 def planned(chain: Chain, ledgers: Collection[KeptLedger]) -> RestoreReport:
-    """Return what a restore of some ledgers of a chain would restore."""
+    """Return the report of a restore of some ledgers of a chain, without making it."""
     entries, nbytes = sum(kept.last + 1 for kept in ledgers), sum(kept.length for kept in ledgers)
     return RestoreReport(chain.runs[-1].run, len(ledgers), entries, nbytes, 0, 0, {}, tuple(chain.left_out.values()))
 
 
 def check_free(path: str) -> None:
-    """Raise UsageError unless a path does not exist, or is an empty directory that another can be renamed to."""
+    """Raise UsageError unless a path does not exist, or is an empty directory that a rename can replace."""
     if os.path.lexists(path) and (not os.path.isdir(path) or os.listdir(path)):
         raise UsageError(f"{path} is not empty; a store is restored to an empty or a new directory, name another path")
     if os.path.ismount(path):
-        raise UsageError(f"{path} is a mount point, which nothing can be renamed to; name a new directory in it")
+        raise UsageError(f"{path} is a mount point, which a rename cannot replace; name a new directory in it")
 
 
 def restore_store(
@@ -131,11 +131,11 @@ def restore_store(
 
 
 def _remove_leftovers(fs: OsFileSystem, staging: str) -> None:
-    """Remove what an interrupted restore left.
+    """Remove the leftovers of an interrupted restore.
 
     Raises:
         StoreLockedError: Another restore is under way.
-        UsageError: Something is there that no restore made; nothing was changed.
+        UsageError: The directory exists and was not made by a restore; nothing was changed.
     """
     if os.path.lexists(staging):
         _check_leftover(staging)
@@ -145,7 +145,7 @@ def _remove_leftovers(fs: OsFileSystem, staging: str) -> None:
 
 
 def _check_leftover(staging: str) -> None:
-    """Raise UsageError unless a restore made what is at a path: its first file is there, or none is yet."""
+    """Raise UsageError unless a restore made a directory: it has the first file of a restore, or no files."""
     if os.path.isdir(staging) and not os.path.islink(staging):
         names = set(os.listdir(staging))
         if ACCEPTED_LOSS in names or names <= {_LOCK, ACCEPTED_LOSS + UNFINISHED}:
@@ -157,7 +157,7 @@ def _check_leftover(staging: str) -> None:
 
 
 def _check_own(fs: OsFileSystem, staging: str, incarnation: int) -> None:
-    """Raise StoreLockedError if another restore, begun at the same moment, has put its store in the place of ours."""
+    """Raise StoreLockedError if a restore that began at the same moment has replaced the store of this one."""
     cookie = read_cookie(fs, staging)
     if cookie is None or cookie.incarnation != incarnation:
         raise StoreLockedError(f"another restore to {staging.removesuffix(SUFFIX)} has begun; wait for its end")
@@ -173,7 +173,7 @@ class _Restore:
         self._staging = staging
         self._progress = progress
         self._open: dict[int, LedgerDescriptor] = {}
-        """Ledgers whose entries are not all there yet."""
+        """The ledgers of which not all entries were appended."""
 
     def run(self) -> RestoreReport:
         fs = OsFileSystem()
@@ -188,7 +188,7 @@ class _Restore:
         except BaseException as error:
             store.close(clean=False)
             if error is store.log.error and isinstance(error.__cause__, OSError):
-                raise OSError(str(error.__cause__)) from error  # its own remedy is for a store that stays
+                raise OSError(str(error.__cause__)) from error  # the remedy of that error is for a store that stays
             raise
         store.close()
         report = planned(self._chain, self._chain.ledgers.values())
@@ -239,7 +239,7 @@ class _Restore:
         return found
 
     def _append(self, store: Store, wanted: WantedEntries) -> None:
-        """Append entries as they are; the last add confirmed of a deferred ledger moves where it was."""
+        """Append entries unchanged, and restore the last add confirmed of a deferred ledger."""
         descriptor, kept = self._descriptor(store, wanted.ledger_id, wanted.kept), wanted.kept
         if descriptor.deferred and wanted.first <= kept.lac <= wanted.last:
             high = kept.lac + 1 - wanted.found.first
@@ -289,7 +289,7 @@ def _stage(store: Store, descriptor: LedgerDescriptor, wanted: WantedEntries) ->
 
 
 def _compare(descriptor: LedgerDescriptor, kept: KeptLedger) -> None:
-    """Raise CorruptError unless a restored ledger is what the backup says."""
+    """Raise CorruptError unless a restored ledger has the end, length and LAC that the backup records."""
     found = (
         descriptor.last_durable,
         descriptor.last_add_confirmed,

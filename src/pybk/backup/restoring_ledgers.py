@@ -1,16 +1,16 @@
 """Restores the ledgers of a cluster from a backup, to a cluster.
 
-The entries are written anew, by writers that the passwords of the ledgers make: a cluster derives the keys of a ledger
-from its own id and salt, and bookies take entries only of a writer that proves the password. So each ledger's password
-is needed, and any cluster will do. The backup's entries are checked with the keys of the cluster that was backed up
+The entries are written again, by writers that have the ledgers' passwords: a cluster derives the keys of a ledger from
+its own id and salt, and bookies take entries only from a writer that proves the password. So each ledger's password is
+needed, and the cluster may be any one. The backup's entries are checked with the keys of the cluster that was backed up
 before they are written with those of the new one.
 
-A ledger gets the id that it had, because lists of ledgers and applications name ledgers by their ids. In a cluster that
-has or had a ledger of the id this is not possible, because ids are given once; then ``new_ids`` takes new ones.
+A ledger gets its former id, because lists of ledgers and applications name ledgers by their ids. A cluster that has or
+had a ledger of the id refuses it, because ids are given once; then ``new_ids`` gives new ones.
 
-Every ledger is closed at its last entry: the writer of one that was open is gone. Ledgers are restored one after the
-other; one that could not be restored whole is deleted again. A restore that was cut off is repeated: ledgers that are
-whole are kept.
+Every ledger is closed at its last entry, because the writer of an open one is gone. Ledgers are restored one after the
+other; one that could not be restored whole is deleted again. An interrupted restore is repeated, and keeps whole
+ledgers.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class LedgersRestore:
 
     Args:
         target: The backup.
-        manager: Connected to the cluster.
+        manager: A manager that is connected to the cluster.
         run: The run to restore; None for the last.
         passwords: The passwords of the ledgers.
         new_ids: Whether ledgers get new ids.
@@ -92,7 +92,7 @@ class LedgersRestore:
         return kept
 
     def plan(self) -> RestoreReport:
-        """Return what would be restored; nothing is written."""
+        """Return the report of a restore without making it; nothing is written."""
         left_out = [text for each in self._ledgers.values() if (text := self._needed(each.decoded()))]
         return planned(self._chain, self._ledgers.values())._replace(left_out=(*self._left_out, *left_out))
 
@@ -107,7 +107,7 @@ class LedgersRestore:
         Raises:
             CorruptError, DigestMismatchError, SealMismatchError: The backup is damaged; the ledgers before the damaged
                 one are restored.
-            NotEnoughBookiesError: There are fewer bookies than a ledger's ensemble takes.
+            NotEnoughBookiesError: The cluster has fewer bookies than a ledger's ensemble takes.
         """
         ids: dict[int, int] = {}
         left_out = [*self._left_out]
@@ -140,12 +140,12 @@ class LedgersRestore:
         return sorted(self._ledgers.items(), key=lambda each: [piece.pack for piece in each[1].pieces[:1]])
 
     def _taken(self, metadata: LedgerMetadata, kept: KeptLedger) -> str | None:
-        """Return "" if a ledger's id is free, None if the whole ledger was restored before, else what is in the way."""
+        """Return "" if a ledger's id is free, None if the whole ledger was restored before, else the error text."""
         ledger_id = metadata.ledger_id
         try:
             found = self._backend.metadata(ledger_id)
         except NoSuchLedgerError:
-            return ""  # a tombstone is noticed when the ledger is created
+            return ""  # the creation of the ledger finds a tombstone
         same = found.creation_time_ns == metadata.creation_time_ns
         if same and (found.state, found.last_entry_id, found.length) == (LedgerState.CLOSED, kept.last, kept.length):
             return None

@@ -1,4 +1,4 @@
-"""What is backed up: a store of this or another process, or the ledgers of a cluster (``cluster_source``)."""
+"""The sources of backups: a store of this or another process, or the ledgers of a cluster (``cluster_source``)."""
 
 from __future__ import annotations
 
@@ -46,24 +46,24 @@ class Cut(NamedTuple):
 
 
 class Source(Protocol):
-    """What is backed up. Threads: one at a time.
+    """The store or cluster that is backed up. Threads: one at a time.
 
     Attributes:
-        has_replicas: Whether an entry that cannot be read was sought on every bookie that should have it; then its
-            ledger is left out, and the run does not end.
+        has_replicas: Whether ``read`` tries every bookie that should have an entry; a ledger that still cannot be read
+            is then left out, and the run does not end.
     """
 
     has_replicas: bool
 
     @property
     def identity(self) -> SourceIdentity:
-        """What it is."""
+        """The identity of the source."""
 
     def cut(self) -> Cut:
         """Return the present state, with everything that was acknowledged before the call."""
 
     def read(self, metadata: LedgerMetadata, first: int, last: int, max_bytes: int) -> EntryBatch:
-        """Return entries ``first`` to at most ``last``, at least one, about ``max_bytes``, from sound records.
+        """Return sound entries from ``first`` to at most ``last``, at least one, about ``max_bytes``.
 
         Raises:
             NoSuchLedgerError: The ledger was deleted.
@@ -75,7 +75,7 @@ class StoreSource:
     """An embedded store or a bookie's directory; see ``Source``.
 
     Args:
-        store: The store: live if this process has it open, read-only otherwise.
+        store: The store; live if this process has it open, read-only otherwise.
     """
 
     has_replicas = False
@@ -99,15 +99,15 @@ class StoreSource:
         return Cut(found.durable_lsn, found.next_ledger_id, found.next_creation_sequence, ledgers, found.named)
 
     def read(self, metadata: LedgerMetadata, first: int, last: int, max_bytes: int) -> EntryBatch:
-        """See ``Source``. Past the page cache, so that a backup does not push out what the application reads."""
+        """See ``Source``; reads bypass the page cache, so that a backup does not evict the application's pages."""
         descriptor = self._store.descriptor(metadata.ledger_id)
         if LedgerKey.of(descriptor.metadata) != LedgerKey.of(metadata):
             raise NoSuchLedgerError(f"ledger {metadata.ledger_id} was deleted, and its id was given again")
         try:
-            # A digest of size 0 has the checksums of whole records checked, also of those without a digest.
+            # A digest of size 0 makes the store check the checksums of whole records, also of those without a digest.
             return self._store.read_batch(descriptor, first, last, max_bytes, digest_bytes=0, direct=True)
         except CorruptError:
             self._store.catch_up()
-            if descriptor.deleted:  # a file that is gone is no damage then
+            if descriptor.deleted:  # then a missing file is not damage
                 raise NoSuchLedgerError(f"ledger {metadata.ledger_id} was deleted") from None
             raise

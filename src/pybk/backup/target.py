@@ -1,7 +1,7 @@
-"""Where backups are kept: a directory, or anything that fsspec reaches.
+"""The places of backups: a directory, or any file system of fsspec.
 
-A target is a flat set of files with names. Each is put whole and never changed: after a stop a file has its content, or
-is missing. ``fsspec_target`` has the implementation over fsspec.
+A target is a flat set of named files. Each is put whole and never changed: after a stop a file has its content, or is
+missing. ``fsspec_target`` has the implementation over fsspec.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pybk.storage.io.failures import IrregularFileError, is_full
 from pybk.storage.io.filesystem import Lock, OsFileSystem, open_regular, replace_file
 
 UNFINISHED: Final = ".tmp"
-"""The end of the names of files that are being put."""
+"""The suffix of the names of files that are being put."""
 
 _LOCK: Final = "LOCK"
 _MOVE_AWAY: Final = "move it away and restore the file from another copy of the backup"
@@ -40,24 +40,24 @@ class Target(Protocol):
         """Return the names of its files, sorted; none for a target that does not exist."""
 
     def unfinished(self) -> list[str]:
-        """Return the names of files that a stop left, or that are being put now."""
+        """Return the names of files that a stop left unfinished, or that are being put now."""
 
     def read(self, name: str, bytes_max: int) -> bytes:
-        """Return a file; CorruptError if it does not exist, or is larger than a sound file can be."""
+        """Return a file; raise CorruptError if it does not exist, or is larger than a sound file can be."""
 
     def put(self, name: str, data: bytes) -> None:
-        """Write a new file; durable on return, as far as the target says.
+        """Write a new file, durable on return as far as the target promises.
 
         Raises:
-            StorageRefusedError: There is a file of this name: another process writes to the backup.
-            StorageFullError, StorageFailedError: There is no such file now.
+            StorageRefusedError: A file of this name exists, because another process writes to the backup.
+            StorageFullError, StorageFailedError: The file does not exist.
         """
 
     def remove(self, name: str) -> None:
-        """Remove a file; does nothing if there is none."""
+        """Remove a file, if it exists."""
 
     def close(self) -> None:
-        """Release it."""
+        """Release the target."""
 
 
 class DirectoryTarget:
@@ -65,7 +65,7 @@ class DirectoryTarget:
 
     Args:
         path: The directory.
-        writes: Whether a backup is made: then the directory is made if it is missing, and locked.
+        writes: Whether a backup is made; then a missing directory is made, and the directory is locked.
 
     Raises:
         UsageError: The path is that of a file.
@@ -150,14 +150,14 @@ class DirectoryTarget:
 
 
 def missing(where: str) -> CorruptError:
-    """Return the error of a file that should be there."""
+    """Return the error for a missing file."""
     return CorruptError(
         f"{where}: a file of the backup is missing; restore it from another copy of the backup", path=where
     )
 
 
 def another_writes(where: str) -> StorageRefusedError:
-    """Return the error of a new file that is there already."""
+    """Return the error for a new file that exists already."""
     return StorageRefusedError(
         f"{where} has appeared meanwhile: another process writes to this backup; run the command again when it is done"
     )
@@ -174,7 +174,7 @@ def check_size(where: str, nbytes: int, bytes_max: int) -> None:
 
 
 def target_error(error: Exception, doing: str) -> StorageError:
-    """Return the pybk error for a failure of a target; what libraries say of it may have the URL with its password."""
+    """Return the pybk error for a failure of a target, without the password that a library's message may have."""
     said = without_credentials(str(error))
     if is_full(error):
         return StorageFullError(

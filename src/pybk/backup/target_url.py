@@ -18,7 +18,7 @@ def open_target(target: str, *, writes: bool, storage_options: Mapping[str, Any]
     Args:
         target: A directory, or a URL of fsspec.
         writes: Whether a backup is made there.
-        storage_options: As fsspec takes them for the URL.
+        storage_options: The options of fsspec for the URL.
 
     Raises:
         UsageError: The target cannot be used, or fsspec is not installed.

@@ -24,13 +24,13 @@ class BackupCheckReport(NamedTuple):
 
     Attributes:
         problems: A sentence for each problem; none for a sound backup.
-        source: What is backed up: its kind and id.
+        source: The kind and id of the store or cluster that is backed up.
         runs: The runs, the oldest first.
-        ledgers: Ledgers that were checked: those of the last run, and those that only earlier ones have.
+        ledgers: Ledgers that were checked: those of the last run, and those that only earlier runs have.
         entries: Their entries.
         unauthenticated: Ledgers whose digests could not be checked, because the right password was not given; the
             checksums of their records were checked.
-        left_out: A sentence for each ledger that the last run could not copy, or not whole.
+        left_out: A sentence for each ledger that the last run could not copy, or only in part.
     """
 
     problems: tuple[str, ...]
@@ -43,7 +43,7 @@ class BackupCheckReport(NamedTuple):
 
     @property
     def complete(self) -> bool:
-        """Whether every entry's authentication code was checked."""
+        """True if every entry's authentication code was checked."""
         return not self.unauthenticated
 
 
@@ -53,7 +53,7 @@ class WantedEntries(NamedTuple):
     Attributes:
         ledger_id: The ledger.
         kept: The ledger as of the chain's run.
-        found: The record that holds them, and maybe others.
+        found: The record that holds them, and maybe other entries.
         low: The number of the first of them in the record.
         high: The number after the last.
     """
@@ -76,11 +76,11 @@ class WantedEntries(NamedTuple):
 
 
 class ChainReader:
-    """Reads the entries of a chain, in the order of its packs, so that those of each ledger come in order.
+    """Reads the entries of a chain in the order of its packs, which keeps the entries of each ledger in order.
 
     Args:
         chain: The chain.
-        target: Where its packs are.
+        target: The target with its packs.
     """
 
     def __init__(self, chain: Chain, target: Target) -> None:
@@ -107,7 +107,7 @@ class ChainReader:
         wanted = []
         pieces = self._wanted[number]
         for found in self._chain.read_pack(self._target, number):
-            for piece in pieces.get(found.key, ()):  # none for a ledger that is gone
+            for piece in pieces.get(found.key, ()):  # empty for a ledger that is gone
                 first, last = max(piece.first, found.first), min(piece.last, found.last)
                 if first <= last:
                     low, high = first - found.first, last + 1 - found.first
@@ -116,27 +116,27 @@ class ChainReader:
 
 
 class EntriesCheck:
-    """Checks the entries that a ``ChainReader`` returns, and that they are all.
+    """Checks the entries that a ``ChainReader`` returns, and that none is missing.
 
     Args:
         chain: The chain.
         passwords: The known passwords.
 
     Attributes:
-        entries: How many were checked.
+        entries: The number of checked entries.
     """
 
     def __init__(self, chain: Chain, passwords: Passwords) -> None:
         source = _source_of(chain)
         self._checks = LedgerChecks(source, passwords)
         self._open: dict[LedgerKey, LedgerCheck] = {}
-        """The ledgers whose entries are not all there yet, although one is."""
+        """The ledgers of which some but not all entries were added."""
         self._expected = {
             LedgerKey.of(kept.decoded()): (0, kept.last)
             for kept in (*chain.earlier, *chain.ledgers.values())
             if kept.last >= 0
         }
-        """The next and the last entry of the ledgers whose entries are not all there yet."""
+        """The next and the last entry of the ledgers of which not all entries were added."""
         self._is_store = source.kind == STORE
         self._before: dict[LedgerKey, list[KeptLedger]] = {}
         """The states of ledgers in earlier runs, by ascending last entry."""
@@ -186,10 +186,10 @@ class EntriesCheck:
         self._finish(self._checks.of(kept.decoded(), 0), kept)
 
     def _finish(self, check: LedgerCheck, kept: KeptLedger) -> None:
-        """Check that a ledger with these entries becomes what the backup says of it.
+        """Check that the end and metadata of a ledger with these entries are those that the backup records.
 
         Raises:
-            CorruptError, SealMismatchError: It becomes something else.
+            CorruptError, SealMismatchError: They differ.
         """
         metadata = kept.decoded()
         check.finish(kept.last, kept.length, metadata)
@@ -205,7 +205,7 @@ class EntriesCheck:
             raise CorruptError(f"ledger {metadata.ledger_id}: the backup has metadata that no version of pybk writes")
 
     def lacking(self) -> dict[LedgerKey, CorruptError]:
-        """Return an error for each ledger of which entries did not come."""
+        """Return an error for each ledger with missing entries."""
         return {key: _lacking(key.ledger_id, *expected) for key, expected in self._expected.items()}
 
 
@@ -264,8 +264,8 @@ def verify_target(target: Target, passwords: Passwords, progress: Progress) -> B
     """Verify all runs of a backup; a problem of one pack or ledger does not end the verification.
 
     Raises:
-        UsageError: There is no backup.
-        CorruptError: A manifest is damaged, so that it is unknown what the backup should hold.
+        UsageError: The target has no backup.
+        CorruptError: A manifest is damaged, so that the content of the backup is unknown.
     """
     chain = existing_chain(target, collects_earlier=True)
     verification = _Verification(chain, target, passwords)

@@ -155,5 +155,5 @@ def _decode(path: str, number: int, line: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise CorruptError(f"{path}, line {number}: {error}; take another copy of the file") from error
     if not isinstance(values, dict):
-        raise CorruptError(f"{path}, line {number} is no JSON object; take another copy of the file")
+        raise CorruptError(f"{path}, line {number} is not a JSON object; take another copy of the file")
     return values

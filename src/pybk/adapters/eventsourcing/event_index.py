@@ -1,4 +1,4 @@
-"""Where the events of each originator are in the log."""
+"""The places of each originator's events in the log."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from pybk.adapters.eventsourcing.event_record import Originator
 
 _MAGIC: Final = b"pybkidx1"
 _COUNTS: Final = struct.Struct("<QQ")
-"""How many upstream applications and originators follow."""
+"""The numbers of upstream applications and of originators that follow."""
 _POSITION: Final = struct.Struct("<Hq")
-"""Bytes of an upstream application's name, the last notification of it that was processed."""
+"""The bytes of an upstream application's name, and its last notification that was processed."""
 _ORIGINATOR: Final = struct.Struct("<BHQ")
-"""Whether its id is a UUID, the id's bytes, its events."""
+"""A flag whether the originator's id is a UUID, the id's bytes, and the number of its events."""
 _PAIR_BYTES: Final = 16
 
 
@@ -35,7 +35,7 @@ class EventIndex:
     def __init__(self) -> None:
         self.positions: dict[str, int] = {}
         self._pairs: dict[Originator, array[int]] = {}
-        """Of each originator versions and log sequence numbers, alternately, in the order of versions."""
+        """The versions and log sequence numbers of each originator, alternately, in the order of versions."""
 
     def __contains__(self, event: tuple[Originator, int]) -> bool:
         """Return whether an originator has a version."""
@@ -44,7 +44,7 @@ class EventIndex:
         return pairs is not None and version <= pairs[-2] and pairs[2 * _place(pairs, version)] == version
 
     def add(self, originator: Originator, version: int, lsn: int) -> None:
-        """Add an event, unless it is there."""
+        """Add an event, unless the index has it."""
         pairs = self._pairs.get(originator)
         if pairs is None:
             self._pairs[originator] = array("q", (version, lsn))
@@ -55,7 +55,7 @@ class EventIndex:
             pairs[at:at] = array("q", (version, lsn))
 
     def remove(self, originator: Originator, version: int) -> None:
-        """Remove an event, if it is there."""
+        """Remove an event, if the index has it."""
         if (originator, version) in self:
             pairs = self._pairs[originator]
             at = 2 * _place(pairs, version)
@@ -69,7 +69,7 @@ class EventIndex:
             self.positions[application_name] = notification_id
 
     def lsns(self, originator: Originator, gt: int | None, lte: int | None) -> list[int]:
-        """Return where the versions after ``gt`` up to ``lte`` are, in the order of versions; None for no limit."""
+        """Return the log sequence numbers of the versions after ``gt`` up to ``lte``, in order; None for no limit."""
         pairs = self._pairs.get(originator)
         if pairs is None:
             return []
@@ -118,7 +118,7 @@ def _place(pairs: array[int], version: int) -> int:
 
 
 def _little_endian(pairs: array[int]) -> array[int]:
-    """Return numbers in little-endian order, or those numbers in this machine's."""
+    """Return numbers converted between this machine's byte order and little-endian order."""
     if sys.byteorder == "big":
         pairs = array("q", pairs)
         pairs.byteswap()

@@ -3,18 +3,19 @@
 Theory of operation
 ===================
 
-**The log is the notification log.** Each record is an event, and its log sequence number is its notification id: from 1
-up, without gaps, and no lower one appears after a higher one was seen. An insert is one transaction of the log.
+**The log is the notification log.** Each record is an event, and its log sequence number is its notification id. These
+begin with 1 and have no gaps, and no lower one appears after a higher one was seen. An insert is one transaction of the
+log.
 
-**Conflicts** are found in the index, under the lock under which the insert is staged; waiting for durability happens
-outside of it, so that threads share commits. An event that is staged conflicts with others at once, and is read when it
-is durable: ``_durable`` moves from the end of one transaction to the end of another.
+**Conflicts** are found in the index, under the lock under which the insert is staged. Threads wait for durability
+without the lock, so that they share commits. A staged event conflicts with others at once, and can be read when it is
+durable: ``_durable`` moves from the end of one transaction to the end of another.
 
 **Errors.** If an insert fails, its events may be in the log or not. They leave the index, and before the next insert
-the index is brought up to date with the log: ``_refresh``. If the log itself has failed, that fails, too.
+``_refresh`` brings the index up to date with the log. If the log itself has failed, ``_refresh`` fails, too.
 
 **Restart.** The index is read from a checkpoint of the log, which drops no records, and brought up to date by a replay
-of those after it. It is derived: without a checkpoint that can be read, all records are replayed.
+of the later records. It is derived: without a readable checkpoint, all records are replayed.
 """
 
 from __future__ import annotations
@@ -36,10 +37,10 @@ from pybk.streams.wal import WriteAheadLog
 logger = logging.getLogger(__name__)
 
 CHECKPOINT_EVENTS: Final = 50_000
-"""Events after which the index is written at the earliest; a restart replays them in some 0.2 seconds."""
+"""The least events after which the index is written; a restart replays them in some 0.2 seconds."""
 
 _CHECKPOINT_PART: Final = 4
-"""The index is written when the log has grown by one part in so many, so that the writing stays in proportion."""
+"""The inverse of the growth of the log after which the index is written, so that the writing stays in proportion."""
 
 
 class EventLog:
@@ -47,7 +48,7 @@ class EventLog:
 
     Args:
         wal: The log, open for writing; nothing else writes to it.
-        owner: What closes it, which must not be collected before.
+        owner: The object that closes the log; it is kept alive until then.
 
     Threads: any. Inserts of all threads share syncs.
     """
@@ -56,14 +57,14 @@ class EventLog:
         self._wal = wal
         self._owner = owner
         self._changed = threading.Condition()
-        """Guards everything below; notified when ``_in_flight`` or ``_paused`` changes."""
+        """The lock of all attributes below; notified when ``_in_flight`` or ``_paused`` changes."""
         self._index, self._covered = self._loaded()
         self._durable = self._covered
-        """The last event that is read: the end of a transaction."""
+        """The last event that can be read, which is the end of a transaction."""
         self._in_flight = 0
         """Inserts that are staged and not durable yet."""
         self._paused = False
-        """Whether inserts have to wait, because a thread waits for those in flight."""
+        """True if inserts have to wait, because a thread waits for those in flight."""
         self._stale_from: int | None = self._durable + 1
         """The first event of the log that the index may lack; None if it lacks none."""
         self._listeners: set[threading.Event] = set()
@@ -77,7 +78,7 @@ class EventLog:
     # ---- the index -----------------------------------------------------------------------------------------------
 
     def _loaded(self) -> tuple[EventIndex, int]:
-        """Return the index of the newest checkpoint and the last event that it covers; an empty one without any."""
+        """Return the index of the newest checkpoint and the last event that it covers; an empty index without one."""
         try:
             checkpoint = self._wal.latest_checkpoint()
         except CorruptError as error:
@@ -105,7 +106,7 @@ class EventLog:
 
     @contextmanager
     def _at_rest(self) -> Iterator[None]:
-        """Do something while no insert is under way; the caller holds the lock."""
+        """Run the block while no insert is under way; the caller holds the lock."""
         self._paused = True
         try:
             while self._in_flight:
@@ -116,7 +117,7 @@ class EventLog:
             self._changed.notify_all()
 
     def _refresh(self, first: int) -> None:
-        self._wal.sync()  # because an interrupted insert may be on its way
+        self._wal.sync()  # because an interrupted insert may be under way
         last = self._wal.durable_lsn
         for record in self._wal.replay(first, last):
             event = decode_event(record.data)
@@ -127,7 +128,7 @@ class EventLog:
         self._stale_from = None
 
     def _checkpoint_if_due(self) -> None:
-        """Write the index if the log has grown enough; it is derived, so failing does no harm."""
+        """Write the index if the log has grown enough; a failure does no harm, because the index is derived."""
         with self._changed:
             while self._paused:
                 self._changed.wait()
@@ -147,11 +148,11 @@ class EventLog:
     # ---- inserting -----------------------------------------------------------------------------------------------
 
     def insert(self, events: Sequence[StoredEvent], tracking: Tracking | None = None) -> list[int]:
-        """Insert events and what they track, all or nothing; returns their notification ids once they are durable.
+        """Insert events and a tracked position, all or nothing; return the notification ids once they are durable.
 
         Args:
-            events: At least one.
-            tracking: Is tracked with them.
+            events: The events, at least one.
+            tracking: The position that is tracked with them.
 
         Raises:
             IntegrityError: An originator has one of the versions; nothing was inserted.
@@ -163,7 +164,7 @@ class EventLog:
             self._await_turn()
             self._check_new(events)
             before = self._durable
-            self._stale_from = before + 1  # until all is in the index, because an interrupt may come in between
+            self._stale_from = before + 1  # until all events are in the index, because an interrupt may come in between
             future = self._wal.append_many_async(payloads)
             first = self._wal.last_lsn - len(events) + 1
             for lsn, event in enumerate(events, first):
@@ -197,18 +198,18 @@ class EventLog:
             new.add(event)
 
     def _withdraw(self, events: Sequence[StoredEvent], before: int) -> None:
-        """Remove events from the index whose insert failed; the log may have them, as ``_refresh`` finds out.
+        """Remove the events of a failed insert from the index; ``_refresh`` finds out whether the log has them.
 
         Args:
             events: The events.
-            before: An event that is before them; of those that follow it, others may have become durable since.
+            before: An event before them; other events that follow it may have become durable since.
         """
         for event in events:
             self._index.remove(originator_of(event.originator_id), event.originator_version)
         self._stale_from = before + 1 if self._stale_from is None else min(self._stale_from, before + 1)
 
     def _take_durable(self, lsn: int, tracking: Tracking | None) -> None:
-        """Have events be read up to one."""
+        """Make the events up to one readable."""
         self._durable = max(self._durable, lsn)
         if tracking is not None:
             self._index.track(tracking.application_name, tracking.notification_id)
@@ -218,12 +219,12 @@ class EventLog:
     # ---- reading -------------------------------------------------------------------------------------------------
 
     def position(self, application_name: str) -> int | None:
-        """Return the last notification of an upstream application that was tracked with events; None for none."""
+        """Return the last notification of an upstream application that was tracked with events; None without one."""
         with self._changed:
             return self._index.positions.get(application_name)
 
     def last(self) -> int | None:
-        """Return the last notification id; None if there is none."""
+        """Return the last notification id; None without events."""
         with self._changed:
             return self._durable or None
 
@@ -262,11 +263,11 @@ class EventLog:
         return found
 
     def listen(self, listener: threading.Event) -> None:
-        """Set an event whenever there may be more notifications, until ``unlisten``."""
+        """Set an event whenever new notifications may exist, until ``unlisten``."""
         with self._changed:
             self._listeners.add(listener)
 
     def unlisten(self, listener: threading.Event) -> None:
-        """Leave an event alone from now on."""
+        """Stop setting an event."""
         with self._changed:
             self._listeners.discard(listener)

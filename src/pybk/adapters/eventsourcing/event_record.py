@@ -15,15 +15,15 @@ Originator: TypeAlias = bytes | str
 
 _FORMAT: Final = 1
 _HEADER: Final = struct.Struct("<BBHHq")
-"""Format, flags, bytes of the originator id and of the topic, version."""
+"""The format, the flags, the bytes of the originator id and of the topic, and the version."""
 _TRACKING: Final = struct.Struct("<Hq")
-"""Bytes of the application's name, notification id."""
+"""The bytes of the application's name, and the notification id."""
 
 
 _UUID: Final = 1
-"""Flag: the originator id is a UUID."""
+"""The flag of an originator id that is a UUID."""
 _TRACKED: Final = 2
-"""Flag: the position in an upstream application comes before the state."""
+"""The flag of a position in an upstream application, which comes before the state."""
 
 
 class EventRecord(NamedTuple):
@@ -33,7 +33,7 @@ class EventRecord(NamedTuple):
         originator: Its originator id, as an index has it.
         version: Its originator version.
         topic: Its topic.
-        tracking: What was tracked in its transaction; None for nothing, and in all but the first event.
+        tracking: The position that was tracked in its transaction; None for none, and in all events except the first.
         state: Its state.
     """
 
@@ -45,20 +45,20 @@ class EventRecord(NamedTuple):
 
     @property
     def originator_id(self) -> UUID | str:
-        """Its originator id, as the application gave it."""
+        """The originator id, as the application gave it."""
         return UUID(bytes=self.originator) if isinstance(self.originator, bytes) else self.originator
 
     def stored_event(self) -> StoredEvent:
-        """Return it as an aggregate's repository takes it."""
+        """Return the event in the form for an aggregate's repository."""
         return StoredEvent(self.originator_id, self.version, self.topic, self.state)
 
     def notification(self, lsn: int) -> Notification:
-        """Return it as followers take it; its id is its log sequence number."""
+        """Return the event as a notification, whose id is its log sequence number."""
         return Notification(self.originator_id, self.version, self.topic, self.state, lsn)
 
 
 def originator_of(originator_id: UUID | str) -> Originator:
-    """Return an originator id as an index has it."""
+    """Return an originator id in the form of an index."""
     return originator_id.bytes if isinstance(originator_id, UUID) else originator_id
 
 
@@ -67,7 +67,7 @@ def encode_event(event: StoredEvent, tracking: Tracking | None = None) -> bytes:
 
     Args:
         event: The event.
-        tracking: Is tracked by its transaction; for the first event of it.
+        tracking: The position that its transaction tracks; only for the first event of the transaction.
 
     Raises:
         DataError: A text or number does not fit.

@@ -31,18 +31,18 @@ from pybk.manager.ledger_manager import LedgerManager
 from pybk.streams.wal import WriteAheadLog
 
 STORE: Final = "PYBK_STORE"
-"""Setting: the directory of a store, or the metadata URL of a cluster."""
+"""The setting of the directory of a store, or the metadata URL of a cluster."""
 LOG: Final = "PYBK_LOG"
-"""Setting: the first part of the names of the application's logs; by default the application's name."""
+"""The setting of the first part of the names of the application's logs; by default the application's name."""
 INSECURE: Final = "PYBK_INSECURE"
-"""Setting: do without a password or secret."""
+"""The setting to do without a password or secret."""
 
 T = TypeVar("T", EventLog, TrackingLog)
 R = TypeVar("R")
 
 
 class _Store:
-    """A store or cluster that factories of this process share, and the logs of it that they have opened."""
+    """A store or cluster that factories of this process share, and the logs that they have opened in it."""
 
     def __init__(self, where: str, cluster_secret: bytes | None) -> None:
         if "://" in where:
@@ -50,13 +50,13 @@ class _Store:
         else:
             self._manager = LedgerManager.open(where)
         self.users = WeakSet[PybkFactory]()
-        """Factories that use it and were not closed."""
+        """The factories that use it and were not closed."""
         self._lock = threading.Lock()
         self._logs: dict[str, tuple[EventLog | TrackingLog, Credentials]] = {}
-        """By name, with their passwords or secrets."""
+        """The logs by name, with their passwords or secrets."""
 
     def log(self, name: str, kind: Callable[[WriteAheadLog, object], T], given: Credentials, *, insecure: bool) -> T:
-        """Return a log; open it if needed."""
+        """Return a log, and open it if needed."""
         with self._lock:
             if name not in self._logs:
                 wal = WriteAheadLog.open(
@@ -174,6 +174,6 @@ class PybkFactory(InfrastructureFactory[PybkTrackingRecorder]):
         return chosen(self._log("tracking", TrackingLog))
 
     def process_recorder(self) -> ProcessRecorder:
-        """Return the recorder of an application that processes events of others."""
+        """Return the recorder of an application that processes other applications' events."""
         chosen = self._class(self.PROCESS_RECORDER_TOPIC, PybkProcessRecorder)
         return chosen(self._log("events", EventLog), self._log("tracking", TrackingLog))

@@ -51,13 +51,13 @@ class PybkAggregateRecorder(AggregateRecorder):
         self._events = events
 
     def insert_events(self, stored_events: Sequence[StoredEvent], **kwargs: Any) -> Sequence[int] | None:
-        """Insert events, all or nothing; returns None.
+        """Insert events, all or nothing; return None.
 
         Raises:
-            IntegrityError: There is an event of that originator with that version; nothing was inserted.
+            IntegrityError: The originator has an event with that version; nothing was inserted.
             DataError: An event cannot be encoded or is too long; nothing was inserted.
-            OperationalError: The log failed; its ``__cause__`` is the error of pybk, whose ``outcome_unknown`` answers
-                whether the events may have been inserted all the same.
+            OperationalError: The log failed; its ``__cause__`` is the error of pybk, whose ``outcome_unknown`` says
+                whether the events may have been inserted nevertheless.
 
         Durability: On return they are on disk; in a cluster, on the disks of an ack quorum.
         """
@@ -92,7 +92,7 @@ class PybkApplicationRecorder(PybkAggregateRecorder, ApplicationRecorder):
     """
 
     def insert_events(self, stored_events: Sequence[StoredEvent], **kwargs: Any) -> Sequence[int] | None:
-        """Insert events as ``PybkAggregateRecorder`` does; returns their notification ids, which are consecutive."""
+        """Insert events as ``PybkAggregateRecorder`` does; return their notification ids, which are consecutive."""
         return self._insert_events(stored_events, **kwargs)
 
     def select_notifications(
@@ -110,7 +110,7 @@ class PybkApplicationRecorder(PybkAggregateRecorder, ApplicationRecorder):
             return self._events.notifications(first, limit, stop, topics)
 
     def max_notification_id(self) -> int | None:
-        """Return the last notification id; None if there is none."""
+        """Return the last notification id; None without events."""
         return self._events.last()
 
     def subscribe(self, gt: int | None = None, topics: Sequence[str] = ()) -> Subscription[ApplicationRecorder]:
@@ -118,11 +118,11 @@ class PybkApplicationRecorder(PybkAggregateRecorder, ApplicationRecorder):
         return PybkSubscription(self, gt, topics)
 
     def listen(self, listener: threading.Event) -> None:
-        """Set an event whenever there may be more notifications, until ``unlisten``."""
+        """Set an event whenever new notifications may exist, until ``unlisten``."""
         self._events.listen(listener)
 
     def unlisten(self, listener: threading.Event) -> None:
-        """Leave an event alone from now on."""
+        """Stop setting an event."""
         self._events.unlisten(listener)
 
 
@@ -153,7 +153,7 @@ class PybkTrackingRecorder(TrackingRecorder):
         self._tracking = tracking
 
     def insert_tracking(self, tracking: Tracking) -> None:
-        """Record a position; returns when it is durable.
+        """Record a position, and return when it is durable.
 
         Raises:
             IntegrityError: It is not after the one before; nothing was recorded.
@@ -163,16 +163,16 @@ class PybkTrackingRecorder(TrackingRecorder):
             self._tracking.insert(tracking)
 
     def max_tracking_id(self, application_name: str) -> int | None:
-        """Return the last position in an upstream application; None if there is none."""
+        """Return the last position in an upstream application; None without one."""
         return self._tracking.position(application_name)
 
 
 class PybkProcessRecorder(PybkTrackingRecorder, PybkApplicationRecorder, ProcessRecorder):
     """Records events with the position in the upstream application that they result from, in one transaction.
 
-    A position without events goes to a log of its own, so that notification ids have no gaps, and so that it can be
-    dropped when the next one is recorded. Positions in one upstream application are recorded one after the other: none
-    survives a crash that one before it does not.
+    A position without events goes to a log of its own, so that notification ids have no gaps, and the position can be
+    dropped when the next one is recorded. Positions in one upstream application are recorded one after the other, so
+    none survives a crash that an earlier one does not survive.
 
     Args:
         events: The log of its events.
@@ -185,7 +185,7 @@ class PybkProcessRecorder(PybkTrackingRecorder, PybkApplicationRecorder, Process
         PybkApplicationRecorder.__init__(self, events)
         PybkTrackingRecorder.__init__(self, tracking)
         self._turns: dict[str, threading.Lock] = {}
-        """By upstream application; held until its position is durable."""
+        """A lock for each upstream application, held until its position is durable."""
 
     def _insert_events(
         self, stored_events: Sequence[StoredEvent], *, tracking: Tracking | None = None, **kwargs: Any
@@ -206,6 +206,6 @@ class PybkProcessRecorder(PybkTrackingRecorder, PybkApplicationRecorder, Process
         self._insert_events([], tracking=tracking)
 
     def max_tracking_id(self, application_name: str) -> int | None:
-        """Return the last position in an upstream application; None if there is none."""
+        """Return the last position in an upstream application; None without one."""
         positions = self._events.position(application_name), self._tracking.position(application_name)
         return max((each for each in positions if each is not None), default=None)

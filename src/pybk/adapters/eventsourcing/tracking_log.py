@@ -15,7 +15,7 @@ from pybk.streams.wal import WriteAheadLog
 logger = logging.getLogger(__name__)
 
 CHECKPOINT_RECORDS: Final = 10_000
-"""Records after which the positions are written as a checkpoint, which drops the records before it."""
+"""The records after which the positions are written as a checkpoint, which drops the earlier records."""
 
 
 class TrackingLog:
@@ -24,7 +24,7 @@ class TrackingLog:
     Args:
         wal: The log, open for writing; nothing else writes to it. Each record is a pair in JSON, of an application's
             name and a notification id.
-        owner: What closes it, which must not be collected before.
+        owner: The object that closes the log; it is kept alive until then.
 
     Threads: any, one append at a time.
     """
@@ -50,11 +50,11 @@ class TrackingLog:
             self._positions[application_name] = notification_id
 
     def position(self, application_name: str) -> int | None:
-        """Return the last notification of an upstream application that was tracked here; None for none."""
+        """Return the last notification of an upstream application that was tracked in this log; None without one."""
         return self._positions.get(application_name)
 
     def insert(self, tracking: Tracking) -> None:
-        """Track a position; returns when it is durable.
+        """Track a position, and return when it is durable.
 
         Raises:
             IntegrityError: The position is not after the one before; nothing was inserted.
