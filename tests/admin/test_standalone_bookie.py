@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import faulthandler
 import json
 import logging
 import os
@@ -215,7 +214,7 @@ def test_a_reload_reads_the_tokens_that_were_named_at_the_start(tmp_path: Path, 
 @pytest.fixture
 def own_signals() -> Iterator[None]:
     """Gives this process back what a service takes over."""
-    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
     handlers, interval = [signal.getsignal(number) for number in numbers], sys.getswitchinterval()
     logger = logging.getLogger("pybk")
     level = logger.level
@@ -224,7 +223,6 @@ def own_signals() -> Iterator[None]:
     finally:
         for number, handler in zip(numbers, handlers, strict=True):
             signal.signal(number, handler)
-        faulthandler.unregister(signal.SIGUSR1)
         sys.setswitchinterval(interval)
         logger.setLevel(level)
 

@@ -1,4 +1,10 @@
-"""The signals of a service: SIGTERM and SIGINT end it, SIGHUP has it read files again, SIGUSR1 writes its stacks."""
+"""The signals of a service: SIGTERM and SIGINT end it, SIGHUP has it read files again, SIGUSR1 writes its stacks.
+
+The stacks are written by a handler of Python's, so the main thread holds the interpreter's lock and no other thread
+runs meanwhile. ``faulthandler.register`` needs no lock and reads the frames of threads that run, which can end the
+process with SIGSEGV. The price is that the main thread has to return to the interpreter: while it is in a call of C
+that does not end, SIGUSR1 writes nothing. SIGABRT writes the stacks even then, and ends the process.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +19,8 @@ from typing import Final
 _LOOK_SECONDS: Final = 1.0
 """A signal that arrives just before a call blocks is noticed when the call returns: handlers run between calls."""
 
+_STANDARD_ERROR: Final = 2
+
 STOPS: Final = frozenset({signal.SIGTERM, signal.SIGINT})
 
 
@@ -23,7 +31,7 @@ class Signals:
         self._arrived: SimpleQueue[int] = SimpleQueue()  # its put() may interrupt its get()
         for number in (*STOPS, signal.SIGHUP):
             signal.signal(number, lambda number, _: self._arrived.put(number))
-        faulthandler.register(signal.SIGUSR1, all_threads=True)
+        signal.signal(signal.SIGUSR1, lambda *_: faulthandler.dump_traceback(_STANDARD_ERROR, all_threads=True))
         if not faulthandler.is_enabled():
             faulthandler.enable()  # for SIGABRT, by which systemd's watchdog ends a process
 

@@ -135,7 +135,7 @@ def main() -> int:
     parser.add_argument("--replace", action="store_true")
     parsed = parser.parse_args()
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
-    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    signal.signal(signal.SIGUSR1, lambda *_: faulthandler.dump_traceback(all_threads=True))
     for owner, name, value in SCALED:
         assert hasattr(owner, name), name
         setattr(owner, name, value)

@@ -1,0 +1,58 @@
+"""The signals of a service: SIGUSR1 writes the stacks of threads that run, and does no harm."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Final
+
+from tests.waiting import WAIT_S, wait_until
+
+SIGNALS: Final = 300
+PAUSE_S: Final = 0.002
+
+PROGRAM: Final = """
+import itertools
+import sys
+import threading
+from pybk.admin.signals import STOPS, Signals
+
+def descend(frames):
+    return [descend(frames - 1) for _ in range(1)] if frames else []
+
+def work():
+    for number in itertools.count():
+        eval(compile("[descend(frames) for frames in (3, 30, 200)]", f"code {number}", "eval"), globals())
+
+sys.setswitchinterval(0.0001)
+signals = Signals()
+for _ in range(6):
+    threading.Thread(target=work, daemon=True).start()
+print("works", flush=True)
+while signals.wait() not in STOPS:
+    pass
+"""
+
+
+def test_a_service_whose_threads_run_survives_the_writing_of_its_stacks(tmp_path: Path) -> None:
+    written = tmp_path / "stacks"
+    with (
+        open(written, "wb") as stacks,
+        subprocess.Popen([sys.executable, "-c", PROGRAM], stdout=subprocess.PIPE, stderr=stacks) as process,
+    ):
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"works\n"
+            for number in range(SIGNALS):
+                assert process.poll() is None, f"it ended after {number} signals"
+                process.send_signal(signal.SIGUSR1)
+                time.sleep(PAUSE_S)
+            wait_until(lambda: b"Current thread" in written.read_bytes())
+            assert b"in descend" in written.read_bytes()
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(WAIT_S) == 0
+        finally:
+            process.kill()
