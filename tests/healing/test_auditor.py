@@ -137,10 +137,23 @@ def test_a_stuck_mark_is_tried_again_when_its_bookies_have_changed_or_an_hour_la
         assert led.step(Tick()) == [ChangeMark(stuck, RepairState.QUEUED)]
 
 
+def denied(checked_ns: int) -> ReplicaChecked:
+    """Return the check of a bookie that denies an entry of its ledger."""
+    return ReplicaChecked(1, bookie(2), checked_ns, Check.MISSING, 5)
+
+
+def test_the_times_of_checks_count_and_not_those_at_which_their_results_arrive() -> None:
+    led = Led(bookies=4)
+    first, early, second = (denied(led.now_ns + each) for each in (0, SUSPICION_NS - 1, SUSPICION_NS))
+    for check, marked in ((first, []), (early, []), (second, [RepairReason.MISSING])):
+        led.now_ns += SUSPICION_NS if check is early else 0  # the first two results are far enough apart
+        asked = [each for each in led.step(check) if isinstance(each, PublishMark)]
+        assert [each.reason for each in asked if each.key == MarkKey(1, bookie(2))] == marked
+
+
 def test_what_was_found_at_a_bookie_that_lost_its_place_is_forgotten() -> None:
     led = Led(bookies=4)
-    denied = ReplicaChecked(1, bookie(2), Check.MISSING, 5)
-    led.step(denied)
+    led.step(denied(led.now_ns))
     places = ((0, 1, 3), (0, 1, 2))  # it loses its place, and gets it back
     for version, ensemble in enumerate(places, 1):
         led.step(LedgersChanged({1: (ledger(1, (0, ensemble), version=version), version)}))
@@ -149,7 +162,7 @@ def test_what_was_found_at_a_bookie_that_lost_its_place_is_forgotten() -> None:
         led.step(LedgersRead(number, -1, None, {1: (ledger(1, (0, ensemble), version=version), version)}))
     for marked in ([], [RepairReason.MISSING]):
         led.now_ns += SUSPICION_NS
-        asked = [each for each in led.step(denied) if isinstance(each, PublishMark)]
+        asked = [each for each in led.step(denied(led.now_ns)) if isinstance(each, PublishMark)]
         assert [each.reason for each in asked if each.key == MarkKey(1, bookie(2))] == marked
 
 

@@ -1231,7 +1231,7 @@ class World:
             else:
                 result = Check.SOUND
         if self.leader is not None:
-            self.send(self.leader, ReplicaChecked(unit[0], bookie, result, unit[1]))
+            self.send(self.leader, ReplicaChecked(unit[0], bookie, self.now, result, unit[1]))
 
     # ---- the end ---------------------------------------------------------------------------------------------------
 

@@ -29,6 +29,9 @@ from tests.simulator.mutating import Mutant, Piece, mutated
 BEGIN_NS: Final = 10**18
 TIMEOUT_NS: Final = 5 * SECOND_NS
 SLOW_NS: Final = 2 * SECOND_NS
+LATE_NS: Final = 5 * SECOND_NS
+"""How late the auditor takes a result at most."""
+
 ROUND_NS: Final = 900 * SECOND_NS
 ROUNDS: Final = 5
 PASSING_ROUNDS: Final = (0, 3)
@@ -48,6 +51,7 @@ class World:
 
     def __init__(self, seed: int) -> None:
         self.random = Random(seed)
+        self.lateness = Random(f"late {seed}")
         self.now = BEGIN_NS
         self.machine = AuditorMachine()
         self.machine.step(Elected(SavedState(), BEGIN_NS + (1 << 60), BEGIN_NS), BEGIN_NS)
@@ -116,8 +120,9 @@ class World:
         for at, mine in samples.items():
             result = quick_audit.result_of([self.check(metadata, sample) for sample in mine])
             quick_audit.note_result(self.suspects, ledger_id, at, result, self.now)
-            self.machine.step(LeaseExtended(self.now + SECOND_NS), self.now)
-            for effect in self.machine.step(ReplicaChecked(ledger_id, at, *result), self.now):
+            self.machine.step(LeaseExtended(self.now + LATE_NS), self.now)
+            taken_ns = self.now + self.lateness.randrange(LATE_NS)
+            for effect in self.machine.step(ReplicaChecked(ledger_id, at, self.now, *result), taken_ns):
                 if isinstance(effect, PublishMark):
                     self.marked((effect.key.ledger_id, effect.key.bookie))
 
@@ -181,7 +186,7 @@ QUICK_MUTANTS: Final = (
     Mutant(
         "Q2",
         "a bookie is marked after two audits that are ten minutes apart",
-        (Piece(AUDITOR + "_replica_checked", "now_ns - since < SUSPICION_NS", "False"),),
+        (Piece(AUDITOR + "_replica_checked", "event.checked_ns - since < SUSPICION_NS", "False"),),
     ),
     Mutant(
         "Q3",

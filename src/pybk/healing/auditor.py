@@ -258,12 +258,14 @@ class ReplicaChecked:
     Attributes:
         ledger_id: The ledger.
         bookie: The bookie.
+        checked_ns: The time of the check by a clock that is not set; it is compared with that of other checks alone.
         result: What came of it.
         first_entry_id: The first entry that is missing or damaged.
     """
 
     ledger_id: int
     bookie: Bookie
+    checked_ns: int
     result: Check
     first_entry_id: int = 0
 
@@ -845,7 +847,11 @@ class AuditorMachine:
             absent[bookie] = since + unknown
 
     def _replica_checked(self, event: ReplicaChecked, now_ns: int) -> list[Effect]:
-        """Mark a bookie once two checks far enough apart have found the same; unknown results prove nothing."""
+        """Mark a bookie once two checks far enough apart have found the same; unknown results prove nothing.
+
+        The times of the checks count, and not those at which their results arrive: the second check is the last one in
+        this period, so a mark that is not made for it is made a period later.
+        """
         if event.result is Check.UNKNOWN:
             return []
         key = MarkKey(event.ledger_id, event.bookie)
@@ -854,9 +860,9 @@ class AuditorMachine:
                 self._suspicions.pop((key, each), None)
             return []
         suspicion = (key, event.result)
-        since, first = self._suspicions.setdefault(suspicion, (now_ns, event.first_entry_id))
+        since, first = self._suspicions.setdefault(suspicion, (event.checked_ns, event.first_entry_id))
         first = min(first, event.first_entry_id)
-        if now_ns - since < SUSPICION_NS:
+        if event.checked_ns - since < SUSPICION_NS:
             self._suspicions[suspicion] = (since, first)
             return []
         del self._suspicions[suspicion]

@@ -51,7 +51,6 @@ from pybk.healing.auditor import (
     BookiesRead,
     ChangeMark,
     ChangesMissed,
-    Check,
     DropMark,
     Effect,
     Elected,
@@ -79,7 +78,7 @@ from pybk.healing.auditor import (
 from pybk.healing.auditor_encoding import decode_state, encode_report, encode_state
 from pybk.healing.chores import Work
 from pybk.healing.situation import BookieFacts, MarkKey, Space
-from pybk.ledger.ledger_metadata import Bookie, LedgerMetadata
+from pybk.ledger.ledger_metadata import LedgerMetadata
 from pybk.log_events import log_event
 from pybk.metadata.deletions import PAGE_LEDGERS_MAX
 from pybk.metadata.ledgers import ledger_in_key
@@ -218,9 +217,8 @@ class AuditorDriver:
         """How long a bookie may be absent, by the settings that the machine knows, nanoseconds."""
         return int(self._machine.situation.settings.repair.grace_s * 1e9)
 
-    def report_check(self, ledger_id: int, bookie: Bookie, result: Check, first_entry_id: int) -> None:
+    def report_check(self, event: ReplicaChecked) -> None:
         """Give the machine what a check of a bookie's replica of a ledger found; any thread."""
-        event = ReplicaChecked(ledger_id, bookie, result, first_entry_id)
         self._post(lambda: (event,))
 
     def ledger_ids(self) -> list[int]:

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from pybk.client.remote_ledger import RemoteLedger
 from pybk.client.replica_check import check_replica
 from pybk.errors import CorruptError, MetadataForgedError, PybkError, UnsupportedFormatError
-from pybk.healing.auditor import SUSPICION_NS, Check
+from pybk.healing.auditor import SUSPICION_NS, Check, ReplicaChecked
 from pybk.healing.chores import Rounds
 from pybk.healing.scrub_schedule import ScrubSchedule, part_of
 from pybk.ledger.ledger_metadata import Bookie, LedgerMetadata
@@ -89,7 +89,7 @@ class Suspect(NamedTuple):
     """A bookie that failed an audit of a ledger.
 
     Attributes:
-        due_ns: When it is audited again.
+        due_ns: When it is audited again, by the monotonic clock.
         entry_id: The entry at which it failed.
     """
 
@@ -239,7 +239,7 @@ class QuickAudits(Rounds):
         due = schedule.due(period, now_ns)
         if not self._metadata.is_quiet(now_ns):
             due = [part for part in due if schedule.is_late(part, period, now_ns)]
-        yield from self._audit(sorted({key[0] for key, suspect in self.suspects.items() if suspect.due_ns <= now_ns}))
+        yield from self._audit(self._ledgers_due())
         for part in due:
             schedule.begin(part, now_ns)
             ledger_ids = [each for each in self._auditor.ledger_ids() if part_of(each) == part]
@@ -248,6 +248,11 @@ class QuickAudits(Rounds):
                 return
             schedule.finish()
             self._save(schedule)
+
+    def _ledgers_due(self) -> list[int]:
+        """Return the ledgers with bookies that are to be audited again by now."""
+        now_ns = time.monotonic_ns()
+        return sorted({key[0] for key, suspect in self.suspects.items() if suspect.due_ns <= now_ns})
 
     def _noted(self, now_ns: int) -> ScrubSchedule:
         """Return what the auditor before has left; damaged notes count as none."""
@@ -293,8 +298,9 @@ class QuickAudits(Rounds):
                 logger.warning(
                     "ledger %d: %s answered that entry %d is %s", ledger_id, bookie, result[1], result[0].name
                 )
-            note_result(self.suspects, ledger_id, bookie, result, time.time_ns())
-            self._auditor.report_check(ledger_id, bookie, *result)
+            checked_ns = time.monotonic_ns()
+            note_result(self.suspects, ledger_id, bookie, result, checked_ns)
+            self._auditor.report_check(ReplicaChecked(ledger_id, bookie, checked_ns, *result))
         self.audited += 1
 
     def _check(self, stored: StoredLedger, sample: Sample) -> ReplicaCheckMachine | None:
