@@ -142,8 +142,7 @@ def test_the_process_of_a_bookie_serves_its_metrics(tmp_path: Path) -> None:
     pytest.importorskip("prometheus_client")
     url = make_cluster(tmp_path / "cluster")
     arguments = ["bookie", str(tmp_path / "b1"), "--id=b1", "--listen=tcp://127.0.0.1:*", f"--metadata={url}", "--json"]
-    child = Child([*arguments, "--http=127.0.0.1:0"], SECRET, tmp_path / "log", module="pybk")
-    try:
+    with Child([*arguments, "--http=127.0.0.1:0"], SECRET, tmp_path / "log", module="pybk") as child:
         child.wait_for(lambda: child.lines)
         said: dict[str, Any] = json.loads(child.lines[0])
         with Client(said["http"]) as client:
@@ -152,8 +151,6 @@ def test_the_process_of_a_bookie_serves_its_metrics(tmp_path: Path) -> None:
             assert client.get("/api/v1/bookies/self")["name"] == "b1"
         child.signal(signal.SIGTERM)
         assert child.join() == 0
-    finally:
-        child.kill()
 
 
 def test_a_bookie_without_the_packages_for_http_serves_its_clients(tmp_path: Path) -> None:
@@ -161,20 +158,17 @@ def test_a_bookie_without_the_packages_for_http_serves_its_clients(tmp_path: Pat
     (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules['starlette'] = None\n")
     arguments = ["bookie", str(tmp_path / "b1"), "--id=b1", "--listen=tcp://127.0.0.1:*", f"--metadata={url}", "--json"]
     path = {"PYTHONPATH": f"{tmp_path}{os.pathsep}{python_path()}"}
-    child = Child([*arguments, "--http=127.0.0.1:0"], SECRET, tmp_path / "log", module="pybk", variables=path)
-    try:
+    with Child([*arguments, "--http=127.0.0.1:0"], SECRET, tmp_path / "log", module="pybk", variables=path) as child:
         child.wait_for(lambda: child.lines)
         assert json.loads(child.lines[0])["http"] == ""
         assert "no HTTP port: HTTP takes starlette: pip install 'pybk[http]'" in child.complaint()
         child.signal(signal.SIGTERM)
         assert child.join() == 0
-    finally:
-        child.kill()
 
 
 def test_parts_of_http_without_a_port_are_refused(tmp_path: Path) -> None:
     url = make_cluster(tmp_path / "cluster")
     arguments = ["bookie", str(tmp_path / "b1"), "--listen=tcp://127.0.0.1:*", f"--metadata={url}"]
-    child = Child([*arguments, "--http-tokens=tokens"], SECRET, tmp_path / "log", module="pybk")
-    assert child.join() == 2
+    with Child([*arguments, "--http-tokens=tokens"], SECRET, tmp_path / "log", module="pybk") as child:
+        assert child.join() == 2
     assert "[http] tokens is given, and [http] listen is not" in child.complaint()

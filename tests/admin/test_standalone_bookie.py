@@ -9,8 +9,8 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -96,6 +96,19 @@ class Service:
         return self.lines(event)[number - 1]
 
 
+@pytest.fixture
+def begin(tmp_path: Path, cluster: Inside) -> Iterator[Callable[..., Service]]:
+    """Starts services, which end with the test."""
+    with ExitStack() as stack:
+
+        def started(**arguments: str) -> Service:
+            service = Service(tmp_path, cluster, **arguments)
+            stack.enter_context(service.child)
+            return service
+
+        yield started
+
+
 def reports(systemd: socket.socket, said: list[str]) -> list[str]:
     """Add what has arrived at the socket to what was said before, and return all of it."""
     with suppress(BlockingIOError):
@@ -109,8 +122,10 @@ def ensemble(client: LedgerManager, ledger_id: int) -> set[str]:
     return {each.bookie_id for each in client.ledger_metadata(ledger_id).fragments[-1].ensemble}
 
 
-def test_a_bookie_drains_when_it_is_stopped(tmp_path: Path, cluster: Inside, systemd: socket.socket) -> None:
-    service = Service(tmp_path, cluster, NOTIFY_SOCKET=str(tmp_path / "notify"), PYBK_LOG_LEVEL="debug", **DRAIN)
+def test_a_bookie_drains_when_it_is_stopped(
+    tmp_path: Path, cluster: Inside, systemd: socket.socket, begin: Callable[..., Service]
+) -> None:
+    service = begin(NOTIFY_SOCKET=str(tmp_path / "notify"), PYBK_LOG_LEVEL="debug", **DRAIN)
     began = service.wait_for("bookie.started")
     assert (began["addresses"][0][:16], began["took_ms"] > 0) == ("tcp://127.0.0.1:", True)
     said: list[str] = []
@@ -146,11 +161,9 @@ def test_a_bookie_drains_when_it_is_stopped(tmp_path: Path, cluster: Inside, sys
 
 
 def test_a_bookie_reloads_and_shows_its_stacks_and_closes_at_once(
-    tmp_path: Path, cluster: Inside, systemd: socket.socket
+    tmp_path: Path, systemd: socket.socket, begin: Callable[..., Service]
 ) -> None:
-    service = Service(
-        tmp_path,
-        cluster,
+    service = begin(
         NOTIFY_SOCKET=str(tmp_path / "notify"),
         PYBK_BOOKIE_ADVERTISE="tcp://127.0.0.1:1",
         PYBK_BOOKIE_ADVERTISE_CHECK="false",
@@ -183,7 +196,7 @@ def test_a_bookie_reloads_and_shows_its_stacks_and_closes_at_once(
     assert not service.lines("bookie.drained")
 
 
-def test_a_reload_reads_the_tokens_that_were_named_at_the_start(tmp_path: Path, cluster: Inside) -> None:
+def test_a_reload_reads_the_tokens_that_were_named_at_the_start(tmp_path: Path, begin: Callable[..., Service]) -> None:
     first, second, other = (Token.new(name, Scope.READ) for name in ("first", "second", "other"))
     (tmp_path / "tokens").write_text(first[0].line())
     (tmp_path / "others").write_text(other[0].line())
@@ -191,7 +204,7 @@ def test_a_reload_reads_the_tokens_that_were_named_at_the_start(tmp_path: Path, 
     def options(file: str) -> str:
         return f'[http]\nlisten = "127.0.0.1:0"\ntokens = "{tmp_path / file}"\n'
 
-    service = Service(tmp_path, cluster, more=options("tokens"))
+    service = begin(more=options("tokens"))
     service.child.wait_for(lambda: service.child.lines)
     url = service.child.lines[0].split()[-1]
 
@@ -363,12 +376,11 @@ class Span:
 """
 
 
-def test_lines_of_the_start_have_the_ids_of_its_span(tmp_path: Path, cluster: Inside) -> None:
+def test_lines_of_the_start_have_the_ids_of_its_span(tmp_path: Path, begin: Callable[..., Service]) -> None:
     (tmp_path / "own_hook.py").write_text(HOOK, encoding="utf-8")
     path = os.pathsep.join([str(tmp_path), python_path()])
-    service = Service(tmp_path, cluster, PYBK_TRACE_ON_SPAN="own_hook:Span", PYTHONPATH=path)
+    service = begin(PYBK_TRACE_ON_SPAN="own_hook:Span", PYTHONPATH=path)
     registered = service.wait_for("bookie.registered")
     assert (registered["trace_id"], registered["span_id"]) == ("t" * 32, "s" * 16)
     assert "trace_id" not in service.wait_for("bookie.started"), "it is after the end of the span"
     assert (tmp_path / "spans").read_text(encoding="utf-8").splitlines()[0] == "pybk.bookie.start service None"
-    service.child.kill()

@@ -123,8 +123,9 @@ def _read_last(manager: LedgerManager, ledger_id: int) -> None:
 @pytest.mark.parametrize("limit", [512, 128])
 def test_strangers_take_no_descriptor_that_the_store_needs(limit: int, tmp_path: Path) -> None:
     """Hundreds that hold a connection, send garbage and come back at once; log files are made, and readers opened."""
-    bookie = Child([str(limit), str(tmp_path)], None, tmp_path / "log", module="tests.bookie.test_strangers")
     with ExitStack() as stack:
+        bookie = Child([str(limit), str(tmp_path)], None, tmp_path / "log", module="tests.bookie.test_strangers")
+        stack.enter_context(bookie)
         stack.callback(bookie.join)
         stack.callback(bookie.finish)
         bookie.wait_for(lambda: bookie.said("address"))

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Self
 
 from pybk.credentials import ClusterSecret
 from pybk.ledger.ledger_metadata import Bookie
@@ -30,7 +30,7 @@ QUICK_DRAIN = {"PYBK_BOOKIE_DRAIN_S": "2", "PYBK_BOOKIE_DRAIN_IDLE_S": "0.1"}
 
 
 class Child:
-    """A process that says things line by line.
+    """A process that says things line by line; killed when the context is left.
 
     Args:
         arguments: Its arguments.
@@ -71,6 +71,14 @@ class Child:
         self.lines: list[str] = []
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
+
+    def __enter__(self) -> Self:
+        """Return the process."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Kill it if it still runs, and close its pipes; a test that failed leaves nothing to the next ones."""
+        self.kill()
 
     def _read(self) -> None:
         assert self._process.stdout is not None

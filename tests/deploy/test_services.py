@@ -118,18 +118,15 @@ def test_the_command_of_the_unit_serves_with_its_credential(tmp_path: Path) -> N
     credential.write_bytes(SECRET)
     credential.chmod(0o400)
     command = unit()["ExecStart"].replace("/etc/pybk/%i.toml", str(file)).replace("/var/lib/pybk", str(tmp_path))
-    child = Child(
+    with Child(
         [*shlex.split(command.replace("%i", "b1"))[1:], "--json"],
         None,
         tmp_path / "log",
         module="pybk",
         variables={"CREDENTIALS_DIRECTORY": str(credential.parent)},
-    )
-    try:
+    ) as child:
         child.wait_for(lambda: child.lines)
         assert json.loads(child.lines[0])["bookie"] == "b1"
-    finally:
-        child.kill()
 
 
 # ---- the image -------------------------------------------------------------------------------------------------------

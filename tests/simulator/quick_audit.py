@@ -169,9 +169,9 @@ class World:
                 self.now = max(self.now, suspect.due_ns)
                 if key in self.suspects:
                     self.audit(key[0])
+            if lasting not in self.marks:
+                raise FalseMarkError(f"ledger {lasting[0]} is not marked at {lasting[1]}, which lost entries of it")
             self.now = max(self.now, begin + ROUND_NS)
-        if lasting not in self.marks:
-            raise FalseMarkError(f"ledger {lasting[0]} is not marked at {lasting[1]}, which lost entries of it")
 
 
 QUICK: Final = "pybk.healing.quick_audit:"
@@ -209,9 +209,20 @@ QUICK_MUTANTS: Final = (
         "a bookie that has all entries is trusted again",
         (Piece(AUDITOR + "_replica_checked", "self._suspicions.pop((key, each), None)", "pass"),),
     ),
+    Mutant(
+        "Q6",
+        "the times of audits count, and not those at which their results are taken",
+        (
+            Piece(
+                AUDITOR + "_replica_checked",
+                "(event.checked_ns, event.first_entry_id)",
+                "(now_ns, event.first_entry_id)",
+            ),
+        ),
+    ),
 )
 
-KILLED_AT: Final = {"Q1": 0, "Q2": 0, "Q3": 4, "Q4": 1, "Q5": 0}
+KILLED_AT: Final = {"Q1": 0, "Q2": 0, "Q3": 0, "Q4": 1, "Q5": 0, "Q6": 4}
 """The first seed that notices each mutant."""
 
 

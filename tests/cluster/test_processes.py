@@ -1,0 +1,17 @@
+"""Processes of tests end with the test that started them, also when it fails."""
+
+from __future__ import annotations
+
+import gc
+from contextlib import suppress
+from pathlib import Path
+
+from tests.cluster.processes import Child
+
+
+def test_a_child_of_a_test_that_fails_is_killed_and_its_pipes_are_closed(tmp_path: Path) -> None:
+    with suppress(RuntimeError), Child([], None, tmp_path / "log", module="json.tool") as child:
+        raise RuntimeError("the test fails")
+    assert not child.alive
+    del child
+    gc.collect()  # a pipe that is open is an error, of this test
