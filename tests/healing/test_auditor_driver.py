@@ -17,7 +17,7 @@ from pybk.healing import auditor_driver, situation
 from pybk.ledger.ledger_metadata import Bookie
 from pybk.metadata.cluster import ClusterMetadata
 from pybk.metadata.ledgers import LEDGERS_KEY
-from pybk.metadata.registration import BookieState
+from pybk.metadata.registration import BookieCookie, BookieState
 from pybk.operations import cluster_admin
 from pybk.operations.cluster_admin import ClusterAdmin
 from pybk.replication.bookie import BookieEffect
@@ -25,7 +25,7 @@ from tests.client.test_limbo_repair import fill, service_of
 from tests.cluster.inside import Inside, inside
 from tests.healing.alone import auditor_of
 from tests.healing.test_repair_worker import metadata_of
-from tests.waiting import wait_until
+from tests.waiting import WAIT_S, wait_until
 
 LEDGERS = 12
 
@@ -145,6 +145,30 @@ def test_the_auditor_reads_what_has_changed_before_it_writes_all_marks(
         move(metadata, first.ledger_id, bookie)
         wait_until(lambda: _state(metadata, "bookie-0") is BookieState.DRAINED)
     assert published.total() < len(named)
+
+
+def test_others_look_into_the_machine_while_the_metadata_store_is_slow(
+    four: Inside, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = four.connect()
+    ledger_id = fill(client, 20)
+    own = metadata_of(four.connect())
+    began, looked, ends = threading.Event(), threading.Event(), list[bool]()
+    list_cookies = own.list_cookies
+
+    def slow(**options: Any) -> list[BookieCookie]:
+        began.set()
+        ends.append(looked.wait(WAIT_S))
+        looked.set()
+        return list_cookies(**options)
+
+    with auditor_of(own) as auditor:
+        wait_until(lambda: auditor.ledger_ids() == [ledger_id])
+        monkeypatch.setattr(own, "list_cookies", slow)
+        assert began.wait(WAIT_S)
+        assert (auditor.ledger_ids(), auditor.short_ledgers()) == ([ledger_id], [])
+        looked.set()
+    assert all(ends)
 
 
 def test_a_drain_ends_when_no_request_from_before_it_may_name_the_bookie(

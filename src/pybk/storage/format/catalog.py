@@ -57,8 +57,8 @@ from pybk.storage.format.log_file import (
     encode_control,
     padding,
 )
-from pybk.storage.io.failures import is_full, refused, storage_error, syncing, undoing
-from pybk.storage.io.filesystem import File, FileSystem
+from pybk.storage.io.failures import syncing
+from pybk.storage.io.filesystem import File, FileSystem, allocate_file
 
 logger = logging.getLogger(__name__)
 
@@ -757,21 +757,7 @@ def make_spare(fs: FileSystem, root: str) -> None:
     """
     if has_spare(fs, root):
         return
-    path = spare_path(root)
-    try:
-        if fs.exists(path):  # of a making that was interrupted, or copied without its blocks
-            fs.unlink(path)
-        file = fs.create(path, SPARE_BYTES)
-        try:
-            file.sync()
-        except BaseException as error:
-            with undoing(error):
-                fs.unlink(path)
-            raise
-        finally:
-            file.close()
-    except OSError as error:  # nothing is in it, so even a failed sync leaves nothing in doubt
-        raise (storage_error if is_full(error) else refused)(error, f"making {path}") from error
+    allocate_file(fs, spare_path(root), SPARE_BYTES)
     with syncing(root):
         fs.sync_directory(root)
 

@@ -35,7 +35,15 @@ from typing import Any, Final, NamedTuple, Protocol, Self, cast
 
 from pybk.deferral import np
 from pybk.errors import CorruptError, StorageError, StoreLockedError
-from pybk.storage.io.failures import IrregularFileError, NotOpenedError, is_passing, refused
+from pybk.storage.io.failures import (
+    IrregularFileError,
+    NotOpenedError,
+    is_full,
+    is_passing,
+    refused,
+    storage_error,
+    undoing,
+)
 from pybk.storage.io.permissions import PRIVATE, Access, paths_too_open
 from pybk.storage.io.spare_descriptors import (
     KEPT_FOR_SYNCS,
@@ -338,6 +346,30 @@ def replace_file(fs: FileSystem, path: str, data: bytes) -> None:
         file.close()
     fs.rename(temporary, path)
     fs.sync_directory(os.path.dirname(path) or ".")
+
+
+def allocate_file(fs: FileSystem, path: str, nbytes: int) -> None:
+    """Make a file of zeros with all its blocks, instead of one that an interrupted call has left.
+
+    The caller syncs its directory.
+
+    Raises:
+        StorageRefusedError: There is no space or descriptor, or making it failed; it is removed again.
+    """
+    try:
+        if fs.exists(path):
+            fs.unlink(path)
+        file = fs.create(path, nbytes)
+        try:
+            file.sync()
+        except BaseException as error:
+            with undoing(error):
+                fs.unlink(path)
+            raise
+        finally:
+            file.close()
+    except OSError as error:  # nothing is in it, so even a failed sync leaves nothing in doubt
+        raise (storage_error if is_full(error) else refused)(error, f"making {path}") from error
 
 
 _open_files: Final[set[OsFile]] = set()

@@ -53,6 +53,7 @@ from pybk.errors import StorageFullError, StorageRefusedError
 from pybk.flags import StorageHint
 from pybk.storage.format.log_file import BLOCK_BYTES, RESERVED_FILE_BYTES
 from pybk.storage.io.failures import Troubles, is_full, is_refused, refused, storage_error, syncing, undoing
+from pybk.storage.io.filesystem import allocate_file
 from pybk.storage.tiers import LOG
 
 if TYPE_CHECKING:
@@ -123,27 +124,9 @@ class LogReserve:
         """
         missing = _missing(self._volumes)
         for path in missing:
-            try:
-                self._make(path)
-            except OSError as error:  # nothing is in it, so even a failed sync leaves nothing in doubt
-                meaning = storage_error if is_full(error) else refused
-                raise meaning(error, f"making the reserve file {path}") from error
+            allocate_file(self._volumes.fs, path, RESERVED_FILE_BYTES)
         if missing:
             self._sync_directory(f"making reserve files in {self._directory}")
-
-    def _make(self, path: str) -> None:
-        fs = self._volumes.fs
-        if fs.exists(path):  # left by a making that was interrupted
-            fs.unlink(path)
-        file = fs.create(path, RESERVED_FILE_BYTES)
-        try:
-            file.sync()
-        except BaseException as error:
-            with undoing(error):
-                fs.unlink(path)
-            raise
-        finally:
-            file.close()
 
     def take(self, bytes_min: int, use: ReserveUse) -> tuple[FileRow, File]:
         """Make a reserved file the next log file, durably; returns it, open for writing.
