@@ -4,10 +4,10 @@ Theory of operation
 -------------------
 
 Every process with a bookie has an ``AuditorDriver``; the one that is elected leads. It is a chore (``chores``): one
-call at a time is made, with the machine's lock. Other threads, those of the metadata store, only put calls into its
-inbox: each call reads what has changed, and yields events for the machine. Between these calls the next page of all
-ledgers is read, if that is under way, and every ``TICK_S`` the bookies are read again, because a registration that
-changes need not be reported; earlier, when the grace of an absent bookie ends.
+call at a time is made. Other threads, those of the metadata store, only put calls into its inbox: each call reads what
+has changed, and yields events for the machine. Between these calls the next page of all ledgers is read, if that is
+under way, and every ``TICK_S`` the bookies are read again, because a registration that changes need not be reported;
+earlier, when the grace of an absent bookie ends.
 
     feed of ledgers, of marks; watches of bookies, cookies, settings; election -> inbox -> events -> step -> effects
 
@@ -158,7 +158,7 @@ class AuditorDriver:
         self._wake = wake
         self._machine = AuditorMachine()
         self._machine_lock = threading.Lock()
-        """Held while an event is made and given to the machine, and while others look into it."""
+        """Held while the machine takes an event, and while others look into it; not while the store is asked."""
         self.report: Report | None = None
         self.reported_ns = 0
         self._inbox: SimpleQueue[Call] = SimpleQueue()
@@ -268,9 +268,8 @@ class AuditorDriver:
         """Make a call, or the first of the inbox, and choose when the next ones may follow."""
         call = call or self._inbox.get_nowait()
         began = time.monotonic()
-        with self._machine_lock:
-            self.do(call)
-            due_s = self._due_s()
+        self.do(call)
+        due_s = self._due_s()
         ended = time.monotonic()
         if call == self._tick:
             self._tick_at = began + TICK_S
@@ -305,9 +304,10 @@ class AuditorDriver:
         """Give an event to the machine, and perform the effects; what they changed is a further event."""
         now_ns = self._now_ns()
         effects: list[Effect] = []
-        if self._election.leads:
-            effects += self._machine.step(LeaseExtended(now_ns + TRUST_NS), now_ns)
-        effects += self._machine.step(event, now_ns)
+        with self._machine_lock:
+            if self._election.leads:
+                effects += self._machine.step(LeaseExtended(now_ns + TRUST_NS), now_ns)
+            effects += self._machine.step(event, now_ns)
         until = time.monotonic() + TRUST_NS / 1e9
         tried: set[MarkKey] = set()
         given_up: list[MarkKey] = []
