@@ -74,6 +74,7 @@ def test_most_forms_are_made_by_the_one_function() -> None:
         "ClusterAdmin.ok_to_remove_async",
         "LogReader.read_async",
         "LogReader.read_many_async",
+        "RemoteConsumer.read_async",
         "Subscription.read_async",
         "Subscription.read_many_async",
     }

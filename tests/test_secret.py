@@ -34,7 +34,7 @@ from pybk.ledger import ledger_metadata
 from pybk.ledger.digest import DigestType
 from pybk.ledger.keys import KeyRing
 from pybk.ledger.ledger_metadata import LedgerMetadata, key_binding
-from pybk.streams.ledger_spec import LedgerSettings
+from pybk.streams.ledger_spec import LedgerSpec
 from pybk.testing import TestCluster, open_store
 from tests.sealing import open_at
 
@@ -184,7 +184,7 @@ def test_credentials_are_not_shown() -> None:
     assert "chosen" not in repr(given)
     assert repr(SECRET) not in repr(given)
     assert repr(SECRET) not in repr(Passwords(secret=SECRET))
-    assert repr(SECRET) not in repr(LedgerSettings(given=given))
+    assert repr(SECRET) not in repr(LedgerSpec(ledger_type="log", given=given))
 
 
 @pytest.mark.parametrize("level", [level for level in FeatureLevel if level < FeatureLevel.SECRETS])

@@ -48,7 +48,6 @@ from pybk.streams.ledger_list import (
     MoveList,
     ReadBounds,
     ReadList,
-    ReadOther,
     ReadPage,
     ReadShard,
     RecoverLedger,
@@ -92,7 +91,7 @@ PAGE_SEEDS: Final = 2_000_000
 
 Change = WriteList | RemoveList | MoveList | WriteShard
 Sweeping = SweepParts | RemovePage
-Reading = ReadList | ReadOther | ReadPage | ReadBounds | ReadShard
+Reading = ReadList | ReadPage | ReadBounds | ReadShard
 
 
 class LogRecord(NamedTuple):
@@ -629,10 +628,8 @@ class World:
         if fails and not isinstance(step, Reading | Change | Sweeping):
             raise LostAnswerError("before it was done")
         match step:
-            case ReadList():
-                return self.read_list(process)
-            case ReadOther(name):
-                return self.lists.get(name)
+            case ReadList(other):
+                return self.read_list(process) if other is None else self.lists.get(other)
             case WriteList() | RemoveList() | MoveList() | WriteShard():
                 if isinstance(step, WriteList) and process.what == "repair":
                     self.check_repair(process, step.record)

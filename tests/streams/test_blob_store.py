@@ -30,7 +30,7 @@ from pybk.errors import (
 from pybk.manager.ledger_manager import backend_of
 from pybk.streams.blob_catalog import BlobCatalog
 from pybk.streams.blob_record import BlobRecord, BlobVersion, Hold, Reference
-from pybk.streams.ledger_spec import settings_of
+from pybk.streams.ledger_spec import spec_of
 from tests.cluster.inside import inside
 
 PASSWORD = b"blobs"
@@ -309,7 +309,7 @@ def test_many_writers_of_a_name_leave_one_blob(blobs: BlobStore, manager: Ledger
 def test_a_clean_up_does_not_forget_what_another_one_leaves_meanwhile(
     manager: LedgerManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    catalog = BlobCatalog(manager, "blobs", settings_of("blob", PASSWORD, None, insecure=False), 0.0)
+    catalog = BlobCatalog(manager, "blobs", spec_of("blob", PASSWORD, None, insecure=False), 0.0)
     blobs = BlobStore(manager, catalog, 1, owns=False)
     blobs.put("a", b"1")
     backend, file = backend_of(manager), blobs.open_blob("a")
@@ -451,7 +451,7 @@ def test_a_sweep_releases_a_hold_whose_copy_was_given_up(tmp_path: Path) -> None
     with LedgerManager.open(tmp_path) as manager:
         blobs = opened(manager)
         made = blobs.put("a", b"1")
-        catalog = BlobCatalog(manager, "blobs", settings_of("blob", PASSWORD, None, insecure=False), 0.0)
+        catalog = BlobCatalog(manager, "blobs", spec_of("blob", PASSWORD, None, insecure=False), 0.0)
         catalog.update("a", lambda record: record.held(Hold(made.ledger_id, "00", "b")) or record)
         blobs.delete("a")
         assert ledgers(manager) == 1
@@ -463,7 +463,7 @@ def test_a_copy_that_was_given_up_leaves_nothing(tmp_path: Path) -> None:
     with inside(tmp_path) as cluster, cluster.connect() as here, cluster.connect() as there:
         blobs = opened(here)
         blobs.put("a", b"1")
-        catalog = BlobCatalog(there, "blobs", settings_of("blob", PASSWORD, None, insecure=False), 0.0)
+        catalog = BlobCatalog(there, "blobs", spec_of("blob", PASSWORD, None, insecure=False), 0.0)
         source = catalog.version("a")
         reference = catalog.hold("b", source, "a")
         blobs.sweep(older_than_s=0)

@@ -199,7 +199,7 @@ def test_pulsar_16859_a_cursor_that_rolls_frees_its_ledgers(
     monkeypatch.setattr(cursor_module, "CHANGES_BYTES", 500)
     cursor, model, random = opened(manager, log), CursorState(), Random(1)
     steps = LedgerSteps(
-        manager, cursor_list_name("log", "sub"), LedgerSpec(kind=ListKind.CURSOR, given=Credentials(b"cursor"))
+        manager, cursor_list_name("log", "sub"), LedgerSpec(ledger_type=ListKind.CURSOR, given=Credentials(b"cursor"))
     )
     for number in range(600):
         first = random.randrange(0, 2000)
@@ -281,7 +281,7 @@ def test_no_append_of_a_long_state_is_long(
 
     monkeypatch.setattr(ListWriter, "append_unless_broken", counted)
     steps = LedgerSteps(
-        manager, cursor_list_name("log", "sub"), LedgerSpec(kind=ListKind.CURSOR, given=Credentials(b"cursor"))
+        manager, cursor_list_name("log", "sub"), LedgerSpec(ledger_type=ListKind.CURSOR, given=Credentials(b"cursor"))
     )
     seqs = iter(range(20_001, 1 << 40, 2))
 
@@ -342,7 +342,7 @@ def test_below_its_level_nothing_new_is_written(tmp_path: Path, monkeypatch: pyt
         cursor = opened(manager, log, counts=True)
         name = cursor_list_name("log", "sub")
         reader = RecordReader(
-            LedgerSteps(manager, name, LedgerSpec(kind=ListKind.CURSOR, given=Credentials(b"cursor"))), None
+            LedgerSteps(manager, name, LedgerSpec(ledger_type=ListKind.CURSOR, given=Credentials(b"cursor"))), None
         )
         while (records := reader.read()) is not None:
             assert {data[0] for data in records.data()} == {1}
@@ -363,7 +363,8 @@ def test_a_damaged_cursor_is_refused_and_can_be_made_again(tmp_path: Path) -> No
         cursor.ack([(0, 5)], {}, kick=False).result()
         cursor.close()
         name = cursor_list_name("log", "sub")
-        writer = ListWriter(manager, name, LedgerSpec(kind=ListKind.CURSOR, given=Credentials(b"cursor")), RollPolicy())
+        spec = LedgerSpec(ledger_type=ListKind.CURSOR, given=Credentials(b"cursor"))
+        writer = ListWriter(manager, name, spec, RollPolicy())
         writer.take_over(wait_s=0, steal=False)
         writer.append(bytes([1]) * 40, None, kick=False).result()
         writer.close()

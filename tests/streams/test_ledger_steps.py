@@ -85,7 +85,7 @@ def test_a_read_that_began_before_a_change_does_not_replace_it(
     manager: LedgerManager, log: Log, decoded: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As that of the thread that applies the retention, which shares the record with the writer."""
-    steps = LedgerSteps(manager, "log", LedgerSpec(given=Credentials(PASSWORD), kind=ListKind.LOG))
+    steps = LedgerSteps(manager, "log", LedgerSpec(given=Credentials(PASSWORD), ledger_type=ListKind.LOG))
     backend = backend_of(manager)
     has_read, has_changed = threading.Event(), threading.Event()
     read = backend.read_record

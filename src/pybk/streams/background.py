@@ -11,12 +11,17 @@ import logging
 import os
 import threading
 import time
+import weakref
 from collections.abc import Callable
-from typing import Final, NamedTuple
+from functools import partial
+from typing import Concatenate, Final, NamedTuple, ParamSpec, TypeVar
 
 from pybk.threads.workers import Workers, start_thread
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+P = ParamSpec("P")
 
 _THREADS_MAX: Final = 4
 _WAIT_SECONDS_MAX: Final = 3600.0
@@ -101,3 +106,21 @@ os.register_at_fork(after_in_child=_CURRENT.after_fork)
 def background() -> Background:
     """Return the background of this process."""
     return _CURRENT.background
+
+
+def weakly(method: Callable[Concatenate[T, P], object], owner: T) -> Callable[P, None]:
+    """Return what calls a method of an object as long as the object lives, so that a timer or a watch does not keep it.
+
+    Args:
+        method: The function of the object's class.
+        owner: The object.
+    """
+    return partial(_call_weakly, method, weakref.ref(owner))
+
+
+def _call_weakly(
+    method: Callable[Concatenate[T, P], object], owner: weakref.ref[T], *arguments: P.args, **options: P.kwargs
+) -> None:
+    found = owner()
+    if found is not None:
+        method(found, *arguments, **options)

@@ -41,7 +41,7 @@ from pybk.manager.ledger_reader import LedgerReader
 from pybk.manager.ledger_writer import LedgerWriter
 from pybk.storage.named_records import NamedChange
 from pybk.streams.blob_record import BlobRecord, BlobVersion, Hold, Reference
-from pybk.streams.ledger_spec import LedgerSettings, wrong_password
+from pybk.streams.ledger_spec import LedgerSpec, wrong_password
 from pybk.values import decode_json, encode_json
 
 logger = logging.getLogger(__name__)
@@ -92,16 +92,16 @@ class BlobCatalog:
     Args:
         manager: Has them.
         store: The name of the blob store.
-        settings: How its ledgers are created and opened.
+        spec: How its ledgers are created and opened.
         grace_s: Seconds for which a dropped ledger is kept for readers in other processes.
 
     Threads: any.
     """
 
-    def __init__(self, manager: LedgerManager, store: str, settings: LedgerSettings, grace_s: float) -> None:
+    def __init__(self, manager: LedgerManager, store: str, spec: LedgerSpec, grace_s: float) -> None:
         self.manager = manager
         self.store = store
-        self.settings = settings
+        self.spec = spec
         self._grace_ns = round(grace_s * 1e9)
         self.backend: Final = backend_of(manager)
         """The store or cluster that it is in."""
@@ -180,7 +180,7 @@ class BlobCatalog:
         try:
             self.check_password(self.read(name))
             description = {"store": self.store, "name": name, "token": token}
-            writer = self.settings.create(self.manager, {BLOB_KEY: encode_json(description)})
+            writer = self.spec.create(self.manager, {BLOB_KEY: encode_json(description)})
             reference = Reference(token, writer.ledger_id, "", time.time_ns())
             try:
                 self.update(name, lambda record: record.reserved(reference))
@@ -284,12 +284,12 @@ class BlobCatalog:
         if record.latest is not None:
             ledger_id = record.latest.reference.ledger_id
             with suppress(NoSuchLedgerError):
-                if not self.settings.opens(self.manager, ledger_id):
+                if not self.spec.opens(self.manager, ledger_id):
                     raise self.unauthorized(record.name, ledger_id)
 
     def unauthorized(self, name: str, ledger_id: int) -> UnauthorizedError:
         """Return the error for a password that is not that of a blob's ledger."""
-        return wrong_password(self.manager, ledger_id, f"blob {name!r}", self.settings.given)
+        return wrong_password(self.manager, ledger_id, f"blob {name!r}", self.spec.given)
 
     def open_ledger(self, ledger_id: int, key: object) -> LedgerReader:
         """Open a ledger for reading; it is not deleted by this process until ``close_ledger(key)``.
@@ -302,7 +302,7 @@ class BlobCatalog:
                 raise NoSuchLedgerError(f"ledger {ledger_id} is being deleted")
             self._in_use.readers[key] = ledger_id
         try:
-            return self.settings.open_ledger(self.manager, ledger_id, recover=False)
+            return self.spec.open_ledger(self.manager, ledger_id, recover=False)
         except BaseException:
             self.close_ledger(key)
             raise
@@ -327,7 +327,7 @@ class BlobCatalog:
                 return False
             in_use.dying.add(ledger_id)
         try:
-            self.settings.delete_ledger(self.manager, ledger_id)
+            self.spec.delete_ledger(self.manager, ledger_id)
         except NoSuchLedgerError:
             return True
         except (PybkError, OSError) as error:
@@ -419,7 +419,7 @@ class BlobCatalog:
                 if not self._has_reference(each.name, each.token):
                     self.update(record.name, partial(BlobRecord.released, token=each.token))
             deleted += self.clean_name(record.name, before_ns)
-        for summary in self.manager.ledgers(ledger_type=self.settings.ledger_type):
+        for summary in self.manager.ledgers(ledger_type=self.spec.ledger_type):
             description = summary.metadata.custom_metadata.get(BLOB_KEY)
             if description is not None:
                 deleted += self._sweep_ledger(summary.metadata, description, before_ns)
@@ -437,7 +437,7 @@ class BlobCatalog:
         if store != self.store or metadata.ledger_id in self.read(name).owned or not self._is_dead(upload, before_ns):
             return False
         try:
-            self.settings.open_ledger(self.manager, metadata.ledger_id, recover=True).close()
+            self.spec.open_ledger(self.manager, metadata.ledger_id, recover=True).close()
         except NoSuchLedgerError:
             return True
         return metadata.ledger_id not in self.read(name).owned and self._delete_ledger(metadata.ledger_id)

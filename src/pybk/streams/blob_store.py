@@ -29,7 +29,7 @@ from pybk.errors import (
 )
 from pybk.flags import StorageHint
 from pybk.ledger.digest import DigestType
-from pybk.manager.arguments import whole_from
+from pybk.manager.arguments import hints_of, whole_from
 from pybk.manager.atomic_group import GroupMember, GroupPart, member_of
 from pybk.manager.handle import Handle
 from pybk.manager.ledger_manager import LedgerManager, backend_of
@@ -38,7 +38,7 @@ from pybk.manager.opening import Opening, opening_form
 from pybk.streams.blob import BlobReader, BlobWriter, usual_chunk_bytes
 from pybk.streams.blob_catalog import BlobCatalog
 from pybk.streams.blob_record import BlobRecord, BlobVersion
-from pybk.streams.ledger_spec import settings_of
+from pybk.streams.ledger_spec import LogSettings, spec_of
 from pybk.streams.list_record import checked_name
 from pybk.streams.named_list import manager_at
 from pybk.threads.call_threads import asyncio_form, in_own_thread
@@ -159,7 +159,8 @@ class BlobStore(Handle):
             IllegalOperationError: This process has it open for reading, so it cannot open it for writing.
             UsageError: There is neither password nor secret, or another argument cannot be.
         """
-        settings = settings_of("blob", password, secret, insecure, digest_type, storage_hints, quorums)
+        asked = LogSettings(quorums=quorums, digest_type=digest_type, storage_hints=hints_of(storage_hints))
+        spec = spec_of("blob", password, secret, insecure, asked)
         name = checked_name(name, "a blob store")
         if "/" in name or len(name.encode()) > STORE_NAME_BYTES_MAX:
             raise UsageError(
@@ -170,7 +171,7 @@ class BlobStore(Handle):
             raise UsageError(f"grace_s is {grace_s!r:.50}; it takes seconds, from 0 up")
         with ExitStack() as undo:
             manager = manager_at(where, undo, read_only=read_only, config=config)
-            store = cls(manager, BlobCatalog(manager, name, settings, grace_s), kept, owns=manager is not where)
+            store = cls(manager, BlobCatalog(manager, name, spec, grace_s), kept, owns=manager is not where)
             undo.pop_all()
         return store
 

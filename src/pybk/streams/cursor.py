@@ -37,7 +37,6 @@ from __future__ import annotations
 import logging
 import secrets
 import threading
-import weakref
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -60,7 +59,7 @@ from pybk.manager.atomic_group import GroupPart
 from pybk.manager.ledger_manager import LedgerManager
 from pybk.streams import ledger_list
 from pybk.streams.appender import PlainBatch
-from pybk.streams.background import background
+from pybk.streams.background import background, weakly
 from pybk.streams.cursor_state import (
     PART_LEAST,
     RANGE_BYTES,
@@ -374,7 +373,7 @@ class Cursor:
         if not self._timed and self.state.first_unacked > self._bound.seq:
             self._timed = True
             try:
-                background().call_later(BOUND_SECONDS, partial(_raise_bound, weakref.ref(self)))
+                background().call_later(BOUND_SECONDS, weakly(Cursor.on_timer, self))
             except BaseException:
                 self._timed = False
                 raise
@@ -695,12 +694,9 @@ def delete_cursor(manager: LedgerManager, log: LedgerSteps, name: str, *, steal:
     if bound is None:
         return False
     writer = _writer_of(manager, log, name)
-    with suppress(CorruptError, NoSuchLogError, LogSealedError):
-        writer.take_over(wait_s=0.0, steal=steal, remedy=_DELETE_REMEDY)
-    log.perform(ledger_list.remove_cursor(log.name, name, bound.uid))
-    if writer.appender.epoch:
-        writer.close()
-    writer.steps.perform(ledger_list.drop(writer.steps.name))
+    with writer.kept_away(steal=steal, remedy=_DELETE_REMEDY):
+        log.perform(ledger_list.remove_cursor(log.name, name, bound.uid))
+        _drop(writer.steps, bytes.fromhex(bound.uid))
     return True
 
 
@@ -724,19 +720,13 @@ def read_cursor(manager: LedgerManager, log: LedgerSteps, bound: CursorBound) ->
 
 
 def _spec_of(log: LedgerSteps) -> LedgerSpec:
-    return replace(log.full_spec(), kind=ListKind.CURSOR, ledger_type=ListKind.CURSOR.value)
+    return replace(log.full_spec(), ledger_type=ListKind.CURSOR)
 
 
 def _writer_of(manager: LedgerManager, log: LedgerSteps, name: str) -> ListWriter:
     writer = ListWriter(manager, cursor_list_name(log.name, name), _spec_of(log), RollPolicy(CURSOR_SEGMENT_BYTES))
     writer.steps.made_as = partial(_spec_of, log)
     return writer
-
-
-def _raise_bound(cursor: weakref.ref[Cursor]) -> None:
-    found = cursor()
-    if found is not None:
-        found.on_timer()
 
 
 def _listed(log: LedgerSteps, name: str, start_seq: Callable[[], int]) -> CursorBound:

@@ -82,12 +82,14 @@ from pybk.values import FrozenDict
 T = TypeVar("T")
 
 
-class _PageGoneError(Exception):
+class PageGoneError(Exception):
     """A page that a record names is gone, so the record has changed since it was read."""
 
 
 class ReadList(NamedTuple):
-    """Read the record, as of now. Result: ``Found``, or None if there is no such list."""
+    """Read the record, or that of another name, as of now. Result: ``Found``, or None if there is no such list."""
+
+    other: str | None = None
 
 
 class Found(NamedTuple):
@@ -137,12 +139,6 @@ class Unknown(NamedTuple):
 
 CONFLICT: Final = Conflict()
 UNKNOWN: Final = Unknown()
-
-
-class ReadOther(NamedTuple):
-    """Read the record of another name, as of now. Result: as for ``ReadList``."""
-
-    name: str
 
 
 class MoveList(NamedTuple):
@@ -291,7 +287,6 @@ class WriteBounds(NamedTuple):
 
 Step = (
     ReadList
-    | ReadOther
     | WriteList
     | RemoveList
     | MoveList
@@ -468,7 +463,7 @@ def cut(name: str, epoch: int, seq: int, now_ns: Clock) -> Steps[Owned]:
         found.record.check_cut(seq, found.record.end_seq, (yield from _bounds(found.record)))
         try:
             rows = yield from _rows_at(found.record, seq)
-        except _PageGoneError:
+        except PageGoneError:
             continue
         ledger_id = yield from _create_ledger(found.record, epoch, found.record.generation_after(seq))
         changed = found.record.cut(seq, ledger_id, now_ns(), rows)
@@ -696,7 +691,7 @@ def rename(name: str, target: str, now_ns: Clock) -> Steps[None]:
     uid = b""
     while True:
         found: Found | None = yield ReadList()
-        other: Found | None = yield ReadOther(target)
+        other: Found | None = yield ReadList(target)
         if other is not None and other.record.uid == uid:
             return  # by an attempt whose answer was lost
         if found is None or found.record.dropped or uid not in (b"", found.record.uid):
@@ -799,7 +794,7 @@ def _updated(
         try:
             with _fenced_after(unknown=unknown):
                 changed = yield from change(found.record)
-        except _PageGoneError:
+        except PageGoneError:
             continue
         if changed == found.record:
             return changed
@@ -964,14 +959,14 @@ def _rows_at(record: ListRecord, seq: int) -> Steps[Mapping[str, Rows]]:
     """Return the segments of the page that has a record, by its name; empty if it is in no page.
 
     Raises:
-        _PageGoneError: The page is gone.
+        PageGoneError: The page is gone.
     """
     page = record.page_of(seq)
     if page is None:
         return {}
     rows: Rows | None = yield ReadPage(page.name)
     if rows is None:
-        raise _PageGoneError
+        raise PageGoneError
     return {page.name: rows}
 
 

@@ -6,7 +6,7 @@ Some of that is kept with a log (``LogSettings``), so that all who open it make 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Final
 
@@ -111,10 +111,14 @@ class LogSettings:
         """Return the property that keeps them; none if none is given."""
         if self == NO_SETTINGS:
             return {}
+        return {SETTINGS_PROPERTY: encode_json(self.described()).decode()}
+
+    def described(self) -> dict[str, Any]:
+        """Return them by name, as JSON has them."""
         values = {each.name: getattr(self, each.name) for each in fields(self)}
         values["storage_hints"] = sorted(each.value for each in self.storage_hints)
         values["digest_type"] = None if self.digest_type is None else self.digest_type.name
-        return {SETTINGS_PROPERTY: encode_json(values).decode()}
+        return values
 
     @classmethod
     def kept_in(cls, properties: Mapping[str, str], name: str) -> LogSettings:
@@ -145,26 +149,29 @@ NO_SETTINGS: Final = LogSettings()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LedgerSettings:
-    """How ledgers are created and opened.
+class LedgerSpec:
+    """How the ledgers of a log or a blob store are created and opened.
 
     Attributes:
+        ledger_type: Their type, by which metrics are split; for a log, the kind of its list.
         given: Their password or secret.
-        digest_type: What guards their entries.
-        storage_hints: Where they should live.
-        write_flags: How they are written.
-        ledger_type: Their type, by which metrics are split.
-        quorums: Ensemble size, write quorum and ack quorum; None for the manager's defaults.
+        asked: The settings with which it was opened, which replace those that a log keeps.
         insecure: Allow to do without both.
     """
 
+    ledger_type: str
     given: Credentials = NO_CREDENTIALS
-    digest_type: DigestType = DigestType.HMAC_SHA256
-    storage_hints: frozenset[StorageHint] = frozenset()
-    write_flags: WriteFlag = WriteFlag.NONE
-    ledger_type: str = ""
-    quorums: tuple[int | None, int | None, int | None] = (None, None, None)
+    asked: LogSettings = NO_SETTINGS
     insecure: bool = False
+
+    @property
+    def kind(self) -> ListKind:
+        """What they are the ledgers of, if not of a blob store."""
+        return ListKind(self.ledger_type)
+
+    def completed(self, kept: LogSettings) -> LedgerSpec:
+        """Return how ledgers are made of a log that keeps these settings."""
+        return replace(self, asked=self.asked.over(kept))
 
     def create(
         self, manager: LedgerManager, custom_metadata: Mapping[str, bytes], *, entries_when_full: int = 0
@@ -177,16 +184,17 @@ class LedgerSettings:
             entries_when_full: How many of its first entries a store takes although it is too full for others; if any,
                 the ledger is created even then.
         """
+        default = DigestType.HMAC_SHA256 if self.given else DigestType.CRC32C
         return create_when_full(
             manager,
             entries=entries_when_full,
             given=self.given,
-            ledger_type=self.ledger_type,
-            storage_hints=self.storage_hints,
-            write_flags=self.write_flags,
-            digest_type=self.digest_type,
+            ledger_type=str(self.ledger_type),
+            storage_hints=self.asked.storage_hints,
+            write_flags=WriteFlag.NONE,
+            digest_type=default if self.asked.digest_type is None else self.asked.digest_type,
             custom_metadata=custom_metadata,
-            quorums=self.quorums,
+            quorums=self.asked.quorums,
             insecure=self.insecure,
         )
 
@@ -202,27 +210,6 @@ class LedgerSettings:
     def delete_ledger(self, manager: LedgerManager, ledger_id: int) -> None:
         """Delete a ledger; raises as ``LedgerManager.delete_ledger``."""
         manager.delete_ledger(ledger_id, password=self.given.password, secret=self.given.secret)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LedgerSpec(LedgerSettings):
-    """How the ledgers of a log are created and opened.
-
-    Attributes:
-        kind: What they are the ledgers of.
-        asked: The settings with which the log was opened, which replace those that it keeps.
-    """
-
-    kind: ListKind
-    asked: LogSettings = NO_SETTINGS
-
-    def completed(self, kept: LogSettings) -> LedgerSpec:
-        """Return how ledgers are made of a log that keeps these settings."""
-        found = self.asked.over(kept)
-        digest_type = self.digest_type if found.digest_type is None else found.digest_type
-        return replace(
-            self, quorums=found.quorums, digest_type=digest_type, storage_hints=found.storage_hints, asked=found
-        )
 
 
 def wrong_password(manager: LedgerManager, ledger_id: int, what: str, given: Credentials) -> UnauthorizedError:
@@ -267,42 +254,17 @@ def _credentials_of(password: bytes | Secret | None, secret: bytes | Secret | No
     )
 
 
-def settings_of(
+def spec_of(
     ledger_type: str,
     password: bytes | Secret | None,
     secret: bytes | Secret | None,
     insecure: bool,
-    digest_type: DigestType | None = None,
-    storage_hints: Iterable[StorageHint] = (),
-    quorums: tuple[int | None, int | None, int | None] = (None, None, None),
-) -> LedgerSettings:
+    asked: LogSettings = NO_SETTINGS,
+) -> LedgerSpec:
     """Return how ledgers are made, from the arguments with which a log or a blob store is opened.
 
     Raises:
         UsageError: There is neither password nor secret, and ``insecure`` is not set; or another argument cannot be.
     """
     given = _credentials_of(password, secret, insecure)
-    asked = LogSettings(quorums=quorums, digest_type=digest_type, storage_hints=hints_of(storage_hints))
-    default = DigestType.HMAC_SHA256 if given else DigestType.CRC32C
-    return LedgerSettings(
-        given=given,
-        digest_type=default if asked.digest_type is None else asked.digest_type,
-        storage_hints=asked.storage_hints,
-        ledger_type=ledger_type,
-        quorums=asked.quorums,
-        insecure=insecure,
-    )
-
-
-def spec_of(
-    kind: ListKind,
-    password: bytes | Secret | None,
-    secret: bytes | Secret | None,
-    insecure: bool,
-    asked: LogSettings = NO_SETTINGS,
-) -> LedgerSpec:
-    """Return how the ledgers of a log are made, as ``settings_of`` does, if the log keeps nothing of it."""
-    settings = settings_of(
-        kind.value, password, secret, insecure, asked.digest_type, asked.storage_hints, asked.quorums
-    )
-    return LedgerSpec(kind=kind, asked=asked, **{each.name: getattr(settings, each.name) for each in fields(settings)})
+    return LedgerSpec(ledger_type=ledger_type, given=given, asked=asked, insecure=insecure)

@@ -19,9 +19,8 @@ from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Final, TypeVar, overload
 
 from pybk.backend.ledger_backend import LedgerBackend
 from pybk.errors import (
@@ -38,12 +37,13 @@ from pybk.errors import (
     VersionConflictError,
 )
 from pybk.feature_level import FeatureLevel
-from pybk.ledger.ledger_metadata import LedgerMetadata, LedgerState
+from pybk.ledger.ledger_metadata import LedgerState
 from pybk.manager.ledger_manager import LedgerManager, backend_of
 from pybk.manager.ledger_reader import LedgerReader  # not for types alone: a close may read
 from pybk.manager.ledger_writer import LedgerWriter
 from pybk.streams import ledger_list
-from pybk.streams.background import background
+from pybk.streams.appender import Appender
+from pybk.streams.background import background, weakly
 from pybk.streams.format import HEADER_BYTES, TIME_BYTES, EntryFlag, SegmentHeader, decode_entry_header, highest_after
 from pybk.streams.ledger_list import (
     CONFLICT,
@@ -56,9 +56,9 @@ from pybk.streams.ledger_list import (
     Found,
     Lost,
     MoveList,
+    PageGoneError,
     ReadBounds,
     ReadList,
-    ReadOther,
     ReadPage,
     ReadShard,
     RecoverLedger,
@@ -158,10 +158,6 @@ _KEPT_PAGES: Final = 16
 """Pages that are kept in memory, of those that were read or written last."""
 
 _NONCE_BYTES: Final = 8
-
-
-class PageGoneError(Exception):
-    """A page is gone that a record names which was read before."""
 
 
 class ListParts:
@@ -363,25 +359,6 @@ def page_segments_of(manager: LedgerManager) -> int:
     return PAGE_SEGMENTS if manager.feature_level >= FeatureLevel.STREAMS else 0
 
 
-class SegmentOwner(Protocol):
-    """The part of a log's writer that steps refer to."""
-
-    def created(self, writer: LedgerWriter) -> None:
-        """Keep the writer of a new ledger until the ledger is listed and switched to, or deleted."""
-
-    def deleted(self, ledger_id: int) -> None:
-        """Let go of the writer of a ledger that will never be listed."""
-
-    def switch(self, segment: Segment) -> None:
-        """Append further records to a segment."""
-
-    def close_segment(self, segment: Segment) -> bool:
-        """Wait for what was appended to a segment, and close its ledger; False if it is lost."""
-
-    def has_closed(self, metadata: LedgerMetadata) -> bool:
-        """Return whether the ledger of a lost segment was closed as this writer was about to."""
-
-
 class LedgerSteps:
     """Performs steps for one list.
 
@@ -389,12 +366,12 @@ class LedgerSteps:
         manager: Has the ledgers and the record.
         name: The list's.
         spec: How its ledgers are created and opened.
-        owner: Its writer, if this process is to be one.
+        owner: What appends to it, if this process is to be its writer.
 
     Threads: any, one operation at a time each.
     """
 
-    def __init__(self, manager: LedgerManager, name: str, spec: LedgerSpec, owner: SegmentOwner | None = None) -> None:
+    def __init__(self, manager: LedgerManager, name: str, spec: LedgerSpec, owner: Appender | None = None) -> None:
         self.manager = manager
         self.name = name
         self.spec = spec
@@ -528,11 +505,11 @@ class LedgerSteps:
         """Replace the settings that the log keeps."""
         if not isinstance(settings, LogSettings):
             raise UsageError(f"settings is {settings!r:.50}; it takes LogSettings(...)")
+        self.set_properties({SETTINGS_PROPERTY: None, **settings.as_properties()})
 
-        def changed(record: ListRecord) -> ListRecord:
-            return record.with_properties({SETTINGS_PROPERTY: None, **settings.as_properties()})
-
-        self.perform(ledger_list.update(self.name, changed))
+    def set_properties(self, changes: Mapping[str, str | None]) -> None:
+        """Change some of the list's properties, all or none; None removes one."""
+        self.perform(ledger_list.update(self.name, lambda record: record.with_properties(changes)))
 
     def full_spec(self) -> LedgerSpec:
         """Return how ledgers of the log are made, by what it was opened with and what it keeps.
@@ -677,8 +654,15 @@ class LedgerSteps:
     def watch_truncation(self) -> None:
         """Count the changes of the record in ``changes`` from now on, as long as this exists."""
         if self._truncation is None:
-            self._truncation = watch = self.watch(partial(_note_change, weakref.ref(self)))
+            self._truncation = watch = self.watch(weakly(LedgerSteps._note_change, self))
             weakref.finalize(self, cancel_elsewhere, watch).atexit = False
+
+    def _note_change(self) -> None:
+        self.changes += 1
+
+    def _look_again(self) -> None:
+        self._looks_again = False
+        self.changes += 1
 
     def kept_from(self) -> int:
         """Return the first record that was not truncated; reads the record only if it may have changed.
@@ -696,15 +680,13 @@ class LedgerSteps:
                     raise
                 if not self._looks_again:
                     self._looks_again = True
-                    background().call_later(_LOOK_SECONDS, partial(_look_again, weakref.ref(self)))
+                    background().call_later(_LOOK_SECONDS, weakly(LedgerSteps._look_again, self))
         return self._kept
 
     def _step(self, step: Step) -> Any:
         match step:
-            case ReadList():
-                return self.read()
-            case ReadOther(name):
-                return self._read(name)
+            case ReadList(other):
+                return self.read() if other is None else self._read(other)
             case WriteList(record, version):
                 written = self._write(record.encode(), version)
                 if isinstance(written, Written):
@@ -752,7 +734,7 @@ class LedgerSteps:
                 return parts.write_bounds(number, bounds)
 
     @property
-    def _writing(self) -> SegmentOwner:
+    def _writing(self) -> Appender:
         assert self._owner is not None, "only a writer rolls and closes"
         return self._owner
 
@@ -948,19 +930,6 @@ def segment_end(reader: LedgerReader, segment: Segment, *, where: str) -> Segmen
             return SegmentEnd(first_seq, found.seq + found.records - 1, reader.length, highest)
         last -= 1
     return SegmentEnd(None, None, reader.length)
-
-
-def _note_change(steps: weakref.ref[LedgerSteps]) -> None:
-    found = steps()
-    if found is not None:
-        found.changes += 1
-
-
-def _look_again(steps: weakref.ref[LedgerSteps]) -> None:
-    found = steps()
-    if found is not None:
-        found._looks_again = False
-        found.changes += 1
 
 
 def cancel_elsewhere(watch: Watch) -> None:

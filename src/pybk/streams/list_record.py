@@ -472,7 +472,7 @@ class ListRecord:
             ledger_id: The ledger of the new segment, which has no record yet.
             now_ns: The time, nanoseconds since 1970.
         """
-        closed = self._closed(ends, now_ns)
+        closed = self.closed(ends, now_ns)
         pending = (*closed.pending_deletes, *self.uploads)
         return replace(closed, uploads=(), pending_deletes=pending)._added(
             ledger_id, self.epoch + 1, closed.end_seq, now_ns
@@ -493,8 +493,34 @@ class ListRecord:
         return self._added(ledger_id, self.epoch, first_seq, now_ns)
 
     def closed(self, ends: Mapping[int, SegmentEnd], now_ns: int) -> ListRecord:
-        """Return the record with closed segments; ``ends`` says what each of them holds."""
-        return self._closed(ends, now_ns)
+        """Return the record with closed segments; ``ends`` says what each of them holds.
+
+        They are closed in order: each has to continue where the one before it ended (rule T3).
+        """
+        segments: list[Segment] = []
+        gone: list[int] = []
+        end_seq, highest = self.end_seq, self.highest
+        for each in self.segments:
+            end = ends.get(each.number)
+            if end is None or not each.is_open:
+                segments.append(each)
+                continue
+            if end.first_seq is None or end.last_seq is None:
+                gone.append(each.ledger_id)
+                continue
+            if end.first_seq != end_seq:
+                raise CorruptError(
+                    f"log {self.name!r}: segment {each.number} (ledger {each.ledger_id}) begins with record "
+                    f"{end.first_seq}, but record {end_seq} comes next; restore its record, or the ledgers before"
+                )
+            segments.append(
+                replace(each, first_seq=end_seq, last_seq=end.last_seq, nbytes=end.nbytes, closed_ns=now_ns)
+            )
+            end_seq, highest = end.last_seq + 1, Highest(*map(max, highest, end.highest))
+        if segments and segments[-1].first_seq is None and (len(segments) == 1 or not segments[-2].is_open):
+            segments[-1] = replace(segments[-1], first_seq=end_seq)  # a roll added it before this end was known
+        pending = (*self.pending_deletes, *gone)
+        return replace(self, segments=tuple(segments), end_seq=end_seq, highest=highest, pending_deletes=pending)
 
     def truncated(
         self, seq: int, bounds: Bounds, rows: Mapping[str, Rows] = _NO_ROWS, *, force: bool = False
@@ -720,33 +746,6 @@ class ListRecord:
     def _added(self, ledger_id: int, epoch: int, first_seq: int | None, now_ns: int) -> ListRecord:
         new = Segment(self.next_segment, ledger_id, epoch, self.generation, first_seq, created_ns=now_ns)
         return replace(self, epoch=epoch, next_segment=self.next_segment + 1, segments=(*self.segments, new))
-
-    def _closed(self, ends: Mapping[int, SegmentEnd], now_ns: int) -> ListRecord:
-        """Close segments in order: each has to continue where the one before it ended (rule T3)."""
-        segments: list[Segment] = []
-        gone: list[int] = []
-        end_seq, highest = self.end_seq, self.highest
-        for each in self.segments:
-            end = ends.get(each.number)
-            if end is None or not each.is_open:
-                segments.append(each)
-                continue
-            if end.first_seq is None or end.last_seq is None:
-                gone.append(each.ledger_id)
-                continue
-            if end.first_seq != end_seq:
-                raise CorruptError(
-                    f"log {self.name!r}: segment {each.number} (ledger {each.ledger_id}) begins with record "
-                    f"{end.first_seq}, but record {end_seq} comes next; restore its record, or the ledgers before"
-                )
-            segments.append(
-                replace(each, first_seq=end_seq, last_seq=end.last_seq, nbytes=end.nbytes, closed_ns=now_ns)
-            )
-            end_seq, highest = end.last_seq + 1, Highest(*map(max, highest, end.highest))
-        if segments and segments[-1].first_seq is None and (len(segments) == 1 or not segments[-2].is_open):
-            segments[-1] = replace(segments[-1], first_seq=end_seq)  # a roll added it before this end was known
-        pending = (*self.pending_deletes, *gone)
-        return replace(self, segments=tuple(segments), end_seq=end_seq, highest=highest, pending_deletes=pending)
 
     def _without(
         self, gone: Container[int], *, segments: Rows | None = None, last: int = SEQ_MAX, **changes: Any

@@ -18,7 +18,6 @@ import sys
 import threading
 import time
 import warnings
-import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from copy import copy
@@ -46,7 +45,7 @@ from pybk.manager.handle import in_children
 from pybk.manager.ledger_manager import LedgerManager, backend_of
 from pybk.streams import ledger_list
 from pybk.streams.appender import Appender, Batch
-from pybk.streams.background import background
+from pybk.streams.background import background, weakly
 from pybk.streams.ledger_list import Owned
 from pybk.streams.ledger_spec import LedgerSpec, LogSettings
 from pybk.streams.ledger_steps import LedgerSteps
@@ -151,7 +150,7 @@ class ListWriter:
         """The segment whose age is timed."""
         self._tried: tuple[float, PybkError] | None = None
         """When a lost segment was tried to be repaired last, by the monotonic clock, and why that failed."""
-        self.appender.on_lost = partial(_repair_lost, weakref.ref(self))
+        self.appender.on_lost = weakly(ListWriter._notice_loss, self)
         self._backlog = CoroutineBacklog()
         self._abandoned: list[int] = []
         """Blobs that will not be listed, which the next operation gives up."""
@@ -356,7 +355,7 @@ class ListWriter:
             self._timed = segment
 
     def _roll_after(self, seconds: float, number: int) -> None:
-        background().call_later(seconds, partial(_roll_old, weakref.ref(self), number))
+        background().call_later(seconds, partial(weakly(ListWriter.roll_old, self), number))
 
     # ---- operations ----------------------------------------------------------------------------------------------
 
@@ -461,8 +460,14 @@ class ListWriter:
             error = bookies_error(self._title, cause, self.patience_s, outcome_unknown=True)
         self.appender.give_up(error)
 
+    def _notice_loss(self) -> None:
+        """Have a lost ledger replaced; called by the client's leader."""
+        background().submit(partial(weakly(ListWriter.repair_lost, self), time.monotonic() + self.patience_s))
+
     def repair_lost(self, until: float) -> None:
         """Repair what is lost, in the background: now, and again later until a time."""
+        if self.closed:
+            return
         try:
             cause = self._repaired()
         except ClosedError:
@@ -473,7 +478,7 @@ class ListWriter:
         if cause is None:
             return
         if time.monotonic() < until:
-            background().call_later(_LOOK_SECONDS, partial(_repair_later, weakref.ref(self), until))
+            background().call_later(_LOOK_SECONDS, partial(weakly(ListWriter.repair_lost, self), until))
             return
         with self._operation:
             if self.appender.lost:
@@ -589,22 +594,3 @@ class ListWriter:
             self.close()
         except (PybkError, OSError) as error:
             logger.warning("log %r was dropped, and could not be closed: %s", self._name, error)
-
-
-def _repair_lost(writer: weakref.ref[ListWriter]) -> None:
-    """Have a lost ledger of a log replaced; called by the client's leader."""
-    found = writer()
-    if found is not None:
-        background().submit(partial(_repair_later, writer, time.monotonic() + found.patience_s))
-
-
-def _repair_later(writer: weakref.ref[ListWriter], until: float) -> None:
-    found = writer()
-    if found is not None and not found.closed:
-        found.repair_lost(until)
-
-
-def _roll_old(writer: weakref.ref[ListWriter], number: int) -> None:
-    found = writer()
-    if found is not None:
-        found.roll_old(number)

@@ -504,12 +504,7 @@ class Log(NamedList, kinds=(ListKind.LOG, ListKind.CURSOR), first_seq=FIRST_SEQ)
         Durability: The changes are durable on return.
         """
         self._check_open()
-        checked = _checked_changes(changes)
-
-        def changed(record: ListRecord) -> ListRecord:
-            return record.with_properties(checked)
-
-        self._steps.perform(ledger_list.update(self.name, changed))
+        self._steps.set_properties(_checked_changes(changes))
 
     set_properties_async = asyncio_form(set_properties)
 

@@ -11,11 +11,11 @@ from typing import Final, NamedTuple
 from pybk.errors import ClosedError, LogSealedError, TruncatedError, UsageError
 from pybk.manager.append_future import seconds_of
 from pybk.manager.arguments import whole_from
-from pybk.manager.handle import Handle, in_children
+from pybk.manager.handle import in_children
 from pybk.streams.format import Position, Records
 from pybk.streams.ledger_steps import LedgerSteps
 from pybk.streams.list_record import SEQ_MAX
-from pybk.streams.log_record import LogRecord, log_records
+from pybk.streams.log_record import LogRecord, RecordSource, log_records
 from pybk.streams.record_reader import RecordReader
 from pybk.streams.record_search import first_seq_at_time, first_seq_of_txid
 from pybk.threads.call_threads import asyncio_form, in_thread
@@ -44,7 +44,7 @@ Start = LogEnd | Position | TxId | datetime | int
 """Where reading begins: an end, a position, a transaction id, a time that names its zone, or a sequence number."""
 
 
-class LogReader(Handle):
+class LogReader(RecordSource):
     """Reads a log in order; made by ``Log.reader``.
 
     Iterating ends with the last record of now; with ``follow``, only when the log is sealed or this is closed. Every
@@ -133,14 +133,15 @@ class LogReader(Handle):
 
     # ---- reading -------------------------------------------------------------------------------------------------
 
-    def read(self, timeout: float | None = None) -> LogRecord | None:
-        """Return the next record.
+    def read_many(self, most: int, timeout: float | None = None) -> list[LogRecord]:
+        """Return the records that come next: at least one, at most ``most``, and no wait for more than one.
 
         Args:
+            most: How many records at most.
             timeout: Seconds to wait for one; 0 or less to look once; None for as long as it takes.
 
         Returns:
-            None if none came in time.
+            An empty list if none came in time.
 
         Raises:
             LogSealedError: The log was sealed, and all its records were read.
@@ -148,15 +149,6 @@ class LogReader(Handle):
             TruncatedError: The next record was truncated, and the reader is strict.
             CorruptError: A record is damaged or missing. DigestMismatchError, if it was changed.
             ClosedError: This reader or its log was closed.
-        """
-        for record in self.read_many(1, timeout):
-            return record
-        return None
-
-    def read_many(self, most: int, timeout: float | None = None) -> list[LogRecord]:
-        """Return the records that come next: at least one, at most ``most``, and no wait for more than one.
-
-        Arguments and errors as for ``read``; an empty list if none came in time.
         """
         wanted, seconds = whole_from(most, 1, "most", "a number of records"), seconds_of(timeout)
         self._look()
@@ -168,12 +160,6 @@ class LogReader(Handle):
                 self._jump()
             self._look()
         return found
-
-    async def read_async(self, timeout: float | None = None) -> LogRecord | None:
-        """Read as ``read`` does, without blocking the event loop."""
-        for record in await self.read_many_async(1, timeout):
-            return record
-        return None
 
     async def read_many_async(self, most: int, timeout: float | None = None) -> list[LogRecord]:
         """Read as ``read_many`` does, without blocking the event loop; no thread is held while this waits."""

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from abc import abstractmethod
+from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
 from functools import partial
 from itertools import repeat
 from typing import Final, NamedTuple
 
+from pybk.errors import LogSealedError
+from pybk.manager.handle import Handle
 from pybk.streams.format import Headers, Position, Records, decode_attributes
+from pybk.threads.call_threads import asyncio_form
 
 
 class LogRecord(NamedTuple):
@@ -33,6 +38,42 @@ class LogRecord(NamedTuple):
     def seq(self) -> int:
         """Its sequence number."""
         return self.position.seq
+
+
+class RecordSource(Handle):
+    """What hands out records of a log: some at a time, one at a time, or one after the other by iterating it."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def read_many(self, most: int, timeout: float | None = None) -> list[LogRecord]:
+        """Return the records that come next: at least one, at most ``most``; an empty list if none came in time."""
+
+    read_many_async = asyncio_form(read_many, own_thread=True)
+
+    def read(self, timeout: float | None = None) -> LogRecord | None:
+        """Return the next record, None if none came in time; arguments and errors as for ``read_many``."""
+        for record in self.read_many(1, timeout):
+            return record
+        return None
+
+    async def read_async(self, timeout: float | None = None) -> LogRecord | None:
+        """Read as ``read`` does, without blocking the event loop."""
+        for record in await self.read_many_async(1, timeout):
+            return record
+        return None
+
+    def __iter__(self) -> Iterator[LogRecord]:
+        """Yield records as ``read`` returns them, until the log is sealed and has no more to hand out."""
+        with suppress(LogSealedError):
+            while (record := self.read()) is not None:
+                yield record
+
+    async def __aiter__(self) -> AsyncIterator[LogRecord]:
+        """Yield records as ``__iter__`` does, without blocking the event loop."""
+        with suppress(LogSealedError):
+            while (record := await self.read_async()) is not None:
+                yield record
 
 
 _new_position: Final = partial(tuple.__new__, Position)

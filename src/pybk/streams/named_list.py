@@ -365,7 +365,7 @@ def _sweep_cursors(manager: LedgerManager, names: Iterable[str], spec: LedgerSpe
 
 
 def _cursor_spec(spec: LedgerSpec) -> LedgerSpec:
-    return replace(spec, kind=ListKind.CURSOR, ledger_type=ListKind.CURSOR.value)
+    return replace(spec, ledger_type=ListKind.CURSOR)
 
 
 def _cursor_of(manager: LedgerManager, log: str, subscription: str, spec: LedgerSpec) -> ListWriter:

@@ -27,7 +27,7 @@ from pybk.streams.list_record import UID_BYTES, ListKind, checked_name
 from pybk.streams.list_writer import ListWriter, RollPolicy
 from pybk.streams.log import FIRST_SEQ, Log
 from pybk.streams.name_watch import NameWatch
-from pybk.streams.named_list import manager_at
+from pybk.streams.named_list import delete_log, manager_at
 from pybk.streams.sweep import check_not_lost
 from pybk.threads.call_threads import asyncio_form
 
@@ -185,18 +185,8 @@ class Namespace(Handle):
             UnauthorizedError: The password is not the log's.
         """
         self._check_open()
-        log = Log.open(
-            self._manager,
-            name,
-            mode=self._mode,
-            create=flag_of(create, "create"),
-            password=self._spec.given.password,
-            secret=self._spec.given.secret,
-            insecure=self._spec.insecure,
-            digest_type=self._spec.asked.digest_type,
-            storage_hints=self._spec.asked.storage_hints,
-            quorums=self._spec.asked.quorums,
-        )
+        begin = partial(Log._find, create=flag_of(create, "create") and self._mode == "w")
+        log = Log._opened(self._manager, name, self._spec, self._mode, begin, create=create, config=None)
         self._logs.add(log)
         return log
 
@@ -239,8 +229,7 @@ class Namespace(Handle):
             PybkError: Something could not be deleted; call it again.
         """
         self._check_writable()
-        given, insecure = self._spec.given, self._spec.insecure
-        Log.delete(self._manager, name, password=given.password, secret=given.secret, insecure=insecure, steal=steal)
+        delete_log(self._manager, checked_name(name), self._spec, steal=flag_of(steal, "steal"))
 
     delete_async = asyncio_form(delete)
 

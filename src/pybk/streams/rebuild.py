@@ -273,6 +273,6 @@ def _cursors_of(manager: LedgerManager, name: str, spec: LedgerSpec, begin: int)
     """
     prefix = cursor_list_name(name, "")
     for cursor in names_of(manager, ListKind.CURSOR, prefix) if spec.kind is ListKind.LOG else ():
-        found = LedgerSteps(manager, cursor, replace(spec, kind=ListKind.CURSOR)).read()
+        found = LedgerSteps(manager, cursor, replace(spec, ledger_type=ListKind.CURSOR)).read()
         if found is not None and not found.record.sealed:  # one that is sealed is being deleted
             yield CursorBound(cursor.removeprefix(prefix), begin, found.record.uid.hex(), found.record.epoch)

@@ -7,6 +7,7 @@ need not ascend: the first record with at least a value is the one at which the 
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeVar
@@ -101,11 +102,5 @@ def _highest(reader: LedgerReader, entry: int) -> Highest:
 
 def _last(ascending: Sequence[T], holds: Callable[[T], bool]) -> T | None:
     """Return the last element for which something holds, given that it holds for all those before it."""
-    low, high = 0, len(ascending)
-    while low < high:
-        middle = (low + high) // 2
-        if holds(ascending[middle]):
-            low = middle + 1
-        else:
-            high = middle
-    return ascending[low - 1] if low else None
+    after = bisect_left(ascending, True, key=lambda each: not holds(each))
+    return ascending[after - 1] if after else None

@@ -20,7 +20,7 @@ import stat
 import struct
 import threading
 import time
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
@@ -31,7 +31,6 @@ from pybk.errors import (
     ClosedError,
     CorruptError,
     IllegalOperationError,
-    LogSealedError,
     PybkError,
     TooManyRequestsError,
     UsageError,
@@ -40,7 +39,7 @@ from pybk.manager.append_future import seconds_of
 from pybk.manager.handle import Handle, fork_error, in_children
 from pybk.manager.opening import Opening
 from pybk.streams.format import Position
-from pybk.streams.log_record import LogRecord
+from pybk.streams.log_record import LogRecord, RecordSource
 from pybk.streams.subscription import (
     Acked,
     Subscription,
@@ -359,7 +358,7 @@ def _identity_of(path: str) -> tuple[int, int]:
     return found.st_dev, found.st_ino
 
 
-class RemoteConsumer(Handle):
+class RemoteConsumer(RecordSource):
     """A consumer of a shared subscription that another process of this machine serves; see ``ConsumerServer``.
 
     Use it so::
@@ -431,14 +430,6 @@ class RemoteConsumer(Handle):
 
     # ---- calls ---------------------------------------------------------------------------------------------------
 
-    def read(self, timeout: float | None = None) -> LogRecord | None:
-        """Return the next record, as ``Subscription.read`` does."""
-        for record in self.read_many(1, timeout):
-            return record
-        return None
-
-    read_async = asyncio_form(read, own_thread=True)
-
     def read_many(self, most: int, timeout: float | None = None) -> list[LogRecord]:
         """Return records as ``Subscription.read_many`` does, but at most 1000.
 
@@ -453,8 +444,6 @@ class RemoteConsumer(Handle):
             patience = max(patience, 0.0) + GRACE_SECONDS
         header, data = self._called({"call": "read", "most": most, "timeout": timeout}, patience)
         return _records_of(header["records"], data)
-
-    read_many_async = asyncio_form(read_many, own_thread=True)
 
     def ack(self, records: Acked | Iterable[Acked], *, properties: Mapping[str, int | str] | None = None) -> None:
         """Acknowledge records as ``Subscription.ack`` does: durable on return.
@@ -485,18 +474,6 @@ class RemoteConsumer(Handle):
         """Return how often a record was handed out again since its owner opened the subscription."""
         header, _ = self._called({"call": "redeliveries", "seq": seq_of_acked(record)}, ANSWER_SECONDS)
         return int(header["count"])
-
-    def __iter__(self) -> Iterator[LogRecord]:
-        """Yield records as ``read`` returns them, until the log is sealed and all its records are acknowledged."""
-        with suppress(LogSealedError):
-            while (record := self.read()) is not None:
-                yield record
-
-    async def __aiter__(self) -> AsyncIterator[LogRecord]:
-        """Yield records as ``__iter__`` does, without blocking the event loop."""
-        with suppress(LogSealedError):
-            while (record := await self.read_async()) is not None:
-                yield record
 
     def _called(self, request: Mapping[str, Any], patience: float | None = None) -> tuple[dict[str, Any], bytes]:
         """Send a request, and return the response; raises the error that it names.

@@ -16,20 +16,20 @@ import threading
 import time
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import takewhile
 from typing import Any, Final, NamedTuple
 
 from pybk.errors import ClosedError, LogFencedError, NoSuchLogError, PybkError, UsageError
-from pybk.manager.arguments import flag_of
+from pybk.manager.arguments import flag_of, whole_from
 from pybk.metadata.store import Watch
 from pybk.streams import ledger_list
-from pybk.streams.background import background
+from pybk.streams.background import background, weakly
 from pybk.streams.ledger_steps import LedgerSteps, cancel_elsewhere
 from pybk.streams.list_record import SEQ_MAX, Bounds, ListRecord, Segment
 from pybk.streams.list_writer import ListWriter
-from pybk.values import FrozenDict, decode_json, encode_json, whole
+from pybk.values import FrozenDict, decode_json, encode_json
 
 logger = logging.getLogger(__name__)
 
@@ -80,8 +80,8 @@ class Retention:
                 raise UsageError(f"{name} is {value!r:.50}; it takes seconds above 0, at most {_SECONDS_MAX:.0e}")
         for name in ("keep_acked", "force_expire"):
             flag_of(getattr(self, name), name)
-        if self.max_bytes is not None and (whole(self.max_bytes) is None or self.max_bytes < 0):
-            raise UsageError(f"max_bytes is {self.max_bytes!r:.50}; it takes a number of bytes, or None")
+        if self.max_bytes is not None:
+            whole_from(self.max_bytes, 0, "max_bytes", "a number of bytes or None")
 
 
 class Expired(NamedTuple):
@@ -243,14 +243,8 @@ def set_retention(steps: LedgerSteps, retention: Retention | None) -> None:
     """Store the retention of a log, or None for none, in its record; its writer applies it from then on."""
     if retention is not None and not isinstance(retention, Retention):
         raise UsageError(f"retention is {retention!r:.50}; it takes Retention(...), or None to drop nothing")
-
-    def changed(record: ListRecord) -> ListRecord:
-        properties = {name: value for name, value in record.properties.items() if name != RETENTION_PROPERTY}
-        if retention is not None:
-            properties[RETENTION_PROPERTY] = encode_json(asdict(retention)).decode()
-        return replace(record, properties=properties)
-
-    steps.perform(ledger_list.update(steps.name, changed))
+    text = None if retention is None else encode_json(asdict(retention)).decode()
+    steps.set_properties({RETENTION_PROPERTY: text})
 
 
 class Watches:
@@ -293,9 +287,8 @@ class RetentionKeeper:
         """How many timers were set, of which the last one counts."""
         self._noted: dict[int, int] = {}
         """As for ``dates_of``: what is dated in the future is as old as this has known it."""
-        keeper = weakref.ref(self)
         self._watches = Watches()
-        self._watches.add(self._steps.watch(partial(_changed, keeper)))
+        self._watches.add(self._steps.watch(weakly(RetentionKeeper.soon, self)))
         self._watched = ""
         """The set of bounds that is watched; empty for none."""
         self._dropped = weakref.finalize(self, cancel_elsewhere, self._watches)
@@ -305,7 +298,7 @@ class RetentionKeeper:
 
     def _set_timer(self) -> None:
         self._timers += 1
-        background().call_later(self._period_s, partial(_tick, weakref.ref(self), self._timers))
+        background().call_later(self._period_s, partial(weakly(RetentionKeeper.on_timer, self), self._timers))
 
     @property
     def _ended(self) -> bool:
@@ -316,7 +309,7 @@ class RetentionKeeper:
         if not self._due and not self._ended:
             self._due = True
             try:
-                background().submit(partial(_apply, weakref.ref(self)))
+                background().submit(weakly(RetentionKeeper.in_background, self))
             except BaseException:
                 self._due = False
                 raise
@@ -401,7 +394,7 @@ class RetentionKeeper:
         """Apply the retention after changes of bounds that are not in the record itself."""
         if record.bound_set != self._watched and record.admissions:
             self._watched = record.bound_set
-            for watch in self._steps.watch_bounds(record, partial(_changed, weakref.ref(self))):
+            for watch in self._steps.watch_bounds(record, weakly(RetentionKeeper.soon, self)):
                 self._watches.add(watch)
 
 
@@ -416,21 +409,3 @@ def _expired(held: Held, first: int) -> Expired:
 
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _changed(keeper: weakref.ref[RetentionKeeper]) -> None:
-    found = keeper()
-    if found is not None:
-        found.soon()
-
-
-def _tick(keeper: weakref.ref[RetentionKeeper], number: int) -> None:
-    found = keeper()
-    if found is not None:
-        found.on_timer(number)
-
-
-def _apply(keeper: weakref.ref[RetentionKeeper]) -> None:
-    found = keeper()
-    if found is not None:
-        found.in_background()

@@ -22,7 +22,7 @@ import logging
 import threading
 import time
 import weakref
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from enum import StrEnum
 from typing import Final, NamedTuple, TypeVar
@@ -36,8 +36,9 @@ from pybk.errors import (
     TruncatedError,
     UsageError,
 )
+from pybk.manager.arguments import whole_from
 from pybk.manager.atomic_group import GroupMember, GroupPart, member_of
-from pybk.manager.handle import Handle, fork_error, in_children, where_called
+from pybk.manager.handle import fork_error, in_children, where_called
 from pybk.manager.ledger_manager import LedgerManager, backend_of
 from pybk.streams.cursor import Cursor, MemoryCursor, checked_subscription
 from pybk.streams.cursor_state import checked_properties, merged, ranges_of
@@ -46,7 +47,7 @@ from pybk.streams.format import HEADERS_MAX, Headers, Position
 from pybk.streams.ledger_steps import LedgerSteps
 from pybk.streams.list_record import SEQ_MAX, ListKind, cursor_list_name
 from pybk.streams.log_reader import LogEnd, Start, seq_of
-from pybk.streams.log_record import LogRecord, log_records
+from pybk.streams.log_record import LogRecord, RecordSource, log_records
 from pybk.streams.log_writer import LogWriter
 from pybk.streams.range_set import Ranges
 from pybk.streams.record_future import RecordFuture, done_future
@@ -210,7 +211,7 @@ class _Batch(NamedTuple):
 _NOTHING: Final = Taken([], [])
 
 
-class Subscription(Handle):
+class Subscription(RecordSource):
     """Consumes a log: records are handed out until they are acknowledged; made by ``Log.subscribe``.
 
     Use it so::
@@ -396,12 +397,6 @@ class Subscription(Handle):
 
     # ---- reading -------------------------------------------------------------------------------------------------
 
-    def read(self, timeout: float | None = None) -> LogRecord | None:
-        """Return the next record; see ``read_many``. None if none came in time."""
-        for record in self.read_many(1, timeout):
-            return record
-        return None
-
     def read_many(self, most: int, timeout: float | None = None) -> list[LogRecord]:
         """Return records that are to be processed: at least one, at most ``most``, and no wait for more than one.
 
@@ -422,7 +417,7 @@ class Subscription(Handle):
             IllegalOperationError: It is exclusive, and another thread or task reads.
             PybkError: A record could not be moved to the dead letters; it is handed out again.
         """
-        wanted, deadline = _whole_most(most), _deadline(timeout)
+        wanted, deadline = whole_from(most, 1, "most", "a number of records"), _deadline(timeout)
         token = _Token()
         with self._consumed(token):
             if (found := self._take(wanted)).records:
@@ -443,19 +438,13 @@ class Subscription(Handle):
                             if not (leads and self._fetch()):
                                 changed.wait(left)
 
-    async def read_async(self, timeout: float | None = None) -> LogRecord | None:
-        """Read as ``read`` does, without blocking the event loop."""
-        for record in await self.read_many_async(1, timeout):
-            return record
-        return None
-
     async def read_many_async(self, most: int, timeout: float | None = None) -> list[LogRecord]:
         """Read as ``read_many`` does, without blocking the event loop; no thread is held while this waits."""
         return (await self._taken_async(most, timeout)).records
 
     async def _taken_async(self, most: int, timeout: float | None) -> Taken:
         """Read as ``read_many_async`` does."""
-        wanted, deadline = _whole_most(most), _deadline(timeout)
+        wanted, deadline = whole_from(most, 1, "most", "a number of records"), _deadline(timeout)
         token = _Token()
         with self._consumed(token):
             if (found := await self._take_async(wanted)).records:
@@ -480,18 +469,6 @@ class Subscription(Handle):
                             if not (leads and await in_thread(self._fetch)):
                                 with suppress(TimeoutError):
                                     await asyncio.wait_for(changed.wait(), left)
-
-    def __iter__(self) -> Iterator[LogRecord]:
-        """Yield records as ``read`` returns them, until the log is sealed and all its records are acknowledged."""
-        with suppress(LogSealedError):
-            while (record := self.read()) is not None:
-                yield record
-
-    async def __aiter__(self) -> AsyncIterator[LogRecord]:
-        """Yield records as ``__iter__`` does, without blocking the event loop."""
-        with suppress(LogSealedError):
-            while (record := await self.read_async()) is not None:
-                yield record
 
     @contextmanager
     def _consumed(self, token: _Token) -> Iterator[None]:
@@ -991,9 +968,7 @@ class Subscription(Handle):
 
     def skip(self, count: int) -> int:
         """Acknowledge the first ``count`` records that are not; returns how many there were. Errors as for ``ack``."""
-        number = whole(count)
-        if number is None or number < 0:
-            raise UsageError(f"count is {count!r:.50}; it takes a number of records, from 0 up")
+        number = whole_from(count, 0, "count", "a number of records")
         self._look()
         end = self._steps.last_seq() + 1
         with self._lock:
@@ -1035,9 +1010,7 @@ def open_subscription(
     name = checked_subscription(name)
     if mode not in SubscriptionMode.__members__.values():
         raise UsageError(f"mode is {mode!r:.20}; it takes 'exclusive' or 'shared'")
-    limit = whole(max_unacked)
-    if limit is None or limit < 1:
-        raise UsageError(f"max_unacked is {max_unacked!r:.50}; it takes a number of records, at least 1")
+    limit = whole_from(max_unacked, 1, "max_unacked", "a number of records")
     ack_timeout = _ack_timeout_of(ack_timeout)
     if dead_letters is not None and not isinstance(dead_letters, DeadLetters):
         raise UsageError(f"dead_letters is {dead_letters!r:.50}; it takes DeadLetters(writer), or None")
@@ -1179,13 +1152,6 @@ def seq_of_acked(record: Acked) -> int:
 def _is_no_collection(records: Iterable[object]) -> bool:
     """Return whether an iterable stands for something else than its items: a ``TxId``, which has a number, for one."""
     return hasattr(records, "_fields") or isinstance(records, str | bytes | bytearray | memoryview | Mapping)
-
-
-def _whole_most(most: object) -> int:
-    number = whole(most)
-    if number is None or number < 1:
-        raise UsageError(f"most is {most!r:.50}; it takes a number of records, at least 1")
-    return number
 
 
 def _deadline(timeout: object) -> float | None:

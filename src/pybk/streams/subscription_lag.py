@@ -16,14 +16,13 @@ import time
 import weakref
 from bisect import bisect_right
 from collections.abc import Iterable
-from functools import partial
 from operator import itemgetter
 from typing import Final, NamedTuple
 
 from pybk.errors import ClosedError, LogFencedError, NoSuchLogError, PybkError
 from pybk.manager.ledger_manager import backend_of
 from pybk.metrics import Gauge, MetricKey, Metrics
-from pybk.streams.background import background
+from pybk.streams.background import background, weakly
 from pybk.streams.list_record import Segment
 from pybk.streams.list_writer import ListWriter
 
@@ -70,7 +69,7 @@ class SubscriptionLag:
         self._set_timer()
 
     def _set_timer(self) -> None:
-        background().call_later(LOOK_SECONDS, partial(_look, weakref.ref(self)))
+        background().call_later(LOOK_SECONDS, weakly(SubscriptionLag.on_timer, self))
 
     def on_timer(self) -> None:
         """Look at the bounds, and again some time later."""
@@ -147,9 +146,3 @@ def _lags_of(metrics: Metrics) -> _Lags:
             found = _all[metrics] = _Lags()
             metrics.add_gauges(found.gauges)
         return found
-
-
-def _look(lag: weakref.ref[SubscriptionLag]) -> None:
-    found = lag()
-    if found is not None:
-        found.on_timer()

@@ -216,8 +216,13 @@ class WriteAheadLog(NamedList, kinds=(ListKind.WAL,), first_seq=_FIRST_LSN):
         Durability: What was acknowledged before is there.
         Cost: Four synced writes, and one scrypt, about 400 ms, for the first use of a password.
         """
-        rolls = LogSettings(segment_bytes=segment_bytes, segment_age_s=segment_age_s)
-        asked = LogSettings(quorums=quorums, digest_type=digest_type, storage_hints=hints_of(storage_hints)).over(rolls)
+        asked = LogSettings(
+            quorums=quorums,
+            digest_type=digest_type,
+            storage_hints=hints_of(storage_hints),
+            segment_bytes=segment_bytes,
+            segment_age_s=segment_age_s,
+        )
         spec = spec_of(ListKind.WAL, password, secret, insecure, asked)
         wait_s, create, steal = seconds_of(wait, "wait") or 0.0, flag_of(create, "create"), flag_of(steal, "steal")
 

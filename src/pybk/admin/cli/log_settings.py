@@ -55,11 +55,5 @@ def _given(parsed: argparse.Namespace) -> dict[str, Any]:
 
 def fields_of(kept: LogSettings) -> dict[str, Any]:
     """Return the settings that a log keeps, as JSON has them."""
-    return {
-        "quorums": None if kept.quorums == (None, None, None) else "/".join(map(str, kept.quorums)),
-        "digest_type": None if kept.digest_type is None else kept.digest_type.name,
-        "storage_hints": sorted(each.value for each in kept.storage_hints),
-        "segment_bytes": kept.segment_bytes,
-        "segment_age_s": kept.segment_age_s,
-        "segment_records": kept.segment_records,
-    }
+    quorums = None if kept.quorums == (None, None, None) else "/".join(map(str, kept.quorums))
+    return {**kept.described(), "quorums": quorums}
