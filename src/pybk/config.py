@@ -16,7 +16,7 @@ GIB: Final = 1 << 30
 _ANY_BYTES: Final = 1 << 60
 
 PATIENCE_MAX: Final = 86_400
-"""Maximum of ``bookie_patience_seconds``."""
+"""The maximum of ``bookie_patience_seconds``."""
 
 BYTE_LIMITS: Final = {
     "max_entry_bytes": (1, GIB),
@@ -31,7 +31,7 @@ BYTE_LIMITS: Final = {
     "index_cache_bytes": (MIB, _ANY_BYTES),
     "scrub_bytes_per_second": (64 * KIB, _ANY_BYTES),
 }
-"""Minimum and maximum of each setting in bytes."""
+"""The minimum and maximum of each setting in bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +54,7 @@ class TierPolicy:
     min_bytes: int = 0
 
     def __post_init__(self) -> None:
-        """Refuse values that cannot work, naming them."""
+        """Refuse values that cannot work; the error names them."""
         if not isinstance(self.target, StorageHint):
             raise UsageError(
                 f"target is {self.target!r}; it takes StorageHint.NVME, StorageHint.SSD or StorageHint.HDD"
@@ -75,37 +75,37 @@ class StoreConfig:
         tier_policy: The policy that moves closed ledgers by age and size; None moves nothing.
         cold_compression: ``"zstd"`` compresses cold segments of the HDD tier; None stores them as they are.
         free_bytes_low: The store turns read-only when a device has less free space; ledgers can still be deleted then.
-            Default 256 MiB. As much as ``unchecked_tail_bytes`` is enough for a checkpoint to copy all live entries.
-            With less, a full store deletes dead files first and compacts the others one by one. With almost none, a
-            delete may have no space for its own record.
+            Default 256 MiB. If this is at least ``unchecked_tail_bytes``, a checkpoint can copy all live entries. With
+            less, a full store deletes dead files first and compacts the others one by one. With almost none, a delete
+            may have no space for its own record.
         free_bytes_ok: The store accepts appends again when every device has this much. Default 320 MiB.
 
     Performance:
-        max_outstanding_bytes: Limit of bytes that are appended and not yet durable; appends beyond it wait or fail.
+        max_outstanding_bytes: The limit of bytes that are appended and not yet durable; appends beyond it wait or fail.
             Default 32 MiB.
         log_file_bytes: The size up to which log files grow. Default 64 MiB.
-        unchecked_tail_bytes: Limit of log bytes that are not checkpointed, which the next open reads. A checkpoint
-            starts at half of it, and appends wait at all of it. Default 256 MiB.
+        unchecked_tail_bytes: The limit of log bytes that are not checkpointed, which the next open reads. A checkpoint
+            starts at half of the limit, and appends wait at the limit. Default 256 MiB.
         cold_block_bytes: Bytes of entries per cold-segment record. Default 256 KiB.
         ssd_block_bytes: Bytes of entries per SSD record; one point read copies this much. Default 32 KiB.
         index_cache_bytes: Bytes of index pages kept in memory for readers. Default 32 MiB.
         fill_ratio: Files with a smaller share of live bytes are compacted. Default 0.85.
         scrub_seconds: Seconds in which the checksum of each stored entry is checked once, in the background; 0 checks
             none. Default 30 days. A bookie follows the settings of its cluster instead.
-        scrub_bytes_per_second: Limit of what is read for that. Default 32 MiB.
-        background: False leaves checkpoints, preallocation, collection, the writing of deferred entries and the checks
-            of stored entries to explicit calls.
+        scrub_bytes_per_second: The limit of bytes that these checks read in a second. Default 32 MiB.
+        background: Whether checkpoints, preallocation, collection, the writing of deferred entries and the checks of
+            stored entries run in the background; False leaves them to explicit calls.
 
     Cluster:
         bookie_patience_seconds: Seconds for which a writer keeps its pending entries and waits for bookies to return or
-            to register while too few answer; then it fails with NotEnoughBookiesError. It waits as long for a metadata
-            store that is away while bookies are exchanged, and then fails with MetadataUnreachableError. 0 does not
-            wait. Default 30. A store without bookies does not use it.
+            to register while too few answer; then it fails with NotEnoughBookiesError. It waits equally long for a
+            metadata store that does not answer during an ensemble change, and then fails with MetadataUnreachableError.
+            0 does not wait. Default 30. A store without bookies does not use it.
 
     Access:
-        group: Name or number of the group whose members may use the store as well: new directories and files have mode
-            2770 or 0660 and belong to the group. None makes a new store for its owner alone (0700, 0600), and keeps an
-            existing store private or shared, as it is.
+        group: The name or number of the group whose members may use the store as well: new directories and files have
+            mode 2770 or 0660 and belong to the group. None makes a new store for its owner alone (0700, 0600), and
+            keeps the access to an existing store.
 
     Tracing:
         on_span: A hook that is called at the start and at the end of operations, such as
@@ -137,7 +137,7 @@ class StoreConfig:
     on_span: OnSpan | None = None
 
     def __post_init__(self) -> None:
-        """Refuse values that cannot work, naming them."""
+        """Refuse values that cannot work; the error names them."""
         for name, (least, most) in BYTE_LIMITS.items():
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
@@ -176,5 +176,5 @@ class StoreConfig:
 
     @classmethod
     def names(cls) -> tuple[str, ...]:
-        """Names of all settings."""
+        """Return the names of all settings."""
         return tuple(field.name for field in fields(cls))

@@ -19,23 +19,23 @@ from pybk.errors import UsageError
 from pybk.values import whole
 
 PASSWORD: Final = "PYBK_PASSWORD"
-"""Environment variable of a ledger's password; with ``_FILE`` appended, of the path of a file that holds it."""
+"""The environment variable of a ledger's password; with ``_FILE`` appended, of the path of a file that holds it."""
 
 SECRET: Final = "PYBK_SECRET"
-"""Environment variable of a ledger's secret; with ``_FILE`` appended, of the path of a file that holds it."""
+"""The environment variable of a ledger's secret; with ``_FILE`` appended, of the path of a file that holds it."""
 
 CLUSTER_SECRET: Final = "PYBK_CLUSTER_SECRET"
-"""Environment variable of a cluster's secret; with ``_FILE`` appended, of the path of a file that holds it.
+"""The environment variable of a cluster's secret; with ``_FILE`` appended, of the path of a file that holds it.
 
-While the secret is replaced, the variable with ``_NEXT`` appended may hold a second one; next to a file, the file whose
-name ends with ``.next``.
+While the secret is replaced, the variable with ``_NEXT`` appended may hold a second one. If a file holds the secret,
+the second one is in a file next to it with ``.next`` appended to its name.
 """
 
 SECRET_BYTES_MIN: Final = 16
-"""The shortest cluster secret that is accepted; 32 random bytes are a good one."""
+"""The shortest cluster secret that is accepted, in bytes; 32 random bytes are a good one."""
 
 LEDGER_SECRET_BYTES_MIN: Final = 32
-"""The shortest secret of a ledger that is accepted: nothing makes a guess of it slow, so no guess may succeed."""
+"""The shortest secret of a ledger that is accepted, in bytes, because nothing slows down guesses of it."""
 
 _BYTES_MAX: Final = 1 << 16
 _PASSWORDS_BYTES_MAX: Final = 16 << 20
@@ -52,7 +52,7 @@ def read_secret_file(path: str, *, private: bool = False, bytes_max: int = _BYTE
 
     Args:
         path: The file.
-        private: Refuse a file that every user may read or change.
+        private: Whether a file that every user may read or change is refused.
         bytes_max: The most bytes that it may have.
 
     Raises:
@@ -95,12 +95,12 @@ def write_new_secret(path: str) -> None:
 def without_credentials(text: str, settings: Collection[str] = ()) -> str:
     """Return a URL, or a text with URLs, without users, passwords and the values of settings that may be secret.
 
-    What stands before the last ``@`` of a URL is left out, because a password may have any character, a blank too: in a
-    text that is up to the last ``@`` of the line, or up to the next URL.
+    Everything before the last ``@`` of a URL is left out, because a password may have any character, even a blank. In a
+    text a URL extends to the last ``@`` of the line, or to the next URL.
 
     Args:
         text: The text.
-        settings: Names of settings, after ``?``, whose values are no secrets.
+        settings: The names of settings, after ``?``, whose values are not secret.
     """
 
     def shown(found: re.Match[str]) -> str:
@@ -113,11 +113,11 @@ def without_credentials(text: str, settings: Collection[str] = ()) -> str:
 
 
 def cut_value(value: object, most: int) -> str:
-    """Return the ``repr`` of what a caller gave, for a message: without the credentials of a URL, and then cut.
+    """Return the ``repr`` of a caller's value for a message, without the credentials of a URL, and then cut.
 
     Args:
         value: The value, which may be a URL in a wrong place.
-        most: How many characters are shown at most.
+        most: The most characters that are shown.
     """
     return without_credentials(repr(value))[:most]
 
@@ -135,10 +135,10 @@ class Secret:
 
     Attributes:
         value: The secret itself.
-        file: Path of a file that holds it, on each machine that reads it; a trailing line end is removed.
+        file: The path of a file that holds it, on each machine that reads it; a trailing line end is removed.
         variable: An environment variable that holds it; the variable with ``_FILE`` appended may name such a file. If
             both are set, the file is taken.
-        private: Refuse a file that every user of the host may read or change.
+        private: Whether a file that every user of the host may read or change is refused.
     """
 
     value: bytes | None = field(default=None, repr=False)
@@ -162,7 +162,7 @@ class Secret:
         return read_secret_file(file, private=self.private) if file else os.environb.get(self.variable.encode())
 
     def read_all(self) -> tuple[bytes, ...]:
-        """Return the secret and the one that replaces it, as far as they are given: none, one or two.
+        """Return the given ones of the secret and the secret that replaces it: none, one or two.
 
         The second one is in the file with ``.next`` appended to its name, or in the variable with ``_NEXT`` appended.
 
@@ -198,7 +198,7 @@ class Secret:
 
     @property
     def source(self) -> str | None:
-        """Where ``read`` looks, for errors; None if it is the value itself, or nothing was given."""
+        """The place where ``read`` looks, for errors; None if it is the value itself, or nothing was given."""
         if self.value is not None or (self.file is None and self.variable is None):
             return None
         if self.file is not None:
@@ -210,7 +210,7 @@ class Secret:
 
 
 class KeyKind(StrEnum):
-    """What the keys of a ledger are derived from."""
+    """The kind of value from which the keys of a ledger are derived."""
 
     PASSWORD = "password"
     """A password, which scrypt stretches, because people choose it."""
@@ -219,12 +219,12 @@ class KeyKind(StrEnum):
     """Random bytes, which need no stretching."""
 
     NOTHING = "nothing"
-    """Nothing that is secret: anybody can derive the keys."""
+    """No secret value: anybody can derive the keys."""
 
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """The password and the secret that a caller gave; a ledger takes the one that it was made with.
+    """The password and the secret that a caller gave; a ledger takes the kind with which it was created.
 
     Attributes:
         password: A password; empty for none.
@@ -235,22 +235,22 @@ class Credentials:
     secret: bytes | None = field(default=None, repr=False)
 
     def __bool__(self) -> bool:
-        """Return whether something is given."""
+        """Return whether a password or a secret is given."""
         return bool(self.password) or self.secret is not None
 
     @property
     def kind(self) -> KeyKind:
-        """The kind of a ledger that is made with them: the secret has precedence over the password."""
+        """The kind of a ledger that is created with them; the secret has precedence over the password."""
         if self.secret is not None:
             return KeyKind.SECRET
         return KeyKind.PASSWORD if self.password else KeyKind.NOTHING
 
     def of(self, kind: KeyKind) -> bytes | None:
-        """Return what the keys of a ledger are derived from; None if that was not given.
+        """Return the value from which the keys of a ledger of a kind are derived; None if it was not given.
 
-        With nothing given, the empty password is tried on a ledger that has a password: older ledgers without one have
-        that. A ledger without either opens with nothing alone, so that a caller who gives a secret gets authentic
-        entries.
+        If nothing is given, the empty password is tried on a ledger that has a password, because older ledgers without
+        one have the empty password. A ledger without either opens only if nothing is given, so that a caller that gives
+        a secret gets authentic entries.
         """
         match kind:
             case KeyKind.SECRET:
@@ -262,21 +262,21 @@ class Credentials:
 
     @property
     def value(self) -> bytes:
-        """What the keys of a ledger that is made with them are derived from."""
+        """The value from which the keys of a ledger that is created with them are derived."""
         return self.password if self.secret is None else self.secret
 
 
 NO_CREDENTIALS: Final = Credentials()
-"""Nothing is given, as for a ledger that has neither password nor secret."""
+"""No credentials, as for a ledger that has neither password nor secret."""
 
 
 @dataclass(frozen=True, slots=True)
 class CredentialSources:
-    """Where a password and a secret are found, on each machine that reads them; it can be sent there.
+    """The sources of a password and a secret, which are read on each machine that needs them; it can be sent there.
 
     Attributes:
-        password: The password, or where it is found; ``Secret()`` for none.
-        secret: The secret, likewise.
+        password: The password, or its source; ``Secret()`` for none.
+        secret: The secret, or its source; ``Secret()`` for none.
     """
 
     password: Secret = field(default_factory=Secret)
@@ -284,7 +284,7 @@ class CredentialSources:
 
     @classmethod
     def of(cls, password: bytes | Secret | None, secret: bytes | Secret | None) -> Self:
-        """Return what the arguments ``password`` and ``secret`` of a call give.
+        """Return the sources in the arguments ``password`` and ``secret`` of a call.
 
         Raises:
             UsageError: A value is not bytes, or too short for a secret.
@@ -319,10 +319,10 @@ def checked_secret(secret: object) -> bytes:
 
 
 def read_credentials(password: bytes | Secret | None, secret: bytes | Secret | None) -> Credentials:
-    """Return what the arguments ``password`` and ``secret`` of a call give; None stands for none.
+    """Return the credentials in the arguments ``password`` and ``secret`` of a call; None stands for none.
 
     Raises:
-        UsageError: One is of another type, the secret is too short, or a source is named and holds nothing.
+        UsageError: One is of another type, the secret is too short, or a named source is empty.
     """
     word = password.read() if isinstance(password, Secret) else password
     key = secret.read() if isinstance(secret, Secret) else secret
@@ -334,10 +334,10 @@ def read_credentials(password: bytes | Secret | None, secret: bytes | Secret | N
 
 
 def environment_credentials(*, private: bool = False) -> Credentials:
-    """Return the password and the secret in the environment, as far as they are there.
+    """Return the password and the secret in the environment, if they are set.
 
     Args:
-        private: Refuse files that every user of the host may read or change.
+        private: Whether files that every user of the host may read or change are refused.
 
     Raises:
         UsageError: As ``Secret.read``, or the secret is too short.
@@ -348,12 +348,12 @@ def environment_credentials(*, private: bool = False) -> Credentials:
 
 
 def mismatch(kind: KeyKind, given: Credentials, what: str) -> str:
-    """Return a sentence that says why credentials do not open a ledger.
+    """Return a sentence with the reason why credentials do not open a ledger.
 
     Args:
         kind: The kind of the ledger.
-        given: What was given.
-        what: What it was given for, such as "ledger 5" or "log 'orders'".
+        given: The credentials that were given.
+        what: The name of the ledger or log, such as "ledger 5" or "log 'orders'".
     """
     in_a_shell = f"in a shell: --{kind.value}-file FILE"
     if kind is KeyKind.NOTHING:
@@ -377,18 +377,18 @@ def mismatch(kind: KeyKind, given: Credentials, what: str) -> str:
 
 
 ClusterSecret = bytes | Sequence[bytes] | Secret
-"""A cluster's secret: itself; it and the one that replaces it, in any order; or where they are found."""
+"""A cluster's secret: itself; it and the one that replaces it, in any order; or their source."""
 
 SECRETS_MAX: Final = 2
-"""Secrets that a cluster may have at once."""
+"""The number of secrets that a cluster may have at once."""
 
 
 def cluster_secrets(given: ClusterSecret | None) -> Callable[[], tuple[bytes, ...]] | None:
-    """Return a function that reads a cluster's secrets, which may be others each time; None if there is none.
+    """Return a function that reads a cluster's secrets, which may change between calls; None if none is given.
 
     Raises:
         UsageError: A secret is not of type bytes, or too many are given; or as ``Secret.read_all``. The function raises
-            it as ``Secret.read``: a next secret that cannot be used any more is logged, and stays as it was.
+            it as ``Secret.read``; if the next secret cannot be used any more, this is logged, and the former one stays.
     """
     if isinstance(given, Secret):
         first = given.read_all()
@@ -406,7 +406,7 @@ def cluster_secrets(given: ClusterSecret | None) -> Callable[[], tuple[bytes, ..
 
 @dataclass(slots=True)
 class _Following:
-    """The next secret of a cluster as a process has found it last, and what was wrong with it since."""
+    """The next secret of a cluster as a process found it last, and the last error since then."""
 
     secret: bytes | None = field(default=None, repr=False)
     problem: str = ""
@@ -415,8 +415,8 @@ class _Following:
 def _read_again(given: Secret, following: _Following) -> tuple[bytes, ...]:
     """Read a cluster's secrets again, in a process that runs.
 
-    Someone may be writing the file of the next secret, or have made it for another user. That must not end what the
-    process does with the present one.
+    An operator may be writing the file of the next secret, or have made it for another user. The process must still
+    continue with the present one.
     """
     present = given.read()
     if present is None:
@@ -432,13 +432,13 @@ def _read_again(given: Secret, following: _Following) -> tuple[bytes, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Passwords:
-    """The passwords and secrets of many ledgers, so that one call can check all of them.
+    """The passwords and secrets of many ledgers, with which one call can check all of them.
 
     Attributes:
         default: The password of every ledger that no other field names; None for none.
-        types: Passwords by ledger type; for a ledger that was made with a secret, that.
-        ledgers: The same by ledger id.
-        secret: The secret of every ledger that was made with one and that no other field names; None for none.
+        types: Passwords by ledger type; secrets for ledgers that were created with one.
+        ledgers: Passwords or secrets by ledger id.
+        secret: The secret of every ledger that was created with one and that no other field names; None for none.
     """
 
     default: bytes | None = field(default=None, repr=False)
@@ -470,7 +470,7 @@ class Passwords:
         Args:
             ledger_id: The ledger.
             ledger_type: Its type.
-            kind: What its metadata say that it was made with.
+            kind: The kind in its metadata.
         """
         default = self.secret if kind is KeyKind.SECRET else self.default
         return self.ledgers.get(ledger_id, self.types.get(ledger_type, default))
@@ -485,7 +485,7 @@ class Passwords:
             path: The file.
             default: The default if the file has none.
             secret: The secret if the file has none.
-            private: Refuse the file, and those that it names, if every user may read or change them.
+            private: Whether the file, and the files that it names, are refused if every user may read or change them.
 
         Raises:
             UsageError: A file cannot be read or is not private, or is not a valid file of passwords.
@@ -515,7 +515,7 @@ class Passwords:
 
 
 def known_credentials(passwords: Passwords, ledger_id: int, ledger_type: str, kind: KeyKind) -> Credentials | None:
-    """Return what ``Passwords.of`` knows of a ledger; None for nothing."""
+    """Return the result of ``Passwords.of`` for a ledger as credentials; None if it has none."""
     value = passwords.of(ledger_id, ledger_type, kind)
     if value is None:
         return None

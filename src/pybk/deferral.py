@@ -40,8 +40,8 @@ __all__ = ("LateModule", "asyncio", "deferred", "import_by", "import_rest", "imp
 importing: Final = RLock()
 """Held while the module of a name is imported.
 
-Of two threads that use their first names at the same time, one may import a package, which needs a module of it, and
-the other that module, which needs the package: the interpreter then gives one of them a part of the package.
+If two threads use their first names at the same time, one may import a package, which needs a module of it, and the
+other that module, which needs the package. The interpreter would then give one of them an incomplete package.
 """
 
 
@@ -53,7 +53,7 @@ _way: Final[list[Way]] = [_at_once]
 
 
 def import_by(way: Way) -> None:
-    """Have modules be imported by ``way(call)`` from now on, which makes the call, and again if that can help."""
+    """Import modules by ``way(call)`` from now on, which makes the call, and repeats it if that can help."""
     _way[0] = way
 
 
@@ -62,9 +62,9 @@ _late: Final[dict[str, None]] = {}
 
 
 def import_rest(package: str) -> None:
-    """Import what the packages below ``package``, and itself, import late and was not imported yet.
+    """Import all modules that ``package`` and the packages below it import late and that are not imported yet.
 
-    A process that lives on calls it soon after its start: if the files of pybk are replaced, it has what it needs.
+    A process that runs for long calls it soon after its start, so that it needs no file of pybk if these are replaced.
     """
     while left := [name for name in _late if name.startswith(f"{package}.") and name not in sys.modules]:
         for name in left:
@@ -72,7 +72,7 @@ def import_rest(package: str) -> None:
 
 
 def module_of(name: str) -> object:
-    """Return a module; import it if it is not there yet."""
+    """Return a module, and import it if need be."""
     if name not in sys.modules:
 
         def call() -> None:
@@ -89,8 +89,8 @@ def deferred(package: str, names: Mapping[str, str]) -> Callable[[str], object]:
 
     Args:
         package: The package.
-        names: By module, relative to the package: its names, separated by spaces. The name of the module itself is
-            the module, as it is once that was imported.
+        names: The names of each module, separated by spaces, by module relative to the package. The name of the module
+            itself stands for the module.
     """
     homes = homes_of(names)
     _late.update(dict.fromkeys(f"{package}.{module}" for module in names))
@@ -112,7 +112,7 @@ def homes_of(names: Mapping[str, str]) -> dict[str, str]:
 
 
 class LateModule:
-    """Stands for a module, and imports it when one of its names is used first.
+    """A stand-in for a module, which imports it when one of its names is used first.
 
     Args:
         name: The module, absolute.

@@ -4,8 +4,8 @@ Each error answers three questions: whether the operation may have taken effect 
 may succeed (``retryable``), and what the cause is (the class). ``code`` is BookKeeper's code for the error; an error
 that BookKeeper does not have inherits the code of its base class.
 
-Docstrings end with what ``docs/reference/errors.md`` shows: "Outcome" where the operation may have taken effect in some
-cases only, "Retry" where more than ``retryable`` is to be said, and "Remedy", what the caller should do.
+Docstrings end with the columns of ``docs/reference/errors.md``: "Outcome" if the operation may have taken effect in
+some cases only, "Retry" if it needs more words than ``retryable``, and "Remedy", the action for the caller.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class NoSuchBookieError(UsageError):
 class ClosedError(PybkError):
     """The manager or reader was closed; a closed writer raises LedgerClosedError.
 
-    Outcome: No. Appends that a close cut off have ``outcome_unknown`` set.
+    Outcome: No. Appends that a close interrupted have ``outcome_unknown`` set.
     Remedy: Open the manager or the reader again.
     """
 
@@ -64,7 +64,7 @@ class ClosedError(PybkError):
 
 
 class IllegalOperationError(PybkError):
-    """This kind of ledger, handle or manager does not support the operation, or not in its present state.
+    """This kind of ledger, handle or manager does not support the operation, or does not in its present state.
 
     Remedy: Do what the message says; often another kind of handle or manager is needed, or an upgrade.
     """
@@ -76,9 +76,9 @@ class SafetyCheckError(IllegalOperationError):
     """A change of the cluster was refused, because it could endanger entries; nothing was changed.
 
     Args:
-        message: What was refused, with all failures and the remedy.
+        message: The refused change, with all failures and the remedy.
         failures: The checks that failed, a sentence each.
-        passing: Whether all of them pass by themselves within a minute, as a rule.
+        passing: Whether all of them usually pass by themselves within a minute.
         outcome_unknown: As in PybkError.
 
     Retry: Only if ``passing`` is true, which sets ``retryable``: then the checks in ``failures`` pass by themselves.
@@ -100,7 +100,7 @@ class SafetyCheckError(IllegalOperationError):
 
 
 class ForkedProcessError(IllegalOperationError):
-    """This process was forked from the one that opened the manager; open another manager here.
+    """This process was forked from the one that opened the manager; open another manager in this process.
 
     Remedy: Open a manager in this process, or start processes by spawn instead of fork.
     """
@@ -122,7 +122,7 @@ class NoSuchLedgerError(LedgerError):
 class LedgerDeletedError(NoSuchLedgerError):
     """The metadata store records that the ledger was deleted; its id is never assigned again.
 
-    Remedy: Drop what refers to the ledger; a backup of it can be restored under a new id.
+    Remedy: Drop references to the ledger; a backup of it can be restored under a new id.
     """
 
 
@@ -150,8 +150,8 @@ class LedgerFencedError(LedgerError):
     The recovery may or may not have kept the entries that were being appended; handle the error like a timeout. Appends
     that are made afterwards are refused, with ``outcome_unknown`` False.
 
-    Remedy: Stop writing, because the ledger has another owner. To find out what was kept, open the ledger and read its
-        end.
+    Remedy: Stop writing, because the ledger has another owner. To find out which entries were kept, open the ledger and
+        read its end.
     """
 
     code = -101
@@ -171,7 +171,7 @@ class LedgerRecoveryError(LedgerError):
 
 
 class OwnerNeededError(LedgerRecoveryError):
-    """A recovery without the password found what only the password can decide: open the ledger with it.
+    """A recovery without the password met a question that only the password can decide; open the ledger with it.
 
     Retry: No; with the password, yes.
     Remedy: Open the ledger with its password and ``recover=True``.
@@ -211,7 +211,7 @@ class ReadRangeError(EntryError):
 
 
 class EntryUnknownError(EntryError):
-    """Whether the entry exists is not known now: too few bookies answered, or one of them may have lost the entry.
+    """It is unknown whether the entry exists: too few bookies answered, or one of them may have lost the entry.
 
     Retry: Yes, once more bookies run.
     Remedy: Start the bookies that are missing, and read again.
@@ -287,9 +287,9 @@ class AppendTimeoutError(PybkError, TimeoutError):
 
 
 class OutOfMemoryError(PybkError, MemoryError):
-    """There is not enough memory for the call, which changed nothing and can be repeated.
+    """The call needs more memory than is free; it changed nothing and can be repeated.
 
-    Retry: Yes, once there is memory.
+    Retry: Yes, once memory is free.
     Remedy: Free memory, or raise the limit of the process.
     """
 
@@ -301,7 +301,7 @@ class VersionConflictError(PybkError):
 
     Outcome: No, unless ``outcome_unknown`` is set: then the change may have been made, and replaced since.
     Retry: No; with the version that the record has now, yes.
-    Remedy: Read the record, decide anew, and change it with its present version.
+    Remedy: Read the record, decide again, and change it with its present version.
     """
 
     def __init__(self, message: str, *, version: int | None = None, outcome_unknown: bool | None = None) -> None:
@@ -360,7 +360,7 @@ class StorageRefusedError(StorageError):
 
     The store continues to serve, and the call can be repeated.
 
-    Retry: Yes, once there is more of what ran out.
+    Retry: Yes, once more of the resource is free.
     Remedy: Free what the message names, or raise its limit.
     """
 
@@ -368,9 +368,9 @@ class StorageRefusedError(StorageError):
 
 
 class StorageFullError(StorageRefusedError):
-    """A tier is short of space. Ledgers can still be deleted; appends succeed again once there is space.
+    """A tier is short of space. Ledgers can still be deleted; appends succeed again once space is free.
 
-    Retry: Yes, once there is space; the store need not be opened again.
+    Retry: Yes, once space is free; the store need not be opened again.
     Remedy: Free space on the device, or delete ledgers.
     """
 
@@ -382,7 +382,7 @@ class StorageFailedError(StorageError):
 
     ``outcome_unknown`` is False for appends that are made after that.
 
-    Retry: No: close the store and open it again first, which finds out what is durable.
+    Retry: No: close the store and open it again first, which finds out which entries are durable.
     Remedy: Close the store, mend the device, open the store again, and look for the entries.
     """
 
@@ -411,7 +411,7 @@ class StoreLockedError(StorageError):
 class CookieError(StorageError):
     """The directory is not the expected one: it is empty, was moved or copied, or belongs to another store.
 
-    Remedy: Check the path and what is mounted; the message names the store that was expected.
+    Remedy: Check the path and the mounts; the message names the expected store.
     """
 
 
@@ -443,7 +443,7 @@ class MetadataVersionError(MetadataError):
 
     Outcome: No, unless ``outcome_unknown`` is set: then the change may have been made, and replaced since.
     Retry: No; with the version that the value has now, yes.
-    Remedy: Read the value again, and decide anew.
+    Remedy: Read the value again, and decide again.
     """
 
     code = -17
@@ -465,14 +465,14 @@ class MetadataForgedError(MetadataError):
 
 
 class MetadataOutdatedError(MetadataError):
-    """The metadata store was put back to an older state, or emptied; the message says what to do about it.
+    """The metadata store was put back to an older state, or emptied; the message names the remedies.
 
     Remedy: Restore or rebuild the metadata; see docs/admin/restoring.md.
     """
 
 
 class LogError(PybkError):
-    """Something about a log as a whole: its ledgers, its writer or its readers."""
+    """Base class of errors about a log as a whole: its ledgers, its writer or its readers."""
 
 
 class NoSuchLogError(LogError):
@@ -485,9 +485,9 @@ class NoSuchLogError(LogError):
 
 
 class LogFencedError(LogError):
-    """Another writer took the log over; what this one appended and was not acknowledged may be in it or not.
+    """Another writer took the log over; unacknowledged records of this writer may be in the log or not.
 
-    What is asked of it afterwards is refused, with ``outcome_unknown`` False.
+    Later calls of this writer are refused, with ``outcome_unknown`` False.
 
     Remedy: Stop writing. If this process should have the log, open it again, and look for the records.
     """
@@ -516,13 +516,13 @@ class LogExistsError(LogError):
 
 
 class OutOfOrderError(LogError, UsageError):
-    """A transaction id is below that of a record before it; nothing was appended.
+    """A transaction id is below that of an earlier record; nothing was appended.
 
     Attributes:
         txid: The id that was refused.
-        last: The highest one so far.
+        last: The highest id so far.
 
-    Remedy: Give ids that do not fall, or open the writer with ``ordered_txids=False``.
+    Remedy: Give ids that never decrease, or open the writer with ``ordered_txids=False``.
     """
 
     code = UsageError.code
@@ -550,7 +550,7 @@ class TruncatedError(LogError):
     Attributes:
         first_seq: The first record that was kept; -1 if it is not known.
 
-    Remedy: Continue with the record ``first_seq``; what came before is in a snapshot, if the application made one.
+    Remedy: Continue with the record ``first_seq``; a snapshot has the earlier records, if the application made one.
     """
 
     code = -13
@@ -561,16 +561,16 @@ class TruncatedError(LogError):
 
 
 class TruncateGuardError(LogError, UsageError):
-    """Records would be dropped that a checkpoint needs; nothing was dropped.
+    """The call would drop records that a checkpoint or a subscription needs; nothing was dropped.
 
-    Remedy: Make a checkpoint first, or have the subscriptions acknowledge the records; the message names which.
+    Remedy: Make a checkpoint first, or let the subscriptions acknowledge the records; the message names them.
     """
 
     code = UsageError.code
 
 
 class RewoundError(TruncatedError):
-    """The log was cut before this reader's position, so what it has read is partly void; read again from ``seq`` + 1.
+    """The log was cut before this reader's position, so it has read void records; read again from ``seq`` + 1.
 
     Attributes:
         seq: The last record that was kept.
@@ -584,7 +584,7 @@ class RewoundError(TruncatedError):
 
 
 class BlobError(PybkError):
-    """Something about a blob as a whole: its name, its versions or its upload."""
+    """Base class of errors about a blob as a whole: its name, its versions or its upload."""
 
 
 class NoSuchBlobError(BlobError, FileNotFoundError):

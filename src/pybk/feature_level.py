@@ -1,14 +1,14 @@
-"""The feature level: which formats a store or a cluster writes.
+"""The feature level, which says which formats a store or a cluster writes.
 
 A store and a cluster each have one. New ones begin at the newest level. One that was made by an older pybk keeps its
 level, and so stays readable by that pybk, until its owner raises the level with ``pybk store upgrade --finalize`` or
 ``pybk cluster upgrade --finalize``. A level is never lowered. Every pybk reads all released formats, whatever the
 level.
 
-A store has no level that changes nothing in a store: raising it would only keep older versions from opening the store.
-New directories of bookies have the newest level that changes what a bookie writes to them. So the directory of a bookie
-can be given back to the version of the day before, even in a cluster whose level is above that of the directory, as
-far as the cluster allows it.
+A store never gets a level that changes no format of a store, because raising it would only keep older versions from
+opening the store. A new directory of a bookie has the newest level that changes a format in it. So the former version
+of pybk can open the directory again, even in a cluster with a higher level than the directory, as far as the cluster
+allows it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Final
 
 
 class FeatureLevel(IntEnum):
-    """What may be written."""
+    """The levels; each adds formats that may be written."""
 
     BASE = 0
     """The first formats."""
@@ -32,10 +32,10 @@ class FeatureLevel(IntEnum):
     """Cookies with the state and location of a bookie, which older versions would lose; in clusters only."""
 
     STREAMS = 3
-    """Records of ledger lists in pages, and what cursors record of deliveries."""
+    """Records of ledger lists in pages, and the deliveries in the records of cursors."""
 
     SECRETS = 4
-    """Ledgers whose keys are derived from a secret, or from nothing, instead of a password."""
+    """Ledgers whose keys are derived from a secret, or from no secret value, instead of a password."""
 
 
 NEWEST_LEVEL: Final = FeatureLevel.SECRETS
@@ -45,4 +45,4 @@ NEWEST_STORE_LEVEL: Final = FeatureLevel.SECRETS
 """The level of new stores, and the highest that this version of pybk may open."""
 
 BOOKIE_STORE_LEVEL: Final = FeatureLevel.SEALS
-"""The level of the store in the directory of a new bookie: logs and their cursors are entries to it."""
+"""The level of the store in the directory of a new bookie, to which logs and their cursors are only entries."""

@@ -1,4 +1,4 @@
-"""The health of a manager: its states, the codes of all reasons, and every rule that decides which one holds.
+"""The health of a manager: its states, the codes of all reasons, and every rule that decides which reasons hold.
 
 To add a condition, add its code to ``REASON_STATES``, with the state that it causes, and return a ``HealthReason`` from
 the rule below that can see it. The Prometheus exporter shows all states in ``HEALTH_STATES``, and each reason's code.
@@ -10,11 +10,11 @@ the rule below that can see it. The Prometheus exporter shows all states in ``HE
 | a bookie | ``bookie_health`` | its store's health, whether its thread runs and it is registered, its state, limbo |
 | a cluster's client without a bookie | ``client_health`` | the registered bookies, and the auditor's last report |
 
-Where several reasons hold, the worst state is returned: ``failed``, ``read_only``, ``in_limbo``, ``degraded``, ``ok``.
+If several reasons hold, the worst state is returned: ``failed``, ``read_only``, ``in_limbo``, ``degraded``, ``ok``.
 A part of the store that works around a failure and retries reports it in ``Store.troubles``
 (``pybk.storage.io.failures``), and removes it once the retry succeeds.
 
-``repair_reasons`` says what an auditor's report shows; ``ClusterAdmin.status`` uses it, too.
+``repair_reasons`` returns the reasons in an auditor's report; ``ClusterAdmin.status`` uses it, too.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from pybk.storage.store import Store
 
 HealthState = Literal["ok", "degraded", "in_limbo", "read_only", "failed"]
-"""What ``Health.state`` may be; ``Health`` explains each."""
+"""The values of ``Health.state``; ``Health`` explains each."""
 
 HEALTH_STATES: Final[tuple[HealthState, ...]] = get_args(HealthState)
 """All states, each worse than those before it."""
@@ -108,7 +108,7 @@ Codes are stable: alerts and probes may rely on them."""
 
 
 SILENT_S: Final = 60.0
-"""An auditor that has not reported for so long does not work, although its session lasts; it reports every 10 s."""
+"""The seconds without a report after which an auditor counts as failed; it reports every 10 s while it works."""
 
 LISTED_MAX: Final = 20
 """The most ledgers or bookies that one message names."""
@@ -118,7 +118,7 @@ class HealthReason(NamedTuple):
     """A reason why a manager, a bookie or a cluster is not well.
 
     Attributes:
-        code: What kind of reason it is: a key of ``REASON_STATES``, stable from one version to the next.
+        code: The kind of reason: a key of ``REASON_STATES``, stable from one version to the next.
         text: A sentence for people.
     """
 
@@ -132,17 +132,16 @@ class Health:
 
     Attributes:
         state: ``"ok"``; ``"degraded"`` (all calls work, and ``reasons`` says what needs attention or is retried);
-            ``"in_limbo"`` (a bookie that ended by accident copies back from its peers what it may have lost);
+            ``"in_limbo"`` (a bookie that ended by accident copies entries that it may have lost back from its peers);
             ``"read_only"`` (opened read-only, short of space, or a bookie that is drained); or ``"failed"`` (of a store
-            or a bookie: close it and open it again; of a client: too few bookies are there for any usual ledger).
+            or a bookie: close it and open it again; of a client: too few bookies run for any usual ledger).
         reason: The text of the worst reason; empty for ``"ok"``, also if there are notes.
         outstanding_bytes: Bytes appended and not durable yet.
         tail_bytes: Bytes of log that the next open would replay.
-        free_bytes: Free bytes of each device, by the directory in which all of its tier directories lie, or by all of
-            these if that of another device is the same.
+        free_bytes: Free bytes of each device, by the common parent of its tier directories, or by all of these
+            directories if another device has the same parent.
         troubles: Failures and refusals that are being retried, one text each. None of them affects durable entries.
-        reasons: All reasons, the worst state first, and then notes, which cause no state; for ``"ok"`` there are only
-            notes.
+        reasons: All reasons, the worst state first, and then notes, which cause no state; ``"ok"`` has only notes.
     """
 
     state: HealthState
@@ -162,7 +161,7 @@ class Health:
         free_bytes: Mapping[str, int] = FrozenDict(),  # it cannot be changed
         troubles: tuple[str, ...] = (),
     ) -> Health:
-        """Return the health that follows from reasons; the other arguments are attributes."""
+        """Return the health that follows from reasons; the other arguments are attributes of the result."""
         found = tuple(sorted(reasons, key=lambda each: -HEALTH_STATES.index(REASON_STATES[each.code])))
         state: HealthState = REASON_STATES[found[0].code] if found else "ok"
         text = found[0].text if state != "ok" else ""
@@ -177,7 +176,7 @@ def store_health(store: Store, *reasons: HealthReason) -> Health:
 
     Args:
         store: The store.
-        reasons: What else is known, of a bookie.
+        reasons: Other reasons, for a bookie.
     """
     troubles = store.troubles.all()
     refusal = store.log.refusal
@@ -218,7 +217,7 @@ def _free_bytes(store: Store | ReadOnlyStore) -> dict[str, int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BookieCondition:
-    """What a bookie's health depends on besides its store.
+    """The condition of a bookie, on which its health depends in addition to its store.
 
     Attributes:
         bookie: The bookie, for the texts.
@@ -226,9 +225,9 @@ class BookieCondition:
         error: The error that ended the bookie's thread, None while it serves.
         superseded: Whether another process serves under its name.
         registered: Whether it is registered; a bookie that has not begun yet counts as registered.
-        outdated: Why the metadata store may not be used; None if it may.
+        outdated: The reason why the metadata store may not be used; None if it may.
         retired: Whether it was made read-only until its next start.
-        in_limbo: Returns the ledgers in limbo.
+        in_limbo: A function that returns the ledgers in limbo.
     """
 
     bookie: Bookie
@@ -275,12 +274,12 @@ def _bookie_reasons(condition: BookieCondition) -> Iterator[HealthReason]:
 
 
 class SeenReport(NamedTuple):
-    """The auditor's report as a client saw it last.
+    """The auditor's report as a client read it last.
 
     Attributes:
-        report: The report; None if there was none.
-        age_s: For how many seconds it has not changed.
-        trouble: Why it could not be read; None if it could.
+        report: The report; None without one.
+        age_s: The seconds for which it has not changed.
+        trouble: The reason why it could not be read; None if it could.
     """
 
     report: Mapping[str, Any] | None
@@ -290,16 +289,16 @@ class SeenReport(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterSight:
-    """What a client knows of its cluster without asking.
+    """A client's knowledge of its cluster, without requests.
 
     Attributes:
         where: The name of the metadata store in the texts.
-        bookies: How many bookies are registered.
-        writable: The names of those that registered as taking entries.
+        bookies: The number of registered bookies.
+        writable: The names of the bookies that registered as taking entries.
         seen: The auditor's report.
-        away: The names of bookies that this client saw registered at some time, and that take no entries now.
+        away: The names of bookies that this client saw registered earlier, and that take no entries now.
         ensembles: The sizes of the ensembles of the ledgers that this client writes.
-        paused_until_ns: When a pause of the repairs ends; 0 if there is none.
+        paused_until_ns: The time when a pause of the repairs ends; 0 without one.
     """
 
     where: str
@@ -312,20 +311,20 @@ class ClusterSight:
 
 
 _TAKE_ENTRIES: Final = frozenset({"live", "in_limbo", "flapping", "maintenance"})
-"""Statuses of bookies that take entries of writers."""
+"""The statuses of bookies that take entries of writers."""
 
 _AWAY: Final = frozenset({"absent", "lost", "read_only"})
-"""Statuses of bookies that take no entries now, and may be members of new ledgers all the same."""
+"""The statuses of bookies that take no entries now, but may be members of new ledgers."""
 
 _LEAVING: Final = frozenset({"draining", "removed"})
-"""Statuses of bookies that may not."""
+"""The statuses of bookies that take no entries and may not be members of new ledgers."""
 
 
 def client_health(sight: ClusterSight, outstanding_bytes: int, now_ns: int) -> Health:
-    """Return the health of a cluster's client that is not a bookie: that of its cluster, as far as the client sees it.
+    """Return the health of a cluster's client that is not a bookie, which is that of its cluster as the client sees it.
 
     Args:
-        sight: What the client knows.
+        sight: The client's knowledge.
         outstanding_bytes: Bytes appended and not acknowledged by an ack quorum yet.
         now_ns: The time, nanoseconds since 1970.
     """
@@ -339,10 +338,10 @@ def client_health(sight: ClusterSight, outstanding_bytes: int, now_ns: int) -> H
 
 
 def _room_for_ensembles(sight: ClusterSight) -> Iterator[HealthReason]:
-    """Yield a reason if the writable bookies do not suffice for the open ledgers, and a note if they just do.
+    """Yield a reason if the writable bookies do not suffice for the open ledgers, and a note if they only just do.
 
-    Bookies that are away or read-only suffice for the rest of an ensemble, as long as an ack quorum is writable; this
-    assumes the default quorums.
+    Bookies that are away or read-only may fill the rest of an ensemble while an ack quorum is writable; this assumes
+    the default quorums.
     """
     report = sight.seen.report or {}
     statuses = {str(each["bookie_id"]): each["status"] for each in report.get("bookies", ())}
@@ -375,11 +374,11 @@ def _room_for_ensembles(sight: ClusterSight) -> Iterator[HealthReason]:
 
 
 def ensemble_sizes(report: Mapping[str, Any], own: Iterable[int] = ()) -> list[int]:
-    """Return the sizes of the ensembles of open ledgers; the default size if there are none.
+    """Return the sizes of the ensembles of open ledgers; the default size without open ledgers.
 
     Args:
-        report: What the auditor reports; empty without one.
-        own: The sizes of those that a client writes itself.
+        report: The auditor's report; empty without one.
+        own: The sizes of the ensembles of ledgers that a client writes itself.
     """
     return [size for size in (*report.get("ensembles", ()), *own) if size] or [DEFAULT_ENSEMBLE_SIZE]
 
@@ -396,8 +395,8 @@ def fewest_for(size: int) -> int:
 def no_spare_note(count: int) -> HealthReason:
     """Return the note that the writable bookies are as many as an ensemble has.
 
-    It is no more than a note, because a cluster may be meant so, and then all that it promises holds. If a bookie is
-    missing, that is a reason of its own.
+    It is only a note, because a cluster may be planned this way and keeps all its promises. A missing bookie is a
+    reason of its own.
     """
     return HealthReason(
         "no_spare_bookie",
@@ -407,7 +406,7 @@ def no_spare_note(count: int) -> HealthReason:
 
 
 def _auditor_reasons(seen: SeenReport) -> Iterator[HealthReason]:
-    """Yield what is known from the auditor, or why nothing is."""
+    """Yield the reasons in the auditor's report, or the reason why it is not known."""
     if seen.trouble is not None:
         yield seen.trouble
     if seen.report is None:
@@ -423,11 +422,11 @@ def _auditor_reasons(seen: SeenReport) -> Iterator[HealthReason]:
 
 
 def silence_reasons(report: Mapping[str, Any], age_s: float) -> Iterator[HealthReason]:
-    """Yield a reason if an auditor has not reported for so long that it does not work.
+    """Yield a reason if an auditor has not reported for ``SILENT_S``.
 
     Args:
         report: Its last report.
-        age_s: For how many seconds it has not reported.
+        age_s: The seconds since that report.
     """
     if age_s > SILENT_S:
         text = f"the auditor, {report.get('auditor', '')}, has not reported for {age_s:.0f} s: restart it"
@@ -447,7 +446,7 @@ def paused_reason(until_ns: int, by: str, now_ns: int) -> HealthReason:
 
 
 def repair_reasons(report: Mapping[str, Any]) -> Iterator[HealthReason]:
-    """Yield what an auditor's report shows: holds, ledgers that are not whole, bookies that are not well."""
+    """Yield the reasons in an auditor's report: holds, ledgers that are not whole, bookies that are not well."""
     for hold in report.get("holds", ()):
         code = f"hold_{hold['reason']}"
         text = f"repairs are on hold, but for entries with one copy: {hold['text']}"
@@ -473,7 +472,7 @@ def repair_reasons(report: Mapping[str, Any]) -> Iterator[HealthReason]:
 
 
 def _drain_notes(report: Mapping[str, Any]) -> Iterator[HealthReason]:
-    """Yield a note for each drain that has not ended: since when, and what it waits for."""
+    """Yield a note for each drain that has not ended, with its age and the ledgers that it waits for."""
     for each in report.get("drains", ()):
         minutes = (report["reported_ns"] - each["since_ns"]) / 60e9
         text = f"the drain of bookie {each['bookie_id']} began {minutes:.0f} min ago: ledgers left {each['ledgers']}"
@@ -489,14 +488,15 @@ _BOOKIE_REASONS: Final = {
     "flapping": ("bookies_flapping", "bookies were absent several times within an hour"),
     "read_only": ("bookies_read_only", "bookies are read-only"),
 }
-"""The reason for a bookie of each status; those that a person has asked for are none."""
+"""The reason for a bookie of each status; statuses that a person asked for have none."""
 
 
 def ledger_reasons(short: Mapping[str, int], listed_ids: Mapping[str, Sequence[int]]) -> Iterator[HealthReason]:
     """Yield the reasons of ledgers that are not whole.
 
     Args:
-        short: How many ledgers are short, by the copies that are left: ``"0"``, ``"1"``, ``"2"``, ``"more"``.
+        short: The numbers of ledgers that are short of copies, by the copies that are left: ``"0"``, ``"1"``, ``"2"``,
+            ``"more"``.
         listed_ids: Ledgers by ``lost``, ``waiting``, ``no_target`` and ``stuck``.
     """
     for name, (code, text) in _LEDGER_REASONS.items():

@@ -1,4 +1,4 @@
-"""Names of the events that are logged: programs look for them, so they stay the same from one version to the next."""
+"""The names of logged events, which stay the same from one version to the next, because programs search for them."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ EVENTS: Final[Mapping[str, str]] = {
 
 
 NOT_LIMITED: Final[Mapping[str, Any]] = {"not_limited": True}
-"""The argument ``extra`` of a logging call each of whose lines counts, such as who has changed something.
+"""The argument ``extra`` of a logging call whose lines may not be dropped, such as records of changes.
 
-The caller bounds how many there are.
+The caller bounds the number of these lines.
 """
 
 
@@ -50,6 +50,6 @@ def log_event(name: str, **fields: Any) -> dict[str, Any]:
 
     Args:
         name: The event, one of ``EVENTS``.
-        fields: What else a line in JSON has; neither payloads nor keys, and no lists that grow with a cluster.
+        fields: The other fields of a line in JSON; neither payloads nor keys, and no lists that grow with a cluster.
     """
     return {"event": name, "fields": fields}

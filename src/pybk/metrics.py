@@ -3,11 +3,11 @@
 A metric's name ends with its unit: ``_ns`` (nanoseconds, exported as seconds) or ``_bytes``.
 ``docs/reference/metrics.md`` lists all, and a test compares the list with what a cluster exports.
 
-The values of labels come from small sets, such as codes and reasons, and never are ids or names of ledgers or bookies:
-each value is a series that is kept for ever. Ledger types are bounded by ``SCOPES_MAX``.
+The values of labels come from small sets, such as codes and reasons. They are never ids or names of ledgers or bookies,
+because each value is a series that is kept for ever. ``SCOPES_MAX`` bounds the ledger types.
 
-**Counters and histograms** are recorded as things happen, once per batch. **Gauges** say how something is now; nobody
-keeps them: ``Metrics.add_gauges`` registers a function that a snapshot calls.
+**Counters and histograms** are recorded at each event, once per batch. **Gauges** are present values, which are not
+kept: ``Metrics.add_gauges`` registers a function that a snapshot calls.
 """
 
 from __future__ import annotations
@@ -34,29 +34,29 @@ if TYPE_CHECKING:
 APPENDED_ENTRIES: Final = "appended_entries"
 APPENDED_BYTES: Final = "appended_bytes"
 APPEND_LATENCY: Final = "append_latency_ns"
-"""From staging to durable, per entry."""
+"""The time from staging to durable, per entry."""
 
 CLIENT_ENTRIES: Final = "append_client_entries"
 CLIENT_BYTES: Final = "append_client_bytes"
 CLIENT_LATENCY: Final = "append_client_latency_ns"
-"""From staging to the acknowledgement of an ack quorum, per entry, at the client of a cluster."""
+"""The time from staging to the acknowledgement of an ack quorum, per entry, at the client of a cluster."""
 
 READ_ENTRIES: Final = "read_entries"
 READ_BYTES: Final = "read_bytes"
 READ_LATENCY: Final = "read_latency_ns"
-"""From asking to verified entries, per batch; of entries read one by one, the first of each ``SINGLE_READS_MAX``."""
+"""The time of a verified read, per batch; of entries read one by one, the first of each ``SINGLE_READS_MAX``."""
 
 LOG_SYNC: Final = "log_sync_ns"
-"""How long it took to write a commit of the log and to sync it."""
+"""The time that it took to write a commit of the log and to sync it."""
 
 LOG_COMMIT_BYTES: Final = "log_commit_bytes"
-"""Bytes of a commit of the log, without padding."""
+"""The bytes of a commit of the log, without padding."""
 
 CHECKPOINT_TIME: Final = "checkpoint_ns"
-"""How long a checkpoint took that had something to write."""
+"""The time that a checkpoint took that had entries to write."""
 
 MOVED_BYTES: Final = "moved_bytes"
-"""Bytes of records that were written again, in another place of a tier."""
+"""The bytes of records that were written again, in another place of a tier."""
 
 APPEND_ERRORS: Final = "append_errors"
 """Entries whose append failed, and calls that were refused, by the class of the error (``code_of``)."""
@@ -65,34 +65,34 @@ READ_ERRORS: Final = "read_errors"
 """Reads of a batch or of an entry that failed, by the class of the error (``code_of``)."""
 
 ENSEMBLE_CHANGES: Final = "ensemble_changes"
-"""Places of ensembles that a writer filled anew, by what the bookie before had done (``ChangeReason``)."""
+"""Places of ensembles that a writer filled with another bookie, by the reason (``ChangeReason``)."""
 
 READ_REPAIRS: Final = "read_repairs"
 """Copies that a read found damaged or missing, and sent to their bookies again."""
 
 METADATA_OP: Final = "metadata_op_ns"
-"""How long the metadata store took for a request, by operation and result."""
+"""The time that the metadata store took for a request, by operation and result."""
 
 SESSION_LOSSES: Final = "session_losses"
-"""Sessions with the metadata store that ended other than by closing."""
+"""Sessions with the metadata store that ended without being closed."""
 
 BOOKIE_REQUEST: Final = "bookie_request_ns"
-"""From the arrival of a request at a bookie until it was answered, or put aside to wait for something, by operation."""
+"""The time from the arrival of a request at a bookie until it was answered, or began to wait, by operation."""
 
 BOOKIE_REJECTED: Final = "bookie_rejected"
-"""Requests that a bookie did not do, by the status of its reply."""
+"""Requests that a bookie rejected, by the status of its reply."""
 
 REQUEST_FAULTS: Final = "request_faults"
-"""Requests that a bookie refused because it failed at them in a way that no request should be able to cause."""
+"""Requests that a bookie refused because of an unexpected error, which no request should be able to cause."""
 
 MEMBER_RECOVERIES: Final = "member_recoveries"
 """Rights to recover a ledger without its password that a bookie granted, one for each session and ledger."""
 
 SALVAGES: Final = "salvages"
-"""Starts of a bookie with a damaged store, of which it opened what is left."""
+"""Starts of a bookie with a damaged store, of which it opened the rest (salvage)."""
 
 BOOKIE_TURN: Final = "bookie_turn_ns"
-"""How long a bookie's serving thread worked on the requests that had arrived together, until the replies were sent."""
+"""The time that a bookie's serving thread took for requests that had arrived together, until the replies were sent."""
 
 AUDITOR_FINDINGS: Final = "auditor_findings"
 REPAIR_COPIED_BYTES: Final = "repair_copied_bytes"
@@ -106,27 +106,27 @@ AWAY_MEMBERS: Final = "away_members"
 """Ensembles, and changes of ensembles, with write sets that span too few zones; a strict policy allows none."""
 
 SCRUB_BYTES: Final = "scrub_bytes"
-"""Bytes of records, or of their headers, that were read to check stored entries in the background."""
+"""The bytes of records, or of their headers, that were read to check stored entries in the background."""
 
 SCRUB_DAMAGED_RECORDS: Final = "scrub_damaged_records"
 """Damaged records that such checks have found; a record that stays damaged counts again with each check."""
 
 SINGLE_READS_MAX: Final = 64
-"""Entries read one by one that are counted together."""
+"""The number of entries read one by one that are counted together."""
 
 COMMITS_MAX: Final = 512
-"""Commits of appends, and values of ``MetricsScope.collect``, that are counted together."""
+"""The number of commits of appends, and of values of ``MetricsScope.collect``, that are counted together."""
 
 _PAIRS_MAX: Final = 2 * COMMITS_MAX
 _TRIPLES_MAX: Final = 3 * COMMITS_MAX
 
 SCOPES_MAX: Final = 1024
-"""Combinations of ledger type, tier and labels that are kept; further types are counted under ``OTHER_TYPES``."""
+"""The number of combinations of ledger type, tier and labels that are kept; further types count as ``OTHER_TYPES``."""
 
 OTHER_TYPES: Final = ".other"
 
 Labels = tuple[tuple[str, str], ...]
-"""Names and values of labels besides ledger type and tier, always in the same order for one metric."""
+"""The names and values of labels other than ledger type and tier, always in the same order for one metric."""
 
 _SUB_BITS: Final = 3
 _SUB_BUCKETS: Final = 1 << _SUB_BITS
@@ -164,7 +164,7 @@ def code_of(error: PybkError) -> str:
 _CODES: Final[dict[type[PybkError], str]] = {}
 
 Gauge = tuple[MetricKey, float]
-"""A gauge and its value now."""
+"""A gauge and its present value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,8 +175,8 @@ class HistogramSnapshot:
         count: Values recorded.
         sum: Their sum, nanoseconds.
         maximum: The largest of them, nanoseconds, 0 for none.
-        buckets: For each bucket that is not empty, in order: the highest value that falls into it, nanoseconds, and how
-            many did.
+        buckets: The buckets that are not empty, in order: the highest value that falls into each, nanoseconds, and the
+            number of its values.
     """
 
     count: int
@@ -195,7 +195,7 @@ class HistogramSnapshot:
         )
 
     def quantile(self, q: float) -> int:
-        """Return the value that this share of the values does not exceed.
+        """Return the value that a share of the values does not exceed.
 
         Args:
             q: The share, 0 to 1.
@@ -236,7 +236,7 @@ class Histogram:
 
         Args:
             ns: Nanoseconds; less than 0 counts as 0.
-            count: How many times.
+            count: The number of times.
         """
         if ns < 0:
             ns = 0
@@ -253,7 +253,7 @@ class Histogram:
 
         Args:
             values: Nanoseconds, ``(n,)``; at least one.
-            counts: How many times each; None records each once.
+            counts: The number of times of each; None records each once.
         """
         ns = np.maximum(values, 0)
         bits = np.frexp(ns.astype(np.float64))[1].astype(np.int64)
@@ -264,7 +264,7 @@ class Histogram:
             self._buckets[bucket] = self._buckets.get(bucket, 0) + int(found[bucket])
         self._maximum = max(self._maximum, int(ns.max()))
         self.count += len(ns) if counts is None else int(counts.sum())
-        # In Python's numbers, which do not overflow.
+        # These are Python's numbers, which do not overflow.
         self.sum += sum(ns.tolist()) if counts is None else sum(map(mul, ns.tolist(), counts.tolist()))
 
     def quantile(self, q: float) -> int:
@@ -290,7 +290,7 @@ class MetricsSnapshot:
     Attributes:
         counters: Numbers that only grow.
         histograms: Latencies and sizes.
-        gauges: How something is at the moment.
+        gauges: Present values.
     """
 
     counters: Mapping[MetricKey, int]
@@ -308,8 +308,8 @@ class _Series:
         self.histograms: dict[str, Histogram] = {}
         self.single_reads: deque[int] = deque()
         self.collected: deque[tuple[str, int]] = deque()
-        # Rows of numbers, one after the other: the garbage collector never looks at them, and numpy takes them as they
-        # are.
+        # Rows of numbers, one after the other: the garbage collector does not visit them, and numpy takes them
+        # unchanged.
         self.commits = array("q")
         self.written = array("q")
         self.confirmed = array("q")
@@ -371,7 +371,7 @@ def _taken(collected: array[int], width: int) -> npt.NDArray[np.int64]:
 
 
 class MetricsScope:
-    """Records for one ledger type in one tier; made by ``Metrics.scope``, kept by a component that records often.
+    """The recorder for one ledger type in one tier; made by ``Metrics.scope``, kept by a component that records often.
 
     Attributes:
         single_reads: Encoded bytes of entries that were read one by one and are not counted yet. A read of one
@@ -404,7 +404,7 @@ class MetricsScope:
     def collect(self, name: str, value: int) -> None:
         """Record a latency or a size in a histogram, as ``observe`` does, but for a hot path: it takes no lock.
 
-        Cost: 0.1 µs, and once in ``COMMITS_MAX`` calls that of counting so many.
+        Cost: 0.1 µs, and in one of ``COMMITS_MAX`` calls that of counting all of them.
         """
         self._collected.append((name, value))
         if len(self._collected) >= COMMITS_MAX:
@@ -412,9 +412,9 @@ class MetricsScope:
                 self._series.count_collected()
 
     def appended(self, entries: int, size_bytes: int, latency_ns: int) -> None:
-        """Count entries that became durable, their bytes, and how long each took.
+        """Count entries that became durable, their bytes, and the time of each.
 
-        They are only collected here, and counted some hundred at a time, because appends wait for this call.
+        They are only collected, and counted some hundred at a time, because appends wait for this call.
         """
         self._commits.extend((entries, size_bytes, latency_ns))
         if len(self._commits) >= _TRIPLES_MAX:
@@ -422,7 +422,7 @@ class MetricsScope:
                 self._series.count_commits()
 
     def wrote(self, took_ns: int, size_bytes: int) -> None:
-        """Record how long a commit of the log took to write and sync, and its size, as ``appended`` does."""
+        """Record the time to write and sync a commit of the log, and its size, as ``appended`` does."""
         self._written.extend((took_ns, size_bytes))
         if len(self._written) >= _PAIRS_MAX:
             with self._lock:
@@ -436,7 +436,7 @@ class MetricsScope:
                 self._series.count_commits()
 
     def read(self, entries: int, size_bytes: int, latency_ns: int) -> None:
-        """Count entries that were read and verified together, their bytes, and how long that took."""
+        """Count entries that were read and verified together, their bytes, and the time that took."""
         with self._lock:
             self._series.read(entries, size_bytes, latency_ns)
 
@@ -481,16 +481,16 @@ class Metrics:
             self._of(ledger_type, tier, labels).observe(name, ns, count)
 
     def add_gauges(self, read: Callable[[], Iterable[Gauge]]) -> None:
-        """Have each snapshot call ``read`` for gauges.
+        """Register a function that each snapshot calls for gauges.
 
         Args:
-            read: Returns the gauges as they are now, without waiting for anything. It is called by any thread, also
-                after the close of what it looks at.
+            read: Returns the present gauges, without waiting. Any thread may call it, also after the component that it
+                reads was closed.
         """
         self._gauges.append(read)
 
     def snapshot(self) -> MetricsSnapshot:
-        """Return all present metrics; the values of one recording call are included all or none."""
+        """Return all present metrics; either all or none of the values of one recording call are included."""
         counters = {}
         histograms = {}
         with self._lock:

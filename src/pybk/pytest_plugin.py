@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def pybk_store(tmp_path: Path) -> Iterator[LedgerManager]:
-    """Return a manager of a new store below ``tmp_path``; it is closed after the test."""
+    """Return a manager of a new store below ``tmp_path``, which is closed after the test."""
     from pybk.testing import open_store
 
     with open_store(tmp_path / "pybk-store") as manager:
@@ -28,7 +28,7 @@ def pybk_store(tmp_path: Path) -> Iterator[LedgerManager]:
 
 @pytest.fixture
 def pybk_cluster(tmp_path: Path) -> Iterator[TestCluster]:
-    """Return a new cluster of three bookies in this process, below ``tmp_path``; it is closed after the test."""
+    """Return a new cluster of three bookies in this process, below ``tmp_path``, which is closed after the test."""
     from pybk.testing import TestCluster
 
     with TestCluster(tmp_path / "pybk-cluster") as cluster:

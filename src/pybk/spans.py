@@ -1,19 +1,19 @@
-"""Spans: a hook of the application is called at the start and at the end of operations, such as for OpenTelemetry.
+"""Spans: calls of a hook of the application at the start and at the end of operations, for example for OpenTelemetry.
 
 Theory of operation
 ===================
 
-The hook is ``StoreConfig.on_span``. An *operation* calls it when it starts, and the span that the hook returned when it
-ends, both in the thread and the context (``contextvars``) of the caller; so the hook finds the caller's own span there,
-which is the parent, and may make its span the current one meanwhile. ``call_threads`` copies the context of a
-task, so this holds for the calls of an event loop, too.
+The hook is ``StoreConfig.on_span``. An *operation* calls the hook when it starts, and the span that the hook returned
+when it ends, both in the thread and the context (``contextvars``) of the caller. So the hook finds the caller's own
+span there, which is the parent, and may make its span the current one meanwhile. ``call_threads`` copies the context of
+a task, so this holds for the calls of an event loop, too.
 
-A *part* of an operation, such as a request to the metadata store, is reported with the hook of the operation that is
-under way in the context, and not at all outside of one. So the requests that threads of pybk make on their own do not
-flood the traces, and what is below the handles needs no reference to the hook.
+A *part* of an operation, such as a request to the metadata store, is reported to the hook of the operation that is
+under way in the context; outside of an operation it is not reported. So the requests that threads of pybk make on their
+own do not flood the traces, and layers below the handles need no reference to the hook.
 
-A batch of appends ends in another thread than it began. Its span is reported when it has ended: both calls are made
-one after the other, in a copy of the context of the call that began the batch.
+A batch of appends begins in one thread and ends in another. Its span is reported when it has ended: both calls follow
+each other, in a copy of the context of the call that began the batch.
 
 An exception of the hook is logged, the first of its kind with its stack, and has no effect on the operation.
 """
@@ -81,11 +81,11 @@ class Span(Protocol):
         """The id of the span, for lines of the log; empty for none."""
 
     def end(self, end_ns: int, attributes: SpanAttributes, error: BaseException | None, /) -> None:
-        """Take note of the end of the operation.
+        """Note the end of the operation.
 
         Args:
-            end_ns: When it ended, in nanoseconds since 1970.
-            attributes: What was not known at the start, such as how many entries were read.
+            end_ns: The time when it ended, in nanoseconds since 1970.
+            attributes: Attributes that were not known at the start, such as the number of entries read.
             error: The exception with which it ended; None if it succeeded.
 
         Threads: The thread and the context of the call that returned the span.
@@ -95,18 +95,19 @@ class Span(Protocol):
 class OnSpan(Protocol):
     """A hook that is called at the start of each operation: a function, or any object that can be called.
 
-    It is called in the thread and the context of the operation's caller, and for a batch of appends once that has
-    ended, in a background thread and a copy of the context of the call that began the batch. It must be fast, and
-    must not call pybk. An exception of it is logged, and has no effect on the operation.
+    It is called in the thread and the context of the operation's caller. For a batch of appends it is called once the
+    batch has ended, in a background thread and a copy of the context of the call that began the batch. It must be fast,
+    and must not call pybk. An exception of the hook is logged, and has no effect on the operation.
     """
 
     def __call__(self, name: str, start_ns: int, attributes: SpanAttributes, /) -> Span | None:
-        """Return the span of an operation that starts; None for one that is not of interest.
+        """Return the span of an operation that starts; None for an operation that the hook ignores.
 
         Args:
             name: The operation; ``docs/howto/tracing.md`` has all names.
-            start_ns: When it started, in nanoseconds since 1970.
-            attributes: What is known of it, a few short values; never payloads, passwords or keys.
+            start_ns: The time when it started, in nanoseconds since 1970.
+            attributes: The attributes that are known at the start, a few short values; never payloads, passwords or
+                keys.
         """
 
 
@@ -121,7 +122,7 @@ class Operation:
         self._attributes = attributes
         self._span: Span | None = None
         self.is_over = False
-        """Whether it has ended; a thread that it started may have its context for ever."""
+        """True if it has ended; a thread that it started may have its context for ever."""
 
     @property
     def on_span(self) -> OnSpan:
@@ -188,13 +189,13 @@ def operation(on_span: OnSpan | None, name: str, **attributes: AttributeValue) -
     Args:
         on_span: The hook; None reports nothing.
         name: One of ``SPANS``.
-        attributes: What is known of it; hooks get ``pybk.`` before each name.
+        attributes: The attributes that are known; hooks get ``pybk.`` before each name.
     """
     return _UNREPORTED if on_span is None else Operation(on_span, name, _named(attributes))
 
 
 def part(name: str, **attributes: AttributeValue) -> Operation | _Unreported:
-    """Return a part of the operation that is under way in this context; outside of one it is not reported."""
+    """Return a part of the operation that is under way in this context; without an operation it is not reported."""
     whole = current_operation()
     return _UNREPORTED if whole is None else Operation(whole.on_span, name, _named(attributes))
 
@@ -213,8 +214,8 @@ def report(
     Args:
         on_span: The hook.
         name: One of ``SPANS``.
-        began_ns: When it began, on the monotonic clock.
-        error: Why it failed; None if it succeeded.
+        began_ns: The time when it began, on the monotonic clock.
+        error: The error with which it failed; None if it succeeded.
         attributes: As for ``operation``.
     """
     end_ns = time.time_ns()

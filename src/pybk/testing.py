@@ -1,6 +1,6 @@
 """Stores and clusters for tests of programs that use pybk; ``docs/howto/testing.md`` shows them and the fixtures.
 
-What is made here protects nothing: the derivation of keys from passwords is made cheap, and the secret of the cluster
+These stores and clusters protect nothing: the derivation of keys from passwords is cheap, and the secret of the cluster
 is always the same. Everything else is as in production.
 """
 
@@ -19,7 +19,7 @@ from pybk.manager.ledger_manager import LedgerManager
 __all__ = ["LEDGER_SECRET", "SECRET", "TestCluster", "cheap_keys", "open_store", "small_config"]
 
 _SCRYPT_COST: Final = 2
-"""The cost of new stores and clusters; that of production takes 128 MiB and nearly half a second for each password."""
+"""The scrypt cost of new stores and clusters; that of production takes 128 MiB and half a second for each password."""
 
 _SMALL: Final[Mapping[str, Any]] = {
     "log_file_bytes": 1 << 20,
@@ -44,14 +44,14 @@ def small_config() -> StoreConfig:
 
 @contextmanager
 def cheap_keys() -> Iterator[None]:
-    """Have stores and clusters that are made meanwhile derive keys cheaply, for good. For one thread at a time."""
+    """Make stores and clusters that are created in the block derive keys cheaply for ever; one thread at a time."""
     with mock.patch("pybk.ledger.keys.SCRYPT_COST", _SCRYPT_COST):
         yield
 
 
 @contextmanager
 def open_store(directory: str | os.PathLike[str]) -> Iterator[LedgerManager]:
-    """Open a store until the end of the block; one that is made here derives keys cheaply."""
+    """Open a store until the end of the block; a new store derives keys cheaply."""
     with cheap_keys():
         manager = LedgerManager.open(directory, config=small_config())
     with manager:
@@ -61,12 +61,12 @@ def open_store(directory: str | os.PathLike[str]) -> Iterator[LedgerManager]:
 class TestCluster:
     """A cluster whose bookies serve in this process, each with a directory of its own; a context manager.
 
-    Bookies do not repair the cluster by themselves, so that a test sees nothing but what it does. For processes that
-    can be killed, use ``pybk dev up``.
+    Bookies do not repair the cluster by themselves, so that a test sees only the effects of its own calls. For
+    processes that can be killed, use ``pybk dev up``.
 
     Args:
-        directory: Where all of it lies: a new directory, or that of another cluster made by this class.
-        bookies: How many bookies; their names are ``b1``, ``b2``, ...
+        directory: The directory of the cluster: a new one, or that of another cluster made by this class.
+        bookies: The number of bookies; their names are ``b1``, ``b2``, ...
 
     Attributes:
         url: The URL of the metadata store, as ``LedgerManager.connect`` takes it.
@@ -108,7 +108,7 @@ class TestCluster:
         return client
 
     def stop(self, name: str) -> None:
-        """Close a bookie; its clients see that it is gone.
+        """Close a bookie; its clients notice that.
 
         Raises:
             UsageError: No bookie of that name runs.
@@ -118,7 +118,7 @@ class TestCluster:
         self.bookies.pop(name).close()
 
     def start(self, name: str) -> None:
-        """Start a bookie, one that was stopped or a new one.
+        """Start a stopped or a new bookie.
 
         Raises:
             UsageError: It runs already.

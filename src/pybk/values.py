@@ -1,4 +1,4 @@
-"""Values that callers give or that are stored: mappings that cannot be changed, whole numbers of any type, and JSON."""
+"""Values of callers, and stored values: mappings that cannot be changed, whole numbers of any type, and JSON."""
 
 from __future__ import annotations
 
@@ -66,9 +66,9 @@ def decode_json(data: bytes, make: Callable[[dict[str, Any]], T], *, where: str,
 
     Args:
         data: The bytes.
-        make: Makes the result of the values. It may raise what Python raises for missing or wrong values, such as
+        make: Makes the result from the values. It may raise Python's errors for missing or wrong values, such as
             OverflowError for a number that JSON decodes to infinity.
-        where: Names the value in errors.
+        where: The name of the value in errors.
         number: The ``format`` that the values must have, which ``make`` does not get; None if they have none.
 
     Raises:

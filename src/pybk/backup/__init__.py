@@ -71,9 +71,10 @@ def back_up(
             error names the ledger and the entry.
         StorageError: The target failed; the next run continues with what was written.
 
-    Durability: The run is durable on return. After a stop at any point the backup has its earlier state. Threads: Any;
-    one backup of a target at a time. Cost: Reads the new entries, the state of every ledger, and the manifests. Memory:
-    three packs of 32 MiB, and 2 KiB for each ledger.
+    Durability: The run is durable on return. After a stop at any point the backup has its earlier state.
+    Threads: Any; one backup of a target at a time.
+    Cost: Reads the new entries, the state of every ledger, and the manifests. Memory: three packs of 32 MiB, and 2 KiB
+        for each ledger.
     """
     flag_of(dry_run, "dry_run")
     flag_of(skip_damaged, "skip_damaged")
@@ -172,8 +173,9 @@ def prune_backup(
         StorageError: The target failed; call it again.
 
     Durability: The removal is one step. After a stop at any point the backup has all runs, or those that are kept; the
-    next call, or the next run, removes the remaining files of the others. Threads: Any. Do not remove a run that is
-    being restored or verified, because the restore or check then fails. Cost: Reads the manifests, but no packs.
+        next call, or the next run, removes the remaining files of the others.
+    Threads: Any. Do not remove a run that is being restored or verified, because the restore or check then fails.
+    Cost: Reads the manifests, but no packs.
     """
     flag_of(dry_run, "dry_run")
     kept_runs = whole_from(keep, 1, "keep", "how many runs are kept")
