@@ -91,7 +91,7 @@ def connection(where: StoreOrCluster, near: str | None = None, directory: str | 
     """
     global _opener
     with _lock:
-        if _opener != os.getpid():  # those of the parent are of no use here, and not ours to close
+        if _opener != os.getpid():  # those of the parent cannot be used in this process, which must not close them
             _open.clear()
             _opener = os.getpid()
         key = (where, near, directory, _directory(where))
@@ -153,11 +153,11 @@ def _connect(where: StoreOrCluster, near: str | None, directory: str | None) -> 
 
 
 def refuse_bookie_directory(where: StoreOrCluster, ledgers: Iterable[LedgerMetadata]) -> None:
-    """Raise an error if ledgers of a directory show that it is that of a bookie, which has parts of ledgers.
+    """Raise an error if ledgers of a directory show that the directory belongs to a bookie, which has parts of ledgers.
 
     Args:
         where: The directory, for the error; nothing is checked if it is a cluster.
-        ledgers: Ledgers of it; some, or all.
+        ledgers: Some or all of its ledgers.
 
     Raises:
         UsageError: It is the directory of a bookie.

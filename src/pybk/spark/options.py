@@ -46,7 +46,7 @@ _URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
 _NAME_BYTES_MAX: Final = 128
 
 Ranges = tuple[tuple[int, int], ...]
-"""Ranges of whole numbers, first and last, ascending and apart."""
+"""Ranges of whole numbers (first and last), ascending and not adjacent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +71,8 @@ class SourceOptions:
         given: The password and the secret of the ledgers.
         ledgers: Ranges of ledger ids to read; None if ``ledger_type`` selects the ledgers.
         ledger_type: The type of the ledgers to read; None if ``ledgers`` selects them.
-        payload: Whether there is a payload column.
-        include_metadata: Whether there are columns of the ledgers' metadata.
+        payload: Whether the rows have a payload column.
+        include_metadata: Whether the rows have columns of the ledgers' metadata.
         start_entry: The first entry to read of each ledger.
         end_entry: The last entry to read of each ledger; None for all.
         starting: The first entries to read, by ledger.
@@ -80,8 +80,8 @@ class SourceOptions:
         entries_per_partition: The most entries of a task; None for about 128 MiB of entries.
         max_entries: The most entries of the whole read.
         batch_bytes: The approximate bytes of entries in an Arrow batch.
-        fail_on_data_loss: Fail if a ledger that is to be read no longer exists; otherwise skip it.
-        require_seal: Refuse ledgers that are not closed and sealed.
+        fail_on_data_loss: Whether the read fails if a ledger to read no longer exists; otherwise it skips the ledger.
+        require_seal: Whether ledgers that are not closed and sealed are refused.
         max_entries_per_trigger: The most entries of a micro-batch.
         max_bytes_per_trigger: The most payload bytes of a micro-batch, unless a single entry is larger.
     """
@@ -240,7 +240,7 @@ def source_options(options: Mapping[str, str], *, streaming: bool | None = None)
         raise UsageError(f"option batchBytes is {batch_bytes}; it takes at most {BATCH_BYTES_MAX}, 5m to 10m is best")
     starting = _positions(given, "startingOffsets")
     if streaming is False and starting.latest:
-        raise UsageError("option startingOffsets is 'latest', behind which a batch read finds nothing; leave it out")
+        raise UsageError("option startingOffsets is 'latest', after which a batch read finds nothing; leave it out")
     ending = _positions(given, "endingOffsets")
     if given.text("endingOffsets") == "earliest":
         raise UsageError("option endingOffsets is 'earliest', before which there is nothing; leave it out")
@@ -388,7 +388,7 @@ def _positions(given: _RawOptions, name: str) -> Positions:
             raise ValueError("too long")
         values = json.loads(text)
         if not isinstance(values, dict) or not all(type(entry) is int and entry >= 0 for entry in values.values()):
-            raise ValueError("no object of entry ids")
+            raise ValueError("not an object of entry ids")
         entries = {_whole(ledger, name, 0, LEDGER_ID_MAX): entry for ledger, entry in values.items()}
     except (ValueError, TypeError, RecursionError) as error:
         raise UsageError(

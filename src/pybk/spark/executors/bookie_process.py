@@ -156,7 +156,7 @@ def _is_leaving(place: str) -> bool:
 
 
 def _name(executor: Executor, place: str) -> str:
-    """Return an unused name for a new bookie; the name of a lost directory would promise entries that are lost."""
+    """Return an unused name for a new bookie, because the name of a lost directory would promise its lost entries."""
     return f"{executor.host}-{os.path.basename(place)}-{secrets.token_hex(_NAME_BYTES)}"
 
 
@@ -165,7 +165,7 @@ def own_host(metadata: str) -> str:
 
     Raises:
         UsageError: ZooKeeper can be reached by IPv6 only, but bookies listen on IPv4.
-        OSError: The address of ZooKeeper cannot be resolved, or there is no route to it.
+        OSError: The address of ZooKeeper cannot be resolved, or no route leads to it.
     """
     parts = urlsplit(metadata)
     if parts.scheme == "lmdb":

@@ -1,4 +1,4 @@
-"""Bookies of executors: their settings, and how each is started.
+"""Bookies of executors: their settings and their start.
 
 Theory of operation: the first task that needs a bookie starts it (``ensure_bookie``). Any number of tasks of an
 executor may try at once. The one that takes the lock of the executor's lock file starts the process, which inherits the
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 SETTINGS: Final = "PYBK_BOOKIES"
-"""Environment variable of executors: the settings of their bookies, as JSON; no secret is in it."""
+"""The environment variable of executors with the settings of their bookies, as JSON without secrets."""
 
 _EXECUTOR: Final = "spark.executorEnv."
 _START_SECONDS: Final = 60.0
@@ -47,7 +47,7 @@ class BookieSettings:
         directory: The directory on each host that contains the bookies' directories.
         secret_file: A file on each host with the cluster's secret; None for the secret in the environment.
         rack: The rack of the bookies.
-        linger_s: How long a bookie still serves after its executor has ended, in seconds.
+        linger_s: Seconds for which a bookie still serves after its executor has ended.
     """
 
     metadata: str
@@ -73,7 +73,7 @@ class BookieSettings:
 
     @classmethod
     def of(cls, text: str) -> Self:
-        """Return the settings that ``str`` wrote as a text; raises UsageError for another text."""
+        """Return the settings in a text that ``str`` wrote; raises UsageError for another text."""
         try:
             return cls(**json.loads(text))
         except (TypeError, ValueError) as error:
@@ -171,9 +171,9 @@ def configure(
         cluster_secret_file: The absolute path, on each host, of a file with the cluster's secret. With None, the
             executors' environment variable ``PYBK_CLUSTER_SECRET`` or ``PYBK_CLUSTER_SECRET_FILE`` gives the secret;
             if neither is set, there is none.
-        rack: Where the bookies stand, for placement: ``zone``, ``zone/rack`` or ``zone/rack/host``.
-        linger_s: How long, in seconds, a bookie whose executor has ended still serves reads, so that its entries can
-            be re-replicated. It ends earlier if another executor of the host takes its directory.
+        rack: The location of the bookies, for placement: ``zone``, ``zone/rack`` or ``zone/rack/host``.
+        linger_s: Seconds for which a bookie whose executor has ended still serves reads, so that its entries can be
+            re-replicated. It ends earlier if another executor of the host takes its directory.
 
     Returns:
         The builder. The secret itself is never a setting, because Spark puts settings in the command line of its JVM.
@@ -219,10 +219,10 @@ def start_bookies(
         rack: As for ``configure``.
         linger_s: As for ``configure``.
         executors: The minimum number of executors to wait for.
-        hold_slot: Run a task on each executor for as long as its bookie serves, so that dynamic allocation does not
-            remove executors that only run a bookie. The task occupies one of the executor's task slots; cancel the
-            job group ``pybk-bookies`` to free the slots.
-        timeout_s: How long to wait for executors and bookies, in seconds.
+        hold_slot: Whether to run a task on each executor while its bookie serves, so that dynamic allocation does not
+            remove executors that only run a bookie. The task occupies one of the executor's task slots; cancel the job
+            group ``pybk-bookies`` to free the slots.
+        timeout_s: Seconds to wait for executors and bookies.
 
     Returns:
         The bookies, by executor.
@@ -273,8 +273,8 @@ def ensure_from_json(settings: str) -> str:
 
 
 def _check_secret(settings: BookieSettings) -> None:
-    """Raise PybkError if the cluster's secret is another; a bookie that serves already did not check this one."""
-    # Imported here, because every worker imports this module and few call this function.
+    """Raise PybkError if the cluster has another secret; a bookie that already serves did not check this one."""
+    # The import is in the function, because every worker imports this module and few call this function.
     from pybk.manager.connect import open_cluster
 
     open_cluster(settings.metadata, settings.secret, create=False)[0].close()

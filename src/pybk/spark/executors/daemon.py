@@ -1,7 +1,7 @@
 """The module for ``spark.python.daemon.module``: Spark's daemon of Python workers, which also starts a bookie.
 
-Spark starts the daemon at an executor's first Python task. It forks the workers, so they all inherit the modules that
-are imported here, and it must not run threads.
+Spark starts the daemon at an executor's first Python task. The daemon forks the workers, so they all inherit its
+imported modules, and it must not run threads.
 """
 
 from __future__ import annotations

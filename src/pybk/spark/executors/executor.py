@@ -1,4 +1,4 @@
-"""The executor that a Python process of Spark belongs to, and the bookie of that executor.
+"""The executor of a Python process of Spark, and the bookie of that executor.
 
 Theory of operation: a bookie and the tasks of its executor find each other by two small files in a directory of the
 user, named after the executor's JVM and the cluster: a lock file, which the bookie's process keeps locked as long as it
@@ -32,7 +32,7 @@ _WAIT_SECONDS: Final = 5.0
 _LOOK_SECONDS: Final = 0.005
 _STATE_BYTES_MAX: Final = 1 << 16
 DRIVER: Final = "driver"
-"""Name of the executor in the driver's own JVM, with ``local[N]``."""
+"""The name of the executor in the driver's own JVM, with ``local[N]``."""
 
 
 class Process(NamedTuple):
@@ -51,7 +51,7 @@ class Process(NamedTuple):
         """Return the process that has this pid now.
 
         Raises:
-            IllegalOperationError: There is no such process.
+            IllegalOperationError: The process does not exist.
         """
         status = _status(pid)
         if status is None:
@@ -60,7 +60,7 @@ class Process(NamedTuple):
 
     @property
     def alive(self) -> bool:
-        """Whether the process still runs."""
+        """True if the process still runs."""
         status = _status(self.pid)
         return status is not None and int(status[19]) == self.started and status[0] not in (b"Z", b"X")
 
@@ -72,7 +72,7 @@ class Executor(Process):
 
     @classmethod
     def of_task(cls) -> Self:
-        """Return the executor that this Python worker belongs to.
+        """Return the executor of this Python worker.
 
         Raises:
             IllegalOperationError: This process is not a Python worker of Spark.
@@ -169,10 +169,10 @@ def executor_bookie(executor: Executor, metadata: str, wait_s: float = _WAIT_SEC
     Args:
         executor: The executor, on this host.
         metadata: The URL of the cluster's metadata, in any spelling.
-        wait_s: How long to wait for one that is starting, seconds.
+        wait_s: Seconds to wait for a bookie that is starting.
 
     Returns:
-        The bookie; None if there is none.
+        The bookie; None if the executor has none.
 
     Cost: 0.1 ms.
     """
@@ -191,7 +191,8 @@ def executor_bookie(executor: Executor, metadata: str, wait_s: float = _WAIT_SEC
 def local_bookie(metadata: str) -> ExecutorBookie | None:
     """Return the bookie, in a cluster, of the executor that this task runs on.
 
-    None also outside of a task, or if its files cannot be read, which is logged: the task continues without one.
+    The result is also None outside of a task, or if its files cannot be read, which is logged: the task continues
+    without a bookie.
     """
     try:
         return executor_bookie(Executor.of_task(), metadata)
@@ -203,7 +204,7 @@ def local_bookie(metadata: str) -> ExecutorBookie | None:
 
 
 def _canonical(metadata: str) -> str:
-    """Return a metadata URL in the one spelling that stands for all that name the same place."""
+    """Return a metadata URL in one spelling, which is equal for all URLs of the same place."""
     scheme, _, rest = metadata.partition("?")[0].partition("://")
     hosts, _, path = rest.partition("/")
     if scheme.lower() == "lmdb":
@@ -233,7 +234,7 @@ def _state_directory() -> str:
 
 
 def take_lock(path: str) -> int | None:
-    """Lock a file, which is made if it is missing; processes that inherit the descriptor share the lock.
+    """Lock a file, and make it if it is missing; processes that inherit the descriptor share the lock.
 
     Returns:
         The descriptor, to be closed by the caller; None if another process holds the lock.

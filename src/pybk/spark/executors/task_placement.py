@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 HOLD_GROUP: Final = "pybk-bookies"
-"""Job group of the tasks that hold executors."""
+"""The job group of the tasks that hold executors."""
 
 _SPREAD_SECONDS: Final = 0.3
 
@@ -74,8 +74,8 @@ def ask_executors(spark: SparkSession, locations: Sequence[str] | None, ask: Cal
 
     Args:
         spark: The session.
-        locations: The locations of the executors; a task that waits too long for one runs on another. With None, there
-            are as many tasks as task slots, and each takes a moment, so that they spread over all executors.
+        locations: The locations of the executors; a task that waits too long for one runs on another. With None, as
+            many tasks run as there are task slots, and each takes a moment, so that they spread over all executors.
         ask: The function; it must be picklable.
     """
     sc = spark_context(spark)

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 _ROUND_BYTES: Final = 4 << 30
 ROUND_LEDGERS: Final = 1000
-"""The most that is copied before a commit; an interrupted copy repeats the round that was not committed."""
+"""The most ledgers and bytes that are copied before a commit; an interrupted copy repeats the uncommitted round."""
 
 _BATCH_BYTES: Final = 4 << 20
 
@@ -90,9 +90,9 @@ def copy(
         ledgers: Ids of the ledgers to copy; None for all.
         ledger_type: Copy only ledgers of this type.
         open_too: Also copy ledgers that are not closed, up to their last add confirmed; the copies are closed. If such
-            a ledger is longer at a later call, a new copy of the whole ledger replaces the old copy, which is
-            deleted just after the new one is committed; in between, readers of the target see both. If the call is
-            interrupted there, both remain until the next call.
+            a ledger is longer at a later call, a new copy of the whole ledger replaces the old copy, which is deleted
+            just after the new one is committed; in between, readers of the target see both. If the call is interrupted
+            in between, both remain until the next call.
         quorums: Ensemble size, write quorum and ack quorum of the copies; None for those of the source's ledgers, or
             for the target's defaults if the source is a store.
         quiet: Do not show progress.

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def register_source(spark: SparkSession, options: SourceOptions) -> str:
-    """Register a format that reads ledgers as the options say, and return its name."""
+    """Register a format that reads ledgers by the options, and return its name."""
     name, columns = _new_name(), schema_of(options)
 
     class LedgersSource(DataSource):

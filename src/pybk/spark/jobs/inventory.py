@@ -97,7 +97,7 @@ class Inventory(NamedTuple):
     def by_kind(self) -> DataFrame:
         """Return the number of ledgers, entries, bytes and the oldest ledger's age by type, hints, tier and state.
 
-        ``sealed`` and ``unsealed`` count the closed ledgers that have a seal, and those that have none.
+        ``sealed`` and ``unsealed`` count the closed ledgers with and without a seal.
         """
         keys = ("ledger_type", "hints", "tier", "state")
         kinds = self.ledgers.withColumn("hints", functions.array_join("storage_hints", " ")).groupBy(*keys)

@@ -29,7 +29,7 @@ def where_of(place: StoreOrUrl, cluster_secret: bytes | Secret | None = None) ->
     Args:
         place: A directory, or a metadata URL such as ``zk://host:port/path`` or ``lmdb:///path``; a ``StoreOrCluster``
             is returned unchanged.
-        cluster_secret: The secret of the cluster, or where executors find it; None if the cluster has none.
+        cluster_secret: The secret of the cluster, or its source on executors; None if the cluster has none.
     """
     if isinstance(place, StoreOrCluster):
         return place

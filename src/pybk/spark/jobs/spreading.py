@@ -126,7 +126,7 @@ def _tasks(
         with _bar(lambda: (done.value, sum(sizes)), what, shown_in):
             yield context.parallelize(parts, len(parts)).flatMap(work_on)
     finally:
-        context.setLocalProperty(_DESCRIPTION, before)  # type: ignore[arg-type]  # None takes it away
+        context.setLocalProperty(_DESCRIPTION, before)  # type: ignore[arg-type]  # None removes it
 
 
 def grouped(sizes: Sequence[int], cores: int) -> list[tuple[int, int]]:
@@ -198,4 +198,4 @@ def shown_jobs(spark: SparkSession, what: str, *, quiet: bool = False) -> Iterat
             yield
     finally:
         for name, value in before.items():
-            context.setLocalProperty(name, value)  # type: ignore[arg-type]  # None takes it away
+            context.setLocalProperty(name, value)  # type: ignore[arg-type]  # None removes it

@@ -33,17 +33,17 @@ if TYPE_CHECKING:
     from pybk.manager.ledger_writer import LedgerWriter
 
 COPY_OF: Final = "pybk.copy-of"
-"""Custom metadata of a copy: the id of the source cluster or store, a slash, and the id of the original ledger."""
+"""The custom metadata of a copy: the id of the source cluster or store, a slash, and the id of the original ledger."""
 
 IMPORT_OF: Final = "pybk.import-of"
-"""Custom metadata of an imported ledger: the id of the export, a slash, and the ledger's id in it."""
+"""The custom metadata of an imported ledger: the id of the export, a slash, and the ledger's id in it."""
 
 _OWN: Final = (SINK_KEY, COPY_OF, IMPORT_OF)
 
 Quorums = tuple[int | None, int | None, int | None]
 
 Listing = Callable[[], list["LedgerMetadata"]]
-"""Returns the present metadata of ledgers."""
+"""A function that returns the present metadata of ledgers."""
 
 
 @dataclass(frozen=True, slots=True)

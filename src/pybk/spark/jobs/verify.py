@@ -101,7 +101,7 @@ class CheckedReplica:
 
     @property
     def sound(self) -> bool:
-        """Whether the replica's entries are complete and unchanged; their lengths are checked per ledger."""
+        """True if the replica's entries are complete and unchanged; their lengths are checked per ledger."""
         late = self.growing and not self.short
         return (late or not self.missing) and not (self.damaged or self.unknown or self.silent)
 
@@ -124,7 +124,7 @@ class VerifiedLedgers:
             checked.
         late: The number of entries of open ledgers that bookies do not have yet, counted once per replica; enough
             bookies have each of them to confirm it.
-        left: Descriptions of what could not be checked or repaired, with the reasons.
+        left: Descriptions of ledgers and replicas that could not be checked or repaired, with the reasons.
         ledger_problems: Ids of ledgers, each with an error of the ledger as a whole: its seal, its kind or its lengths.
         unsealed: Ids of closed ledgers without a seal, so that their end is not proven.
         seals_unchecked: Ids of sealed ledgers whose password was not given or is wrong.
@@ -147,12 +147,12 @@ class VerifiedLedgers:
 
     @property
     def sound(self) -> bool:
-        """Whether no error was found."""
+        """True if no error was found."""
         return not (self.problems or self.ledger_problems or self.not_opened or self.left)
 
     @property
     def complete(self) -> bool:
-        """Whether everything could be checked."""
+        """True if everything could be checked."""
         unchecked = self.not_opened or self.unauthenticated or self.unread or self.unsealed or self.seals_unchecked
         return not (unchecked or self.left)
 

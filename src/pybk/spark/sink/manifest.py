@@ -11,39 +11,39 @@ consists of
 - *the record* (``SinkRecord``), one value in the metadata store that is changed by compare-and-set alone. It names the
   manifests, and the last batch id or version that was committed.
 
-A data ledger is *committed* if a manifest names it that the record names. Everything else with the app id is an
-*orphan*, which no reader shows.
+A data ledger is *committed* if the record names a manifest that names the ledger. Every other ledger with the app id is
+an *orphan*, which no reader shows.
 
-How exactly one commit comes about:
+Exactly one commit takes effect, by these steps:
 
 1. Each task attempt writes its own ledger and closes it. Spark passes one attempt per partition to the driver.
 2. ``Sink.commit`` reads the record, and ``sink_record.decide`` compares the attempt's number with the last one
    committed: publish, skip (the number was committed before), or refuse.
-3. To publish, it writes a manifest of the attempt's ledgers and closes it. Nothing counts yet: the manifest is an
+3. To publish, it writes a manifest of the attempt's ledgers and closes it. Nothing is committed yet: the manifest is an
    orphan, too.
 4. One compare-and-set of the record names the manifest and the number. That is the whole commit. It succeeds at most
    once per number, because the version that was read in step 2 must still be the record's.
-5. If the compare-and-set was refused, another driver has changed the record. Nothing is known then but that, so the
-   commit starts over with step 2, and deletes its manifest unless the record names it after all.
+5. If the compare-and-set was refused, another driver has changed the record. Nothing else is known, so the commit
+   starts over with step 2, and deletes its manifest unless the record names it after all.
 
 If the answer of the compare-and-set was lost, ``commit`` raises an error with ``outcome_unknown``, or finds its own
-commit in step 2 and skips it. A skipped attempt's ledgers are deleted unless a manifest names them, so finding one's
-own commit deletes nothing.
+commit in step 2 and skips it. A skipped attempt's ledgers are deleted unless a manifest names them, so a driver that
+finds its own commit deletes nothing.
 
 Chains of manifests stay short: seven manifests of a tier and the new one are written as one of the next tier, whose
 compare-and-set also drops the seven from the record; then they are deleted (``sink_record.fold``). A reader that finds
 a named manifest deleted reads the record again. If the record has changed, that was a fold; if not, it is damage.
 
-Deleting orphans must not race with a commit whose compare-and-set is still on its way, however late it takes effect.
-Two rules make it exact without clocks that agree:
+The deletion of orphans must not race with a commit whose compare-and-set is still under way, however late that takes
+effect. Two rules ensure this without synchronised clocks:
 
-- Before it deletes, the collector changes the record. Every compare-and-set under way is refused then, and
-  starts over with a record that says what is deleted.
+- Before it deletes, the collector changes the record. Every compare-and-set under way is then refused, and its commit
+  starts over with the new record.
 - That change raises the record's *floor*. ``decide`` refuses attempts with ledgers created at the floor or before, so
   a ledger that was old enough to be deleted is never committed afterwards. Deletion and refusal compare the same
-  creation time, from the ledger's metadata, with the same floor, so it does not matter which clocks were right.
+  creation time, from the ledger's metadata, with the same floor, so wrong clocks do no harm.
 
-Threads: nothing here is shared but ``MANIFESTS_READ``, whose values are replaced whole.
+Threads: threads share only ``MANIFESTS_READ``, whose values are replaced as a whole.
 """
 
 from __future__ import annotations
@@ -85,13 +85,13 @@ if TYPE_CHECKING:
     from pybk.metadata.cluster import ClusterMetadata
 
 SINK_KEY: Final = "pybk.sink"
-"""Custom metadata of a sink's ledgers: its app id."""
+"""The custom metadata of a sink's ledgers: its app id."""
 
 SINKS: Final = "sinks"
 """The group of the records among the cluster's pointers."""
 
 _PAGE: Final = 500
-"""Ledgers whose metadata is read at a time."""
+"""The number of ledgers whose metadata is read at a time."""
 
 _AGE_S_MAX: Final = 1e9
 
@@ -103,9 +103,9 @@ class WrittenLedger(NamedTuple):
 
     Attributes:
         ledger_id: The ledger.
-        entries: How many it has, at least 1.
+        entries: The number of its entries, at least 1.
         payload_bytes: Bytes of their payloads.
-        created_ns: When it was created, from its metadata.
+        created_ns: The creation time in its metadata.
     """
 
     ledger_id: int
@@ -153,7 +153,7 @@ class Sink:
     # ---- the record ----------------------------------------------------------------------------------------------
 
     def record(self) -> SinkRecord:
-        """Return the record as the metadata store has it now; an empty one if there is none."""
+        """Return the record as the metadata store has it now; an empty one if the store has none."""
         return self._read()[0]
 
     def _read(self) -> tuple[SinkRecord, int | None]:
@@ -222,7 +222,7 @@ class Sink:
         """Write a manifest that names more ledgers; it is durable and closed on return.
 
         Returns:
-            The manifest, None if there are no ledgers to name; the chain with it; the manifests that it replaces.
+            The manifest, None without ledgers to name; the chain with it; the manifests that it replaces.
         """
         if not written:
             return None, chain, ()
@@ -286,7 +286,7 @@ class Sink:
                 self._check_changed(version, error)
 
     def _check_changed(self, version: int | None, error: NoSuchLedgerError) -> None:
-        """Return if the record has changed, so that a fold may have deleted a manifest that it named before.
+        """Check that the record has changed, so that a fold may have deleted a manifest that it named before.
 
         Raises:
             CorruptError: It has not changed, so a manifest that it names is missing.
@@ -368,7 +368,7 @@ def committed(connection: Connection, app_id: str) -> set[int]:
 
     Args:
         connection: The cluster.
-        app_id: The sink's, as the custom metadata of its ledgers has it under ``SINK_KEY``.
+        app_id: The sink's app id, as the custom metadata of its ledgers has it under ``SINK_KEY``.
 
     Raises:
         IllegalOperationError: The connection is to an embedded store, to which sinks do not write.
@@ -428,13 +428,13 @@ def collect(
     secret: bytes | Secret | None = None,
     older_than: float = ORPHAN_AGE_S,
 ) -> dict[str, list[int]]:
-    """Delete what writes from Spark, imports and copies left without a commit; does not need Spark.
+    """Delete ledgers that writes from Spark, imports and copies left without a commit; this does not need Spark.
 
     Args:
         metadata: The URL of the cluster's metadata.
-        cluster_secret: The cluster's secret, or where it is found; None for none.
+        cluster_secret: The cluster's secret, or its source; None for none.
         password: The password of the ledgers; orphans with another one stay, and the log names them.
-        secret: The secret of the ledgers that were made with one.
+        secret: The secret of the ledgers that were created with one.
         older_than: As for ``collect_orphans``.
 
     Returns:

@@ -1,4 +1,4 @@
-"""A sink's record and manifests as values: decides what a commit does to them, without input or output.
+"""A sink's record and manifests as values; decides the effect of a commit on them, without input or output.
 
 ``pybk.spark.sink.manifest`` reads and writes them, and explains how a commit works.
 """
@@ -13,13 +13,13 @@ from pybk.values import decode_json, encode_json
 
 FORMAT: Final = 1
 RUNS_KEPT: Final = 32
-"""How many runs of a query the record remembers, so that a driver that was succeeded is refused."""
+"""The number of runs of a query that the record remembers, so that a driver that was succeeded is refused."""
 
 FOLD: Final = 8
-"""How many manifests of one tier become one of the next."""
+"""The number of manifests of one tier that become one of the next."""
 
 ORPHAN_AGE_S: Final = 86_400.0
-"""How old an orphan is before a commit collects it."""
+"""The age at which a commit collects an orphan."""
 
 _ROWS_PER_ENTRY: Final = 20_000
 
@@ -33,8 +33,8 @@ class SinkRecord:
 
     Attributes:
         chain: The sink's manifests. A ledger of the sink is committed if one of them names it.
-        epoch: How many runs of the streaming query have committed.
-        runs: The last ``RUNS_KEPT`` of these, newest last; empty for batch writes.
+        epoch: The number of runs of the streaming query that have committed.
+        runs: The last ``RUNS_KEPT`` of these runs, newest last; empty for batch writes.
         last: The last batch id or ``txnVersion`` that was committed, -1 before the first.
         query: The streaming query; empty for batch writes.
         floor_ns: Ledgers created at this time or before are refused, because they may have been deleted as orphans.
@@ -73,11 +73,11 @@ def _record_of(values: dict[str, Any]) -> SinkRecord:
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """A commit that a driver asks for.
+    """A commit that a driver requests.
 
     Attributes:
         number: Batch id of a streaming query, or ``txnVersion``; from 0.
-        oldest_ns: When the oldest of its ledgers was created.
+        oldest_ns: The creation time of the oldest of its ledgers.
         query: The streaming query; empty for a batch write.
         run: The run of the query; empty for a batch write.
     """
@@ -110,11 +110,11 @@ class Refuse:
 
 
 def decide(record: SinkRecord, attempt: Attempt) -> Publish | Skip | Refuse:
-    """Return what a commit does to a sink's record; changes nothing.
+    """Return the effect of a commit on a sink's record; change nothing.
 
     Args:
-        record: The sink's record now; an empty one if it has none.
-        attempt: The commit that is asked for.
+        record: The sink's present record; an empty one if it has none.
+        attempt: The requested commit.
     """
     new = record.last < 0
     if not new and record.query != attempt.query:
@@ -148,7 +148,7 @@ def _owner(query: str) -> str:
 
 
 def fold(chain: Chain) -> tuple[Chain, tuple[int, ...], int]:
-    """Return which manifests of a chain the next manifest replaces.
+    """Return the manifests of a chain that the next manifest replaces, and the new chain.
 
     The chain counts like a number to the base ``FOLD``: that many manifests of one tier become one of the next. So the
     chain has at most ``FOLD - 1`` manifests per tier, and each ledger is named again once per tier.
@@ -166,11 +166,11 @@ def fold(chain: Chain) -> tuple[Chain, tuple[int, ...], int]:
 # ---- manifests ---------------------------------------------------------------------------------------------------
 
 ManifestRows = list[tuple[int, int, int]]
-"""Ledger id, entries and payload bytes of committed ledgers, in the order of their commits."""
+"""The ledger id, entries and payload bytes of committed ledgers, in the order of their commits."""
 
 
 def encode_rows(number: int, rows: ManifestRows) -> list[bytes]:
-    """Return the entries of a manifest ledger: at least one, with ``number``, that of the newest commit in it."""
+    """Return the entries of a manifest ledger, at least one, with the ``number`` of the newest commit in it."""
     parts = [rows[at : at + _ROWS_PER_ENTRY] for at in range(0, len(rows), _ROWS_PER_ENTRY)] or [[]]
     return [encode_json({"format": FORMAT, "last": number, "ledgers": part}) for part in parts]
 

@@ -35,7 +35,7 @@ PAYLOAD_NAMES: Final = ("payload", "value")
 
 _QUERY: Final = "sql.streaming.queryId"
 _RUN: Final = "spark.jobGroup.id"
-"""A streaming query gives its jobs the id of its run as their group."""
+"""The property of the job group, which in a streaming query is the id of its run."""
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ class LedgerCommitMessage(WriterCommitMessage):
 
 
 Messages: TypeAlias = "Sequence[WriterCommitMessage | None]"
-"""As Spark hands them: None for a partition that has none."""
+"""Messages as Spark passes them, with None for a partition without one."""
 
 
 def check_schema(schema: StructType) -> None:
@@ -176,7 +176,7 @@ def sink_of(options: SinkOptions, app_id: str) -> Sink:
 
 
 def _received(messages: Messages) -> list[LedgerCommitMessage]:
-    """Return the messages of the tasks that have sent one."""
+    """Return the messages of the tasks that sent one."""
     return [message for message in messages if isinstance(message, LedgerCommitMessage)]
 
 
@@ -231,7 +231,7 @@ class BatchWriter(DataSourceArrowWriter):
             )
 
     def abort(self, messages: Messages) -> None:
-        """Delete what tasks wrote, unless it counts all the same."""
+        """Delete the ledgers that tasks wrote, unless they are committed nevertheless."""
         sink_of(self._options, self._app_id).abort([each.ledger_id for each in _ledgers(_received(messages))])
 
 
@@ -249,7 +249,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         query = None if context is None else context.getLocalProperty(_QUERY)
         run = None if context is None else context.getLocalProperty(_RUN)
         if not query or not run:
-            raise IllegalOperationError("a stream is written by tasks of a streaming query, and this is none")
+            raise IllegalOperationError("a stream is written by tasks of a streaming query, and this is not one")
         return LedgerCommitMessage(write_ledger(self._options, self._options.app_id or query, iterator), query, run)
 
     def commit(self, messages: Messages, batchId: int) -> None:  # noqa: N803  # Spark's name
@@ -260,7 +260,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
             logger.info("batch %d of %r was committed before; it is skipped", batchId, app_id)
 
     def abort(self, messages: Messages, batchId: int) -> None:  # noqa: N803  # Spark's name
-        """Delete what tasks wrote, unless it counts all the same."""
+        """Delete the ledgers that tasks wrote, unless they are committed nevertheless."""
         received = _received(messages)
         if received:
             sink = sink_of(self._options, self._options.app_id or received[0].query)

@@ -40,7 +40,7 @@ _LEDGER: Final = (
 _TYPES: Final = {field.name: field.dataType for field in (*_ENTRY, *_LEDGER)}
 
 COLUMNS: Final = frozenset(_TYPES)
-"""Names of all columns; none is ever null."""
+"""The names of all columns; none is ever null."""
 
 
 def schema_of(options: SourceOptions) -> StructType:

@@ -1,4 +1,4 @@
-"""Filter pushdown: filters on ids restrict which ledgers and entries are read."""
+"""Filter pushdown: filters on ids restrict the ledgers and entries that are read."""
 
 from __future__ import annotations
 

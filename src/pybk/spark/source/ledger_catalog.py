@@ -1,4 +1,4 @@
-"""The ledgers of a read, and how far each can be read now."""
+"""The ledgers of a read, with the end up to which each can be read now."""
 
 from __future__ import annotations
 
@@ -54,13 +54,13 @@ class LedgerCatalog:
         self._require_seal: Final = options.require_seal
         self._checked: dict[int, LedgerMetadata] = {}
         self.list_at = 0.0
-        """When the ledgers are listed next, by the monotonic clock."""
+        """The time of the next listing of ledgers, by the monotonic clock."""
         self._elsewhere: set[int] = set()
         self.hidden: dict[int, int] = {}
 
     @property
     def missing(self) -> list[int]:
-        """Ids of ledgers that the options name one by one and that did not exist."""
+        """The ids of ledgers that the options name one by one and that did not exist."""
         return [
             each for each in self._named if not any(each in some for some in (self._closed, self._open, self.hidden))
         ]
@@ -74,7 +74,7 @@ class LedgerCatalog:
         return f"{store} ledgers {','.join(f'{low}-{high}' for low, high in self._asked or ())}"
 
     def deleted(self, ledger_ids: Iterable[int]) -> set[int]:
-        """Return which of some ledgers were deleted, according to the metadata of each, because listings may be late.
+        """Return the deleted ones of some ledgers, by the metadata of each, because listings may be late.
 
         Raises:
             PybkError: The metadata store cannot be read.
@@ -94,7 +94,7 @@ class LedgerCatalog:
         """Return the ledgers that positions name and that do not exist.
 
         Raises:
-            UsageError: One exists, but is not among the selected ledgers.
+            UsageError: One of them exists, but is not among the selected ledgers.
             PybkError: The metadata store cannot be read.
         """
         manager = connection(self._where).manager
@@ -114,10 +114,11 @@ class LedgerCatalog:
         return absent
 
     def look(self, *, now: bool = True) -> dict[int, ReadableLedger]:
-        """Return the ledgers by ascending id, and how far each can be read.
+        """Return the ledgers by ascending id, each with the end up to which it can be read.
 
         Args:
-            now: List the ledgers in any case; if False, use the last listing while a new one would cost too much time.
+            now: Whether to list the ledgers in any case; if False, the last listing is used while a new one would take
+                too long.
 
         Raises:
             UnauthorizedError: The password is not that of a ledger.

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pybk.manager.ledger_manager import LedgerManager
 
 Locations = tuple[str, ...]
-"""Where a task had better run, in order of name; empty if no executor's bookie has the entries."""
+"""The preferred locations of a task, in order of name; empty if no executor's bookie has the entries."""
 
 
 def read_local(spark: SparkSession, **options: str) -> DataFrame:

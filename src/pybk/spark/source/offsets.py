@@ -4,17 +4,16 @@ States of a ledger in an offset: *due* (nothing was read) or in *at* (reading) â
 *done*, or dropped by the rule below. ``advance`` makes the transitions, ``between`` returns the entries of a
 micro-batch, and both are deterministic, so a repeated micro-batch reads the same entries.
 
-An offset says for each ledger which entry is next. A ledger is *finished* once it is closed and all of it was read; the
-offset that says so first names it under ``ended``, with its end, so that the entries between two offsets follow
-from the two alone. Later offsets drop finished ledgers by this rule: a ledger is finished if it is in ``done``, or if
-its id is at most ``upto``, it says that it was created before ``before``, and it is neither in ``at`` nor in ``due``.
-``before`` is an hour older than the newest ledger, because the hosts that create ledgers have clocks that differ, and
-ids come in no order. So
-an offset has the ledgers that are being read, and as ranges of ids those that are to be read and those that were
-finished and created within the last hour; no others.
+An offset names the next entry of each ledger. A ledger is *finished* once it is closed and all its entries were read.
+The first offset after that names it under ``ended``, with its end, so that two offsets alone determine the entries
+between them. Later offsets drop finished ledgers by this rule: a ledger is finished if it is in ``done``, or if its id
+is at most ``upto``, its metadata say that it was created before ``before``, and it is neither in ``at`` nor in ``due``.
+``before`` is an hour older than the newest ledger, because the clocks of the hosts that create ledgers differ, and ids
+come in no order. So an offset has only the ledgers that are being read and, as ranges of ids, the ledgers that are to
+be read and the finished ones that were created within the last hour.
 
-What an offset names stays in it until it is finished or known to be deleted: that a listing has it not says nothing, as
-listings may be late.
+A ledger that an offset names stays in it until it is finished or known to be deleted; its absence from a listing proves
+nothing, because listings may be late.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ class Offset:
         due: Ranges of ids of ledgers that can be read and from which no entry was read.
         ended: The ends of the ledgers that this offset finishes.
         done: Ranges of ids of ledgers that earlier offsets finished.
-        upto: See the head of this module.
+        upto: The highest id to which the rule at the head of this module applies.
         before_ns: The time ``before`` of the head of this module, in nanoseconds since 1970.
     """
 

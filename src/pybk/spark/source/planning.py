@@ -1,4 +1,4 @@
-"""Planning of reads: which entries are read, and by which task; pure functions and values."""
+"""Planning of reads: the entries of each task; pure functions and values."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pybk.errors import UsageError
 from pybk.spark.options import Ranges
 
 PARTITION_BYTES: Final = 128 << 20
-"""Payload bytes that a task reads, about."""
+"""The payload bytes that a task reads, about."""
 
 PARTITIONS_MAX: Final = 100_000
 
@@ -116,14 +116,15 @@ def split_into_tasks(ranges: Iterable[SizedRange], entries: int | None = None) -
 
     Args:
         ranges: The entries, in order.
-        entries: The most entries of a task; None for about ``PARTITION_BYTES``. In that case opening a ledger has a
-            cost of its own, so that many small ledgers are neither read by a single task, nor each by its own task.
+        entries: The most entries of a task; None for about ``PARTITION_BYTES``. In that case the opening of a ledger
+            counts as bytes, too, so that many small ledgers are neither read by a single task, nor each by a task of
+            its own.
 
     Returns:
         The ranges of each task, in order; equal for equal arguments.
 
     Raises:
-        UsageError: There would be more than ``PARTITIONS_MAX`` tasks.
+        UsageError: The read would have more than ``PARTITIONS_MAX`` tasks.
     """
     opening = 0 if entries else _OPEN_BYTES
     given = [(part.entry_range, 1.0 if entries else max(1.0, part.entry_bytes)) for part in ranges]

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pybk.spark.options import SourceOptions
 
 LATE_SECONDS: Final = 10.0
-"""How long a task waits until it knows that entries are confirmed which the planner saw."""
+"""The seconds for which a task waits until it knows that the entries which the planner saw are confirmed."""
 
 _LOOK_SECONDS: Final = 0.05
 
@@ -99,8 +99,8 @@ def read_ranges(
 def _wait_for(reader: LedgerReader, last: int) -> None:
     """Wait until this process knows that an entry is confirmed.
 
-    Bookies learn the last add confirmed one after the other, and a store's readers see it when they poll, so the
-    planner may have seen a later one than this process.
+    Bookies get the last add confirmed one after the other, and a store's readers see it when they poll, so the planner
+    may have seen a later one than this process.
     """
     deadline = time.monotonic() + LATE_SECONDS
     while reader.last_add_confirmed < last and not reader.is_closed and time.monotonic() < deadline:

@@ -70,7 +70,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._options = options
         self._schema = schema
         self.catalog: LedgerCatalog | None = None
-        """What the stream knows of the ledgers; None before the first batch."""
+        """The ledgers that the stream knows; None before the first batch."""
         self._target: _Snapshot | None = None
         self._deleted: set[int] = set()
         self._seen: tuple[Offset, _Snapshot] | None = None
@@ -95,7 +95,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """Have the query end with the entries that can be read now (``Trigger.AvailableNow``)."""
+        """Make the query end with the entries that can be read now (``Trigger.AvailableNow``)."""
         self._target = self._look(now=True)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
@@ -139,7 +139,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             close_connections()
 
     def _on_driver(self) -> LedgerCatalog:
-        """Return the ledger catalog; also have ``stop`` called when Spark ends the process by a signal."""
+        """Return the ledger catalog; also arrange that ``stop`` is called when Spark ends the process by a signal."""
         if self.catalog is None:
             self.catalog = LedgerCatalog(self._options)
             if threading.current_thread() is threading.main_thread():
@@ -193,7 +193,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return taken
 
     def _fitting(self, entry_range: EntryRange, size: int, least: int) -> tuple[int, int]:
-        """Return how many entries fit into ``size`` bytes, but at least ``least``, and their bytes."""
+        """Return the number of entries that fit into ``size`` bytes, at least ``least``, and their bytes."""
         low, high = min(least, len(entry_range)), len(entry_range)
         try:
             used = self._size(entry_range, high)
