@@ -11,10 +11,10 @@ import pytest
 
 from pybk.errors import PybkError
 from pybk.healing import chores, quick_audit, surplus_drop
-from pybk.healing.chores import AT_ONCE, ChoreThread, Rounds, Work
+from pybk.healing.chores import AT_ONCE, Chore, ChoreThread, Rounds, Work
 from tests.cluster.inside import inside
 from tests.healing.quick import repair_quickly, scrub_quickly
-from tests.healing.test_autorecovery import leaders
+from tests.healing.test_autorecovery import autorecovery_of
 from tests.waiting import wait_until
 
 
@@ -161,15 +161,22 @@ def test_healing_has_few_threads_at_rest(tmp_path: Path, monkeypatch: pytest.Mon
     for module in (quick_audit, surplus_drop):
         monkeypatch.setattr(module, "LOOK_S", 0.2)
 
-    def threads(*, autorecovery: bool) -> list[str]:
-        with inside(tmp_path / str(autorecovery), count=1, autorecovery=autorecovery) as cluster:
-            if autorecovery:
-                wait_until(lambda: leaders(cluster))
-            time.sleep(2)
-            return [each.name for each in threading.enumerate()]
+    worked: set[Chore] = set()
+    do = ChoreThread._do
 
-    without, found = threads(autorecovery=False), threads(autorecovery=True)
-    assert len(found) - len(without) <= 1 + AT_ONCE, found
+    def do_and_note(self: ChoreThread, chore: Chore, work: Work) -> None:
+        do(self, chore, work)
+        worked.add(chore)
+
+    monkeypatch.setattr(ChoreThread, "_do", do_and_note)
+    with inside(tmp_path, count=1, autorecovery=True) as cluster:
+        healing = autorecovery_of(cluster.bookies[0])
+        chores = {healing.auditor, healing.worker, healing.scrub, healing.quick_audits, healing.surplus}
+        wait_until(lambda: worked >= chores)
+        threads = set(threading.enumerate())
+        healing.stop()
+        ended = [each.name for each in threads - set(threading.enumerate())]
+    assert 2 <= len(ended) <= 1 + AT_ONCE, ended
 
 
 def test_more_work_is_admitted_when_something_waits(thread: ChoreThread) -> None:
