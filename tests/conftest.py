@@ -7,6 +7,7 @@ import gc
 import hashlib
 import logging
 import os
+import signal
 import traceback
 from collections.abc import Iterator
 from typing import Any
@@ -21,6 +22,10 @@ from tests.sampling import EVERYTHING, SEED, VARIABLE, drawn
 
 # Hundreds of processes are started, and each would compile all that it imports.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
+# A run in the background of a shell ignores SIGINT, and so would the processes that it starts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Each process that imports numpy would start threads of OpenBLAS, which nothing here uses.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")

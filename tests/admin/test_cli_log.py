@@ -227,13 +227,7 @@ def test_an_interrupt_ends_a_tail_without_a_traceback(store: Path) -> None:
     with Log.open(store, "log") as log, log.writer() as writer:
         writer.append(b"first")
         command = [sys.executable, "-m", "pybk", "log", "tail", str(store), "log", "-f"]
-        # Tests that run in the background of a shell ignore the signal, and so would the child.
-        before = signal.signal(signal.SIGINT, signal.default_int_handler)
-        try:
-            child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        finally:
-            signal.signal(signal.SIGINT, before)
-        with child:
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
             try:
                 assert child.stdout is not None
                 assert child.stdout.readline() == b"first\n"

@@ -1,8 +1,9 @@
-"""Processes of tests end with the test that started them, also when it fails."""
+"""Processes of tests end when they are asked to, and with the test that started them, also when it fails."""
 
 from __future__ import annotations
 
 import gc
+import signal
 from contextlib import suppress
 from pathlib import Path
 
@@ -15,3 +16,9 @@ def test_a_child_of_a_test_that_fails_is_killed_and_its_pipes_are_closed(tmp_pat
     assert not child.alive
     del child
     gc.collect()  # a pipe that is open is an error, of this test
+
+
+def test_a_child_ends_with_an_interrupt_also_where_the_tests_run_in_the_background(tmp_path: Path) -> None:
+    with Child([], None, tmp_path / "log", module="json.tool") as child:
+        child.signal(signal.SIGINT)
+        assert child.join() == -signal.SIGINT
