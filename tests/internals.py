@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 from pybk.backend.ledger_backend import LedgerBackend
 from pybk.client.backend import ClusterBackend
@@ -23,9 +24,10 @@ from pybk.replication.inflight import Inflight
 from pybk.replication.writer import WriterMachine
 from pybk.storage.readonly import ReadOnlyStore
 from pybk.storage.store import Store
+from pybk.streams.list_writer import ListWriter
 from pybk.streams.log import Log
 from pybk.streams.log_writer import LogWriter
-from tests.waiting import wait_until
+from tests.waiting import WAIT_S, wait_until
 
 
 def backend_of(manager: LedgerManager) -> LedgerBackend:
@@ -106,6 +108,14 @@ def wait_for_loss(writer: LogWriter) -> None:
     log = keeping_log(writer._writer.appender._writers[max(writer._writer.appender._writers)])
     assert log is not None
     wait_until(lambda: log.is_lost)
+
+
+@contextmanager
+def patient_logs() -> Iterator[None]:
+    """Have the writers of logs wait for bookies as long as a test waits, however soon a ledger of theirs is lost."""
+    patience = property(lambda _: WAIT_S, lambda *_: None)
+    with patch.object(ListWriter, "patience_s", patience, create=True):
+        yield
 
 
 def changes_of(log: Log) -> int:

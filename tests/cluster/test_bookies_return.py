@@ -16,7 +16,7 @@ from pybk.streams.log import Log
 from pybk.streams.log_writer import LogWriter
 from pybk.streams.wal import WriteAheadLog
 from tests.cluster.inside import Inside, inside
-from tests.internals import hold_resumption, open_ledger_of, wait_for_loss
+from tests.internals import hold_resumption, open_ledger_of, patient_logs, wait_for_loss
 from tests.waiting import WAIT_S, wait_until
 
 PASSWORD = b"p"
@@ -86,8 +86,12 @@ def test_creating_a_ledger_does_not_wait_for_bookies_and_can_be_tried_again(tmp_
 
 @contextmanager
 def short_patience(directory: Path, count: int = 1) -> Iterator[tuple[Inside, LedgerManager]]:
-    """Run a cluster, and a client whose ledgers end soon when bookies do not answer."""
-    with inside(directory, count=count) as cluster, cluster.connect(bookie_patience_seconds=PATIENCE_S) as client:
+    """Run a cluster, and a client whose ledgers, but not its logs, end soon when bookies do not answer."""
+    with (
+        inside(directory, count=count) as cluster,
+        cluster.connect(bookie_patience_seconds=PATIENCE_S) as client,
+        patient_logs(),
+    ):
         yield cluster, client
 
 
@@ -162,7 +166,7 @@ def test_a_transaction_that_was_cut_follows_as_a_whole(tmp_path: Path) -> None:
 
 def test_a_log_whose_bookies_stay_away_says_so_and_continues_with_a_later_append(tmp_path: Path) -> None:
     """What had waited may be there or not; the numbers of what is not are given again, and a retry succeeds."""
-    with short_patience(tmp_path) as (cluster, client):
+    with inside(tmp_path, count=1) as cluster, cluster.connect(bookie_patience_seconds=PATIENCE_S) as client:
         log = Log.open(client, "log", password=PASSWORD, quorums=(1, 1, 1))
         writer = log.writer()
         given = [(writer.append(b"before"), b"before")]
@@ -178,7 +182,8 @@ def test_a_log_whose_bookies_stay_away_says_so_and_continues_with_a_later_append
             writer.append(b"again")
         assert (refused.value.outcome_unknown, refused.value.retryable) == (False, True)
         cluster.open_bookie(0)
-        given.append((writer.append(b"again"), b"again"))
+        with patient_logs():
+            given.append((writer.append(b"again"), b"again"))
         writer.close()
         assert read_all(client, "log") == given
         assert [position.seq for position, _ in given] == [0, 1]

@@ -10,7 +10,7 @@ import pytest
 from pybk.errors import NotEnoughBookiesError
 from pybk.streams.log import Log
 from tests.cluster.inside import inside
-from tests.internals import hold_resumption, wait_for_loss
+from tests.internals import hold_resumption, patient_logs, wait_for_loss
 from tests.interrupting import interrupted_at
 from tests.sampling import some
 from tests.waiting import WAIT_S
@@ -22,7 +22,11 @@ FILES = ("pybk/streams/", "pybk/client/append_queue")
 @pytest.mark.timeout(method="thread")
 def test_an_interrupt_at_any_line_of_a_repair_leaves_a_log_that_continues(tmp_path: Path) -> None:
     """The main thread repairs, as an append there does, while futures wait for what was lost."""
-    with inside(tmp_path, count=1) as cluster, cluster.connect(bookie_patience_seconds=0.2) as client:
+    with (
+        inside(tmp_path, count=1) as cluster,
+        cluster.connect(bookie_patience_seconds=0.2) as client,
+        patient_logs(),
+    ):
         fired, line, lines = True, 0, 0
         while fired:
             log = Log.open(client, f"log/{line}", password=PASSWORD, quorums=(1, 1, 1))
