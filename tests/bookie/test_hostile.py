@@ -29,7 +29,7 @@ from pybk.transport.server import Server
 from tests.client.test_limbo_repair import PASSWORD, check, fill, service_of
 from tests.cluster.inside import Inside, inside
 from tests.internals import cluster_backend_of, create_of_type, descriptor_of
-from tests.waiting import wait_until
+from tests.waiting import WAIT_S, wait_until
 
 
 @pytest.fixture
@@ -159,7 +159,7 @@ def test_a_lost_session_does_not_count_as_a_failed_bookie(three: Inside) -> None
             return []
 
         service_of(manager).post(forget)
-        assert done.wait(10)
+        assert done.wait(WAIT_S)
     assert writer.append(b"after") == 1
     assert len(client.ledger_metadata(writer.ledger_id).fragments) == 1
     assert cluster_backend_of(client).membership.metadata.list_under_replicated() == []

@@ -105,7 +105,7 @@ def test_a_process_at_rest_polls_nothing_for_its_watches(tmp_path: Path) -> None
     node = other.get("key")
     assert node is not None
     other.put("key", b"w", node.version)
-    assert told.wait(10)
+    assert told.wait(WAIT_S)
     other.close()
     store.close()
 

@@ -31,7 +31,7 @@ from pybk import (
     UnauthorizedError,
     UsageError,
 )
-from tests.waiting import wait_until
+from tests.waiting import WAIT_S, wait_until
 
 PASSWORD = b"log"
 
@@ -234,7 +234,7 @@ def test_a_sealed_log_ends(manager: LedgerManager) -> None:
             thread.start()
             writer.append(b"b")
             writer.seal()
-        thread.join(30)
+        thread.join(WAIT_S)
         assert found == [b"a", b"b"]
         assert log.is_sealed
         with pytest.raises(LogSealedError, match="after record 1"):
@@ -323,7 +323,7 @@ def test_properties_change_together(manager: LedgerManager) -> None:
         changed = threading.Event()
         watch = log.on_change(changed.set)
         log.set_properties({"owner": "team a", "schema": "7"})
-        assert changed.wait(30)
+        assert changed.wait(WAIT_S)
         watch.cancel()
         log.set_properties({"owner": None, "more": "ü"})
         assert dict(log.properties) == {"schema": "7", "more": "ü"}
@@ -353,7 +353,7 @@ def test_everything_has_an_asyncio_form(manager: LedgerManager) -> None:
             await writer.append_coro(b"z")
             await log.truncate_async(30)
             assert (await log.read_async(60)).data == b"z"
-            assert await reader.read_async(timeout=30) == log.read(60)
+            assert await reader.read_async(timeout=WAIT_S) == log.read(60)
             await writer.roll_async()
             await log.set_properties_async({"schema": "7"})
             assert await log.subscriptions_async() == []
@@ -445,7 +445,7 @@ def test_a_closed_log_ends_its_readers_and_writers(tmp_path: Path) -> None:
     thread.start()
     writer.append(b"a")
     log.close()
-    thread.join(30)
+    thread.join(WAIT_S)
     assert len(ended) == 1
     with pytest.raises(PybkError):
         writer.append(b"b")

@@ -27,7 +27,7 @@ from pybk import (
 from pybk.manager.ledger_manager import backend_of
 from pybk.streams.ledger_spec import SETTINGS_PROPERTY
 from tests.cluster.inside import inside
-from tests.waiting import wait_until
+from tests.waiting import WAIT_S, wait_until
 
 PASSWORD = b"settings"
 ONE = (1, 1, 1)
@@ -49,7 +49,7 @@ def test_all_who_open_a_log_use_the_quorums_that_it_was_made_with(tmp_path: Path
             assert log.settings == LogSettings(quorums=ONE)
             with log.writer() as writer, log.subscribe("all", start=LogEnd.EARLIEST) as subscription:
                 writer.append(b"one")
-                record = subscription.read(timeout=10)
+                record = subscription.read(timeout=WAIT_S)
                 assert record is not None
                 subscription.ack(record)
         assert quorums_of(second) == {"log": {ONE}, "cursor": {ONE}}

@@ -39,7 +39,7 @@ from pybk.streams.ledger_steps import LedgerSteps
 from pybk.streams.list_record import Segment
 from pybk.streams.wal import WriteAheadLog
 from pybk.streams.wal_record import WalRecord
-from tests.waiting import wait_until
+from tests.waiting import WAIT_S, wait_until
 
 PASSWORD = b"wal"
 
@@ -892,7 +892,7 @@ def test_a_follower_says_how_far_it_came_and_ends_from_another_thread(manager: L
             wal.append(b"e")
             wait_until(lambda: follower.applied == (1, 4))
             follower.close()
-            thread.join(30)
+            thread.join(WAIT_S)
             assert not thread.is_alive()
             assert rest == [b"d", b"e"]
             assert next(follower, None) is None
