@@ -38,7 +38,10 @@ SESSION_S = 2.5
 
 
 class Proxy:
-    """A proxy between a client and the server, which can lose the bytes of one direction."""
+    """A proxy between a client and the server, which can lose the bytes of one direction.
+
+    A connection that has lost bytes passes none after them, as TCP does: the client has to make another one.
+    """
 
     def __init__(self, server: ZooKeeperServer) -> None:
         self._server = ("127.0.0.1", int(server.host.rpartition(":")[2]))
@@ -61,9 +64,11 @@ class Proxy:
             threading.Thread(target=self._pass_on, args=(server, client, "lose_replies"), daemon=True).start()
 
     def _pass_on(self, source: socket.socket, target: socket.socket, lose: str) -> None:
+        loses = False
         try:
             while data := source.recv(65536):
-                if not getattr(self, lose):
+                loses = loses or getattr(self, lose)
+                if not loses:
                     target.sendall(data)
         except OSError:
             return
