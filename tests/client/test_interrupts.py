@@ -11,10 +11,13 @@ from typing import Any
 
 import pytest
 
+from pybk.client.append_queue import AppendBatch, AppendQueue
 from pybk.client.wire import BookieWire
-from pybk.errors import LedgerRecoveryError, PybkError
+from pybk.errors import LedgerRecoveryError, NotEnoughBookiesError, PybkError
 from pybk.ledger.ledger_metadata import Bookie
 from pybk.manager.ledger_manager import LedgerManager
+from pybk.streams.appender import Kept
+from pybk.threads.group_commit import Completion
 from pybk.transport.client_links import Links
 from pybk.transport.server import Server
 from tests.cluster.inside import inside
@@ -108,6 +111,59 @@ def test_an_interrupt_while_links_are_replaced_leaves_no_session_of_a_writer_ope
                 links.close()
             line += 1
         assert line > 20, "it was not traced"
+
+
+def queue_of_no_ledger(waited: list[Completion]) -> AppendQueue:
+    """Return an append queue whose caller is the leader, and which notes what is waited for."""
+
+    def finish(completion: Completion) -> None:
+        completion.done = True
+
+    group: Any = SimpleNamespace(finish=finish, wait=waited.append, when_done=None)
+    ledger: Any = SimpleNamespace(confirm=lambda _: None, error=None, deferred=False)
+    return AppendQueue(ledger, group, lambda: None, lambda call: call(), 1 << 20)
+
+
+def batch_of(entries: int) -> AppendBatch:
+    """Return a batch of so many entries, the last of which is entry 0."""
+    batch = AppendBatch()
+    staged: Any = SimpleNamespace(sizes=[1] * entries, length_at_end=0, freeze=lambda: None)
+    batch.entries, batch.last = staged, 0
+    return batch
+
+
+def test_a_flush_waits_for_what_is_sent_although_an_interrupted_append_left_an_empty_batch() -> None:
+    """Else a ledger would be closed before entries that are under way, which its log could not append again."""
+    waited: list[Completion] = []
+    queue = queue_of_no_ledger(waited)
+    queue.sent.append(batch_of(1))
+    queue.formed.append(batch_of(0))
+    queue.flush()
+    assert queue.take() == []
+    assert [mark.done for mark in waited] == [False]
+    queue.acknowledged(0)
+    assert [mark.done for mark in waited] == [True]
+    queue.formed.append(batch_of(0))
+    queue.flush()
+    assert queue.take() == []
+    assert [mark.done for mark in waited] == [True, True], "nothing else is under way"
+
+
+def test_an_interrupt_of_an_acknowledgement_strands_no_future_of_a_lost_ledger() -> None:
+    """A batch that is done is not appended again, so what waits for it in an earlier ledger must be done before."""
+    line, fired = 0, True
+    while fired:
+        queue = queue_of_no_ledger([])
+        queue.on_lost = lambda: None
+        origin, batch = Completion(), batch_of(1)
+        batch.kept = [Kept(0, 1, [b"entry"], 1, 1, origins=(origin,))]
+        queue.sent.append(batch)
+        fired = interrupted_at(line, ("pybk/client/append_queue.py",), partial(queue.acknowledged, 0))
+        queue.lose(NotEnoughBookiesError("the leader was interrupted"))
+        again = [kept for lost in queue.lost() if not lost.done for kept in lost.kept or ()]
+        assert origin.done or again, f"line event {line}"
+        line += 1
+    assert line > 10, "it was not traced"
 
 
 @pytest.mark.timeout(method="thread")

@@ -245,15 +245,21 @@ class AppendQueue:
         return mark
 
     def _finish(self, batch: AppendBatch) -> None:
-        """Complete a batch, and its marks; may be repeated."""
+        """Complete a batch after the origins of what it keeps, and then its marks; may be repeated.
+
+        If an interrupt comes in between and the ledger is lost, the log's writer takes what is kept of a batch that is
+        not done.
+        """
+        if batch.kept is not None:
+            with self._mutex:  # what is kept later is completed by ``keep``
+                for kept in batch.kept:
+                    for origin in kept.origins:
+                        if not origin.done:
+                            origin.error = batch.error
+                        self._group.finish(origin)
+                batch.kept = None
         self._group.finish(batch)
-        with self._mutex:  # what is added under it was added before this, or it is seen that the batch is done
-            for kept in batch.kept or ():
-                for origin in kept.origins:
-                    if not origin.done:
-                        origin.error = batch.error
-                    self._group.finish(origin)
-            batch.kept = None
+        with self._mutex:  # a mark was added before this, or it is seen that the batch is done
             self._finish_marks(batch, batch.error)
 
     def _finish_marks(self, batch: AppendBatch, error: PybkError | None) -> None:
@@ -278,7 +284,10 @@ class AppendQueue:
                 count = len(entries.sizes)
                 if count == 0:  # an interrupt ended the append that formed it
                     self._group.finish(batch)
-                    self._finish_marks(batch, None)
+                    if self.sent:  # its marks wait for what was staged before it, too
+                        self.sent[-1].marks += batch.marks
+                    else:
+                        self._finish_marks(batch, None)
                     self._outstanding -= batch.payload_bytes
                     self.formed.popleft()
                     continue
