@@ -324,13 +324,13 @@ def test_groups_and_appends_of_many_threads_rolls_and_property_changes_do_not_bl
         until = time.monotonic() + WAIT_S
         turns = Counter[int]()
 
-        def goes_on(number: int) -> bool:
-            """Return whether a thread has turns left: all go on until the log has rolled twice beside their work."""
+        def has_turns(number: int) -> bool:
+            """Return whether a thread continues: all of them do until the log has rolled twice while they work."""
             return turns[number] < 30 or (len(one.ledgers) <= 2 and time.monotonic() < until)
 
         def work(number: int) -> None:
             try:
-                while goes_on(number):
+                while has_turns(number):
                     turn = turns[number]
                     with manager.transaction() as group:
                         for wal in (one, two) if number % 2 else (two, one):
