@@ -11,7 +11,7 @@ import pytest
 from pybk import errors
 from pybk.admin.exported_metrics import EXPORTED, HISTOGRAM, exported_name
 from pybk.errors import PybkError
-from pybk.healing.auditor_encoding import COPIES, SHORT_REASONS
+from pybk.healing.repair_report import COPIES, SHORT_REASONS
 from pybk.healing.scrub_schedule import ScrubKind
 from pybk.healing.situation import HoldReason, Status
 from pybk.health import HEALTH_STATES, REASON_STATES

@@ -23,7 +23,6 @@ from pybk.healing.auditor import (
     PublishMark,
     ReadEverything,
     ReplicaChecked,
-    Report,
     SavedState,
     SaveState,
     SettingsRead,
@@ -31,6 +30,7 @@ from pybk.healing.auditor import (
     WithdrawMark,
 )
 from pybk.healing.plan import STUCK_NS, WINDOW
+from pybk.healing.repair_report import Report
 from pybk.healing.situation import SECOND_NS, MarkKey
 from pybk.metadata.registration import BookieState
 from pybk.metadata.settings import ClusterSettings

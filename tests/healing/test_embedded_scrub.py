@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 import time
-from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from pybk.errors import ClosedError, DigestMismatchError
-from pybk.flags import StorageHint
+from pybk.flags import LedgerType, StorageHint
 from pybk.healing import scrub
-from pybk.healing.scrub import EmbeddedScrub, ScrubTerms, StoreScrub, p99_of
+from pybk.healing.scrub import EmbeddedScrub, ScrubTerms, StoreScrub
 from pybk.healing.scrub_schedule import PARTS, ScrubKind
 from pybk.manager import local_backend
 from pybk.manager.ledger_manager import LedgerManager, backend_of
@@ -20,6 +19,7 @@ from pybk.manager.local_backend import StoreBackend
 from pybk.metrics import SCRUB_BYTES, SCRUB_DAMAGED_RECORDS
 from pybk.storage.repair.scrub_notes import NOTES_NAME
 from pybk.storage.store import Store
+from tests.internals import store_of
 from tests.storage.real_store import open_quick
 from tests.waiting import wait_until
 
@@ -133,10 +133,21 @@ def test_without_background_jobs_nothing_is_checked(tmp_path: Path) -> None:
     assert not (tmp_path / NOTES_NAME).exists()
 
 
-def test_the_latency_of_appends_since_the_last_look() -> None:
-    assert p99_of(Counter()) is None
-    assert p99_of(Counter({1000: 99, 10**9: 1})) == 1000
-    assert p99_of(Counter({1000: 98, 10**9: 2})) == 10**9
+def test_checks_are_slower_while_appends_take_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scrub, "SAMPLE_NS", 0)
+    with open_quick(tmp_path, background=False) as manager:
+        owner = EmbeddedScrub(store_of(manager))
+
+        def share(slow: int) -> float:
+            meter = owner.metrics.scope(LedgerType(""), StorageHint.NVME)
+            meter.appended(100 - slow, 0, 10**6)
+            meter.appended(slow, 0, 10**9)
+            terms = owner.terms()
+            assert terms is not None
+            return terms.share
+
+        assert [share(1), share(0), share(1), share(1)] == [1.0] * 4
+        assert share(2) == 0.5, "the 99th percentile of those since the last look"
 
 
 class _Owner(EmbeddedScrub):

@@ -9,8 +9,7 @@ import json
 from dataclasses import replace
 
 from pybk.feature_level import FeatureLevel
-from pybk.healing.auditor import Judged, SavedAbsence, SavedState
-from pybk.healing.auditor_encoding import encode_state
+from pybk.healing.auditor import Judged, SavedAbsence, SavedState, encode_state
 from pybk.healing.situation import MarkKey
 from pybk.metadata import durable_positions, epochs, lmdb_rows
 from pybk.metadata.authenticated_values import ValueKind, encode_authenticated

@@ -45,7 +45,6 @@ from pybk.healing.auditor import (
     ReadEverything,
     ReadLedgers,
     ReplicaChecked,
-    Report,
     SavedState,
     SaveState,
     SettingsRead,
@@ -58,6 +57,7 @@ from pybk.healing.auditor import (
 from pybk.healing.cluster_map import ClusterMap
 from pybk.healing.ledger_work import Fits, FragmentWork, Presence, ledger_work
 from pybk.healing.plan import plan
+from pybk.healing.repair_report import Report
 from pybk.healing.situation import SECOND_NS, BookieFacts, MarkKey, Space
 from pybk.ledger.ledger_metadata import Bookie, Fragment, LedgerMetadata, LedgerState
 from pybk.metadata.registration import BookieState

@@ -29,7 +29,7 @@ from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from pybk.flags import StorageHint
 from pybk.healing.cluster_map import ClusterMap
@@ -38,7 +38,6 @@ from pybk.healing.plan import (
     NEVER_NS,
     WINDOW,
     Assessment,
-    Counts,
     Rank,
     Task,
     assess,
@@ -49,6 +48,7 @@ from pybk.healing.plan import (
     signature_of,
     suspects,
 )
+from pybk.healing.repair_report import LISTED_MAX, Report, ReportedBookie, ReportedDrain
 from pybk.healing.situation import (
     FLAPPING_NS,
     SECOND_NS,
@@ -67,6 +67,7 @@ from pybk.ledger.ledger_metadata import Bookie, LedgerMetadata
 from pybk.metadata.registration import BookieState
 from pybk.metadata.settings import ClusterSettings
 from pybk.metadata.underreplication import RepairReason, RepairState, UnderReplicatedLedger
+from pybk.values import from_base64, to_base64
 
 REREAD_NS: Final = 3600 * SECOND_NS
 """How long after a reading everything is read again, against changes that the feed may have missed."""
@@ -85,9 +86,6 @@ RATE_NS: Final = 600 * SECOND_NS
 
 JUDGED_MAX: Final = 1000
 """Of how many stuck marks it is saved by what they were judged."""
-
-STUCK_LISTED_MAX: Final = 100
-"""How many ledgers a report names in each list."""
 
 _BATCH: Final = 200
 """Above so many changes the order of the tasks is sorted again."""
@@ -137,6 +135,60 @@ class SavedState:
     absences: Mapping[Bookie, SavedAbsence] = field(default_factory=dict)
     since_read_ns: int = 0
     judged: Mapping[MarkKey, Judged] = field(default_factory=dict)
+
+
+def encode_state(state: SavedState) -> dict[str, Any]:
+    """Return what the next auditor needs."""
+    return {
+        "absences": [
+            {
+                **_encode_bookie(bookie),
+                "boots": saved.boots,
+                "absent_ns": saved.absent_ns,
+                "absences_ns": list(saved.absences_ns),
+            }
+            for bookie, saved in state.absences.items()
+        ],
+        "since_read_ns": state.since_read_ns,
+        "judged": [
+            {
+                "ledger_id": key.ledger_id,
+                **_encode_bookie(key.bookie),
+                "token": to_base64(judged.token),
+                "signature": judged.signature,
+            }
+            for key, judged in state.judged.items()
+        ],
+    }
+
+
+def decode_state(values: dict[str, Any] | None) -> SavedState:
+    """Return what the previous auditor has left; raises ValueError, KeyError or TypeError if it is damaged."""
+    if values is None:
+        return SavedState()
+    absences = {
+        _decode_bookie(each): SavedAbsence(
+            int(each["boots"]),
+            None if each["absent_ns"] is None else int(each["absent_ns"]),
+            tuple(int(absence) for absence in each["absences_ns"]),
+        )
+        for each in values["absences"]
+    }
+    judged = {
+        MarkKey(int(each["ledger_id"]), _decode_bookie(each)): Judged(
+            from_base64(each["token"]), int(each["signature"])
+        )
+        for each in values["judged"]
+    }
+    return SavedState(absences, int(values["since_read_ns"]), judged)
+
+
+def _encode_bookie(bookie: Bookie) -> dict[str, str]:
+    return {"bookie_id": bookie.bookie_id, "instance": to_base64(bookie.instance)}
+
+
+def _decode_bookie(values: dict[str, Any]) -> Bookie:
+    return Bookie(str(values["bookie_id"]), from_base64(values["instance"]))
 
 
 # ---- events --------------------------------------------------------------------------------------------------------
@@ -365,79 +417,6 @@ class SaveState:
     """Store what the next auditor needs."""
 
     state: SavedState
-
-
-class ReportedBookie(NamedTuple):
-    """A bookie in a report: its name, status, and for how long it is absent, in nanoseconds."""
-
-    bookie: Bookie
-    status: str
-    absent_ns: int
-
-
-class ReportedDrain(NamedTuple):
-    """A drain that has not ended, in a report.
-
-    Attributes:
-        bookie: The bookie that is drained.
-        since_ns: When the drain began.
-        ledgers: How many ledgers name it still.
-        writers: Open ledgers whose writers have not left it, at most ``STUCK_LISTED_MAX``.
-    """
-
-    bookie: Bookie
-    since_ns: int
-    ledgers: int
-    writers: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
-    """How repairs proceed, for people; what can wait, such as moves of a rebalance, waits while there are ``holds``.
-
-    Attributes:
-        phase: ``following``, ``reading`` or ``leading``.
-        holds: The reasons why only urgent repairs are made.
-        paused_until_ns: When a pause by a person ends; 0 if there is none.
-        frozen: Whether no mark is changed, because it is unknown which bookies are registered.
-        counts: The ledgers that are not whole.
-        planned_bytes: About how many bytes were to be copied since the cluster was whole last.
-        done_bytes: How many of those were copied.
-        done_ledgers: How many tasks were done.
-        rate: Bytes per second, over the last ten minutes.
-        eta_s: When repairs will be done, in seconds; None if nothing was copied of late.
-        lost: Ledgers with entries that are lost, at most ``STUCK_LISTED_MAX``.
-        waiting: Ledgers that wait for their owner.
-        no_target: Ledgers without a target, of those that were looked at.
-        stuck: Ledgers whose repair failed repeatedly.
-        bookies: The bookies that are not live.
-        drains: The drains that have not ended.
-        read_ns: When all ledgers were read last; 0 for never.
-        members: How many bookies have each status.
-        ensembles: The smallest and the largest ensemble of a ledger that is not closed; 0 and 0 if all are.
-        ledgers: How many ledgers there are, by whether they are closed, and by type (``ClusterMap.counts``).
-    """
-
-    phase: str
-    holds: tuple[Hold, ...]
-    paused_until_ns: int
-    frozen: bool
-    counts: Counts
-    planned_bytes: int
-    done_bytes: int
-    done_ledgers: int
-    rate: float
-    eta_s: float | None
-    lost: tuple[int, ...]
-    waiting: tuple[int, ...]
-    no_target: tuple[int, ...]
-    stuck: tuple[int, ...]
-    bookies: tuple[ReportedBookie, ...]
-    drains: tuple[ReportedDrain, ...]
-    read_ns: int
-    members: Mapping[str, int]
-    ensembles: tuple[int, int]
-    ledgers: Mapping[tuple[bool, str], int]
 
 
 Effect = ReadEverything | ReadLedgers | PublishMark | WithdrawMark | ChangeMark | DropMark | SaveState | Report
@@ -1046,7 +1025,7 @@ class AuditorMachine:
             # The task of a mark that is left as it is has its own state, for when it is tried again.
             if mark.state in (RepairState.STUCK, RepairState.NO_TARGET):
                 by_state[mark.state].add(key.ledger_id)
-        listed = {state: tuple(sorted(each)[:STUCK_LISTED_MAX]) for state, each in by_state.items()}
+        listed = {state: tuple(sorted(each)[:LISTED_MAX]) for state, each in by_state.items()}
         paused = self.situation.settings.repair.paused_until_ns
         return Report(
             phase=self._phase.value,
@@ -1089,7 +1068,7 @@ class AuditorMachine:
         for facts in sorted(self.situation.bookies.values(), key=lambda each: each.bookie):
             number = self.map.number_of(facts.bookie)
             if facts.state is BookieState.DRAINING and number is not None:
-                writers = tuple(self.map.written_on(number)[:STUCK_LISTED_MAX])
+                writers = tuple(self.map.written_on(number)[:LISTED_MAX])
                 left = len(self.map.ledgers_of(number))
                 if left:
                     yield ReportedDrain(facts.bookie, facts.state_since_ns, left, writers)

@@ -65,7 +65,6 @@ from pybk.healing.auditor import (
     ReadEverything,
     ReadLedgers,
     ReplicaChecked,
-    Report,
     SavedState,
     SaveState,
     SettingsRead,
@@ -74,9 +73,11 @@ from pybk.healing.auditor import (
     Tick,
     WithdrawMark,
     WritersMoved,
+    decode_state,
+    encode_state,
 )
-from pybk.healing.auditor_encoding import decode_state, encode_report, encode_state
 from pybk.healing.chores import Work
+from pybk.healing.repair_report import Report, encode_report
 from pybk.healing.situation import BookieFacts, MarkKey, Space
 from pybk.ledger.ledger_metadata import LedgerMetadata
 from pybk.log_events import log_event

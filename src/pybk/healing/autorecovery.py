@@ -7,9 +7,9 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Final
 
 from pybk.healing.auditor_driver import AuditorDriver
-from pybk.healing.auditor_encoding import report_gauges
 from pybk.healing.chores import ChoreThread
 from pybk.healing.quick_audit import QuickAudits
+from pybk.healing.repair_report import report_gauges
 from pybk.healing.repair_worker import RepairWorker
 from pybk.healing.scrub import BookieScrub, StoreScrub, scrub_gauges
 from pybk.healing.scrub_schedule import ScrubKind

@@ -53,7 +53,15 @@ from pybk.healing.scrub_schedule import PARTS, ScrubKind, ScrubSchedule, part_of
 from pybk.healing.throttle import SAMPLE_NS, ForegroundGuard, TokenBucket
 from pybk.ledger.ledger_metadata import LedgerMetadata
 from pybk.metadata.underreplication import RepairReason
-from pybk.metrics import APPEND_LATENCY, SCRUB_BYTES, SCRUB_DAMAGED_RECORDS, Gauge, MetricKey, Metrics
+from pybk.metrics import (
+    APPEND_LATENCY,
+    SCRUB_BYTES,
+    SCRUB_DAMAGED_RECORDS,
+    Gauge,
+    HistogramSnapshot,
+    MetricKey,
+    Metrics,
+)
 from pybk.replication.fragments import fragment_end
 from pybk.replication.quorum import Quorum
 from pybk.spans import OnSpan, report
@@ -99,6 +107,11 @@ TERMS_S: Final = 1.0
 
 KINDS: Final = (ScrubKind.DEEP, ScrubKind.LIGHT)
 """The kinds of checks of one store."""
+
+Schedules = dict[ScrubKind, ScrubSchedule]
+
+Damage = dict[tuple[int, int], tuple[DamagedEntries, DamagedEntries]]
+"""By store's ledger and first entry: the entries as the store numbers them, and as people know them."""
 
 _NOTHING_ASKED: Final[Mapping[ScrubKind, int]] = FrozenDict({})
 
@@ -227,8 +240,7 @@ class StoreScrub:
         self._lock = threading.Lock()
         now_ns = time.time_ns()
         self._schedules = {kind: ScrubSchedule(now_ns) for kind in KINDS}
-        self._damaged: dict[tuple[int, int], tuple[DamagedEntries, DamagedEntries]] = {}
-        """By store's ledger and first entry: the entries as the store numbers them, and as people know them."""
+        self._damaged: Damage = {}
         self._walks: dict[ScrubKind, _Walk] = {}
         self._bucket = TokenBucket(1.0, time.monotonic_ns())
         self._terms: ScrubTerms | None = None
@@ -582,9 +594,7 @@ def _bytes_of(store: StoreReader, ledger_id: int) -> int:
 # ---- notes and status ------------------------------------------------------------------------------------------------
 
 
-def decoded_notes(
-    notes: Mapping[str, Any],
-) -> tuple[dict[ScrubKind, ScrubSchedule], dict[tuple[int, int], tuple[DamagedEntries, DamagedEntries]]]:
+def decoded_notes(notes: Mapping[str, Any]) -> tuple[Schedules, Damage]:
     """Return the schedules and the damage in notes; raises KeyError, TypeError or ValueError if they are not notes."""
     schedules = {kind: ScrubSchedule.decode(notes["kinds"][kind.value]) for kind in KINDS}
     damaged = {}
@@ -644,27 +654,32 @@ def status_of_notes(
         notes: The notes; None for none.
         asked_ns: By kind, what a person asked for last, as the settings have it.
     """
+    return _status(name, notes, asked_ns, decoded_notes)
+
+
+def status_of_quick(notes: Mapping[str, Any] | None, asked_ns: Mapping[ScrubKind, int] = _NOTHING_ASKED) -> ScrubStatus:
+    """Return the status of the quick audits of a cluster from what the auditor has noted; as ``status_of_notes``."""
+    return _status(
+        "auditor", notes, asked_ns, lambda found: ({ScrubKind.QUICK: ScrubSchedule.decode(found["quick"])}, {})
+    )
+
+
+def _status(
+    name: str,
+    notes: Mapping[str, Any] | None,
+    asked_ns: Mapping[ScrubKind, int],
+    decoded: Callable[[Mapping[str, Any]], tuple[Schedules, Damage]],
+) -> ScrubStatus:
+    """Return what notes say, given what decodes them; damaged notes count as none."""
     if notes is None:
         return ScrubStatus(name, 0, FrozenDict({}))
     try:
-        schedules, damaged = decoded_notes(notes)
+        schedules, damaged = decoded(notes)
         noted_ns = int(notes["noted_ns"])
     except (KeyError, TypeError, ValueError):
         return ScrubStatus(name, 0, FrozenDict({}))
     kinds = FrozenDict({kind: progress_of(schedule, asked_ns.get(kind, 0)) for kind, schedule in schedules.items()})
     return ScrubStatus(name, noted_ns, kinds, tuple(known for _, known in damaged.values()))
-
-
-def status_of_quick(notes: Mapping[str, Any] | None, asked_ns: Mapping[ScrubKind, int] = _NOTHING_ASKED) -> ScrubStatus:
-    """Return the status of the quick audits of a cluster from what the auditor has noted; as ``status_of_notes``."""
-    name = "auditor"
-    if notes is None:
-        return ScrubStatus(name, 0, FrozenDict({}))
-    try:
-        progress = progress_of(ScrubSchedule.decode(notes["quick"]), asked_ns.get(ScrubKind.QUICK, 0))
-        return ScrubStatus(name, int(notes["noted_ns"]), FrozenDict({ScrubKind.QUICK: progress}))
-    except (KeyError, TypeError, ValueError):
-        return ScrubStatus(name, 0, FrozenDict({}))
 
 
 def progress_of(schedule: ScrubSchedule, asked_ns: int = 0) -> ScrubProgress:
@@ -732,7 +747,9 @@ class EmbeddedScrub(ScrubOwner):
         if now_ns - self._sampled_ns >= SAMPLE_NS:
             self._sampled_ns = now_ns
             before, self._seen = self._seen, appends_of(self.metrics)
-            self._guard.sample(p99_of(self._seen - before))
+            new = self._seen - before
+            appends = HistogramSnapshot(new.total(), 0, max(new, default=0), tuple(sorted(new.items())))
+            self._guard.sample(appends.quantile(0.99) if new else None)
         return self._guard.factor
 
     def load(self) -> Mapping[str, Any] | None:
@@ -765,16 +782,6 @@ def appends_of(metrics: Metrics) -> Counter[int]:
             for highest, count in histogram.buckets:
                 found[highest] += count
     return found
-
-
-def p99_of(appends: Counter[int]) -> int | None:
-    """Return the 99th percentile of counted latencies, nanoseconds; None if there are none."""
-    wanted, seen = 0.99 * appends.total(), 0
-    for highest, count in sorted(appends.items()):
-        seen += count
-        if seen >= wanted:
-            return highest
-    return None
 
 
 class BookieScrub(ScrubOwner):

@@ -1,66 +1,95 @@
-"""The auditor's saved state and report as JSON values, for the metadata store and for people, and as gauges."""
+"""How repairs proceed: what the auditor reports to people, as a JSON value for the metadata store, and as gauges."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, Final
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
 
-from pybk.healing.auditor import Judged, Report, SavedAbsence, SavedState
-from pybk.healing.plan import LEFT_TO_WRITER, WITHIN_GRACE
-from pybk.healing.situation import HoldReason, MarkKey, Status
+from pybk.healing.plan import LEFT_TO_WRITER, WITHIN_GRACE, Counts
+from pybk.healing.situation import Hold, HoldReason, Status
 from pybk.ledger.ledger_metadata import Bookie
 from pybk.metadata.underreplication import RepairReason
 from pybk.metrics import Gauge, MetricKey
-from pybk.values import from_base64, to_base64
+
+LISTED_MAX: Final = 100
+"""Ledgers that a report names at most in each list."""
 
 SHORT_REASONS: Final = (*(reason.value for reason in RepairReason), WITHIN_GRACE, LEFT_TO_WRITER)
 COPIES: Final = ("0", "1", "2", "more")
 
 
-def encode_state(state: SavedState) -> dict[str, Any]:
-    """Return what the next auditor needs."""
-    return {
-        "absences": [
-            {
-                **_encode_bookie(bookie),
-                "boots": saved.boots,
-                "absent_ns": saved.absent_ns,
-                "absences_ns": list(saved.absences_ns),
-            }
-            for bookie, saved in state.absences.items()
-        ],
-        "since_read_ns": state.since_read_ns,
-        "judged": [
-            {
-                "ledger_id": key.ledger_id,
-                **_encode_bookie(key.bookie),
-                "token": to_base64(judged.token),
-                "signature": judged.signature,
-            }
-            for key, judged in state.judged.items()
-        ],
-    }
+class ReportedBookie(NamedTuple):
+    """A bookie in a report: its name, status, and for how long it is absent, in nanoseconds."""
+
+    bookie: Bookie
+    status: str
+    absent_ns: int
 
 
-def decode_state(values: dict[str, Any] | None) -> SavedState:
-    """Return what the previous auditor has left; raises ValueError, KeyError or TypeError if it is damaged."""
-    if values is None:
-        return SavedState()
-    absences = {
-        _decode_bookie(each): SavedAbsence(
-            int(each["boots"]),
-            None if each["absent_ns"] is None else int(each["absent_ns"]),
-            tuple(int(absence) for absence in each["absences_ns"]),
-        )
-        for each in values["absences"]
-    }
-    judged = {
-        MarkKey(int(each["ledger_id"]), _decode_bookie(each)): Judged(
-            from_base64(each["token"]), int(each["signature"])
-        )
-        for each in values["judged"]
-    }
-    return SavedState(absences, int(values["since_read_ns"]), judged)
+class ReportedDrain(NamedTuple):
+    """A drain that has not ended, in a report.
+
+    Attributes:
+        bookie: The bookie that is drained.
+        since_ns: When the drain began.
+        ledgers: How many ledgers name it still.
+        writers: Open ledgers whose writers have not left it, at most ``LISTED_MAX``.
+    """
+
+    bookie: Bookie
+    since_ns: int
+    ledgers: int
+    writers: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """How repairs proceed, for people; what can wait, such as moves of a rebalance, waits while there are ``holds``.
+
+    Attributes:
+        phase: ``following``, ``reading`` or ``leading``.
+        holds: The reasons why only urgent repairs are made.
+        paused_until_ns: When a pause by a person ends; 0 if there is none.
+        frozen: Whether no mark is changed, because it is unknown which bookies are registered.
+        counts: The ledgers that are not whole.
+        planned_bytes: About how many bytes were to be copied since the cluster was whole last.
+        done_bytes: How many of those were copied.
+        done_ledgers: How many tasks were done.
+        rate: Bytes per second, over the last ten minutes.
+        eta_s: When repairs will be done, in seconds; None if nothing was copied of late.
+        lost: Ledgers with entries that are lost, at most ``LISTED_MAX``.
+        waiting: Ledgers that wait for their owner.
+        no_target: Ledgers without a target, of those that were looked at.
+        stuck: Ledgers whose repair failed repeatedly.
+        bookies: The bookies that are not live.
+        drains: The drains that have not ended.
+        read_ns: When all ledgers were read last; 0 for never.
+        members: How many bookies have each status.
+        ensembles: The smallest and the largest ensemble of a ledger that is not closed; 0 and 0 if all are.
+        ledgers: How many ledgers there are, by whether they are closed, and by type (``ClusterMap.counts``).
+    """
+
+    phase: str
+    holds: tuple[Hold, ...]
+    paused_until_ns: int
+    frozen: bool
+    counts: Counts
+    planned_bytes: int
+    done_bytes: int
+    done_ledgers: int
+    rate: float
+    eta_s: float | None
+    lost: tuple[int, ...]
+    waiting: tuple[int, ...]
+    no_target: tuple[int, ...]
+    stuck: tuple[int, ...]
+    bookies: tuple[ReportedBookie, ...]
+    drains: tuple[ReportedDrain, ...]
+    read_ns: int
+    members: Mapping[str, int]
+    ensembles: tuple[int, int]
+    ledgers: Mapping[tuple[bool, str], int]
 
 
 def encode_report(report: Report, auditor: str, now_ns: int) -> dict[str, Any]:
@@ -153,11 +182,3 @@ def _shortages(report: Report) -> Iterator[Gauge]:
             yield MetricKey("under_replicated_bytes", labels=labels), found.bytes if found else 0
             if found and found.oldest_since_ns:
                 yield MetricKey("under_replicated_oldest_timestamp_ns", labels=labels), found.oldest_since_ns
-
-
-def _encode_bookie(bookie: Bookie) -> dict[str, str]:
-    return {"bookie_id": bookie.bookie_id, "instance": to_base64(bookie.instance)}
-
-
-def _decode_bookie(values: dict[str, Any]) -> Bookie:
-    return Bookie(str(values["bookie_id"]), from_base64(values["instance"]))
