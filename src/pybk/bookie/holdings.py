@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
 from pybk.bookie.directory_identity import DirectoryIdentity, SeenEpoch
@@ -85,11 +85,8 @@ def open_holdings(path: str) -> Iterator[Holdings]:
     """
     if find_cookie(OsFileSystem(), path, None) is None:
         raise CookieError(f"there is no bookie's directory at {path}; check the path")
-    replicas = Replicas.open(path, config=StoreConfig(background=False))
-    try:
+    with closing(Replicas.open(path, config=StoreConfig(background=False))) as replicas:
         identity = replicas.identity
         if identity is None:
             raise CookieError(f"{path} belongs to no bookie: no bookie was ever started on it; leave it out")
         yield Holdings(replicas, identity)
-    finally:
-        replicas.close()

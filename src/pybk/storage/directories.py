@@ -6,7 +6,7 @@ import logging
 import os
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import replace
 from typing import Final, NamedTuple
 
@@ -272,11 +272,8 @@ def has_log_file(volumes: Volumes, directory: Directory, store_id: bytes) -> boo
         if row.directory != directory.number:
             continue
         path = volumes.path_of(row)
-        file = volumes.fs.open(path)
-        try:
+        with closing(volumes.fs.open(path)) as file:
             header = memoryview(file.read(0, min(file.size, BLOCK_BYTES)))
-        finally:
-            file.close()
         with suppress(CorruptError, UnsupportedFormatError):
             if decode_file_header(header, store_id=store_id, file_id=row.file_id, where=path) is not None:
                 return True  # else it was preallocated and never begun
@@ -432,11 +429,8 @@ def _lost_ids(fs: FileSystem, root: str) -> list[range]:
     path = os.path.join(root, ACCEPTED_LOSS)
     if not fs.exists(path):
         return []
-    file = fs.open(path)
-    try:
+    with closing(fs.open(path)) as file:
         lines = file.read(0, file.size).decode("ascii", "replace").splitlines()
-    finally:
-        file.close()
     try:
         return [range(*map(int, line.split())) for line in lines]
     except (TypeError, ValueError) as error:
@@ -551,11 +545,8 @@ def _planned_cookie(fs: FileSystem, root: str) -> Cookie | None:
     path = os.path.join(root, _PLANNED)
     if not fs.exists(path):
         return None
-    file = fs.open(path)
-    try:
+    with closing(fs.open(path)) as file:
         data = file.read(0, min(file.size, COOKIE_BYTES_MAX + 1))
-    finally:
-        file.close()
     return decode_cookie(data, where=path)
 
 
@@ -652,18 +643,12 @@ def _first_mark(
         catalog_bytes=0,
     )
     named = () if restored is None else restored.named
-    catalog = CatalogWriter.create(fs, path, cookie.store_id, catalog_id, cookie=cookie)
-    try:
+    with closing(CatalogWriter.create(fs, path, cookie.store_id, catalog_id, cookie=cookie)) as catalog:
         mark = mark._replace(catalog_bytes=catalog.append([], [], mark, rows, changed=rows, named=named))
-    finally:
-        catalog.close()
-    opened = environment(os.path.join(volumes.tier_paths(StorageHint.SSD)[0], INDEX))
-    try:
-        with Index(opened).update() as update:
-            for row in rows:
-                update.put_file(row)
-            for record in named:
-                update.put_named(record)
-            update.put_mark(mark)
-    finally:
-        opened.close()
+    index = os.path.join(volumes.tier_paths(StorageHint.SSD)[0], INDEX)
+    with closing(environment(index)) as opened, Index(opened).update() as update:
+        for row in rows:
+            update.put_file(row)
+        for record in named:
+            update.put_named(record)
+        update.put_mark(mark)

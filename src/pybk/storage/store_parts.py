@@ -20,7 +20,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -253,12 +253,9 @@ def compare_catalogs(volumes: Volumes, cookie: Cookie, mark: CheckpointMark) -> 
 
 def _newer_in_place(fs: FileSystem, path: str, cookie: Cookie, mark: CheckpointMark) -> CatalogState | None:
     """Check the catalog that the index names; return its content if it is newer than the index."""
-    catalog = CatalogWriter.examine(fs, path, cookie.store_id, mark.catalog_file_id, mark.catalog_bytes)
-    try:
+    with closing(CatalogWriter.examine(fs, path, cookie.store_id, mark.catalog_file_id, mark.catalog_bytes)) as catalog:
         found = catalog.last_mark()
         further = catalog.goes_further()
-    finally:
-        catalog.close()
     if found._replace(catalog_file_id=mark.catalog_file_id, catalog_bytes=mark.catalog_bytes) != mark:
         raise CorruptError(f"{path} has another checkpoint at {mark.catalog_bytes} bytes than the index names")
     if further:
@@ -294,8 +291,7 @@ def log_file_end(volumes: Volumes, row: FileRow) -> int:
     path = volumes.path_of(row)
     if row.bytes <= BLOCK_BYTES or not volumes.fs.exists(path):
         return row.bytes
-    file = volumes.fs.open(path)
-    try:
+    with closing(volumes.fs.open(path)) as file:
         if file.size < row.bytes or any(file.read(row.bytes - BLOCK_BYTES, BLOCK_BYTES)):
             return row.bytes
         offset = BLOCK_BYTES
@@ -309,8 +305,6 @@ def log_file_end(volumes: Volumes, row: FileRow) -> int:
             if any(file.read(at, min(1 << 20, row.bytes - at))):
                 return row.bytes  # something follows, so it is damaged and not old
         return min(offset, row.bytes)
-    finally:
-        file.close()
 
 
 def short_files(volumes: Volumes, rows: Iterable[FileRow]) -> dict[FileRow, int]:

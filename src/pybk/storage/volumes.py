@@ -11,8 +11,8 @@ import os
 import shlex
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from typing import Final, NamedTuple
+from contextlib import closing, suppress
+from typing import Any, Final, NamedTuple
 
 from xxhash import xxh3_64_hexdigest
 
@@ -27,6 +27,8 @@ from pybk.storage.tiers import LOG, Tier
 from pybk.storage.tiers.registry import tiers_by_kind
 
 _DIRECTORIES_FORMAT: Final = 1
+_CHECKED_BYTES_MAX: Final = 1 << 20
+"""So many bytes of a file of JSON and a checksum are read; none is so long."""
 
 
 class Directory(NamedTuple):
@@ -98,8 +100,7 @@ def named_paths(tiers: Mapping[StorageHint, str | Sequence[str]]) -> dict[Storag
 def save_directories(fs: FileSystem, root: str, directories: Sequence[Directory]) -> None:
     """Remember the tier directories in the main directory, so that later opens need not name them."""
     rows = [[d.tier.value, d.number, _relative(root, d.path)] for d in directories]
-    body = json.dumps({"directories": rows, "format": _DIRECTORIES_FORMAT}, sort_keys=True)
-    replace_file(fs, os.path.join(root, "directories"), f"{body}\n{xxh3_64_hexdigest(body.encode())}\n".encode())
+    save_checked(fs, os.path.join(root, "directories"), {"directories": rows, "format": _DIRECTORIES_FORMAT})
 
 
 def load_directories(fs: FileSystem, root: str) -> list[Directory]:
@@ -111,21 +112,29 @@ def load_directories(fs: FileSystem, root: str) -> list[Directory]:
     path = os.path.join(root, "directories")
     if not fs.exists(path):
         raise CorruptError(f"{path} is missing; {_how_to_list(fs, root)}", path=path)
-    file = fs.open(path)
-    try:
-        data = file.read(0, min(file.size, 1 << 20))
-    finally:
-        file.close()
-    body, _, checksum = data.decode("utf-8", "replace").partition("\n")
-    if checksum != xxh3_64_hexdigest(body.encode()) + "\n":
+    content = load_checked(fs, path)
+    if content is None:
         raise CorruptError(f"{path} is damaged; {_how_to_list(fs, root)}", path=path)
-    content = json.loads(body)
     if content["format"] != _DIRECTORIES_FORMAT:
         raise UnsupportedFormatError(f"{path} has format {content['format']}; this pybk reads {_DIRECTORIES_FORMAT}")
     return [
         Directory(StorageHint(tier), number, os.path.normpath(os.path.join(root, where)))
         for tier, number, where in content["directories"]
     ]
+
+
+def save_checked(fs: FileSystem, path: str, values: Mapping[str, Any]) -> None:
+    """Replace a small file by values as JSON and a checksum, durably; raises as ``replace_file``."""
+    body = json.dumps(values, sort_keys=True)
+    replace_file(fs, path, f"{body}\n{xxh3_64_hexdigest(body.encode())}\n".encode())
+
+
+def load_checked(fs: FileSystem, path: str) -> Any | None:
+    """Return the values in a file that ``save_checked`` wrote; None if it is damaged. It must exist."""
+    with closing(fs.open(path)) as file:
+        data = file.read(0, min(file.size, _CHECKED_BYTES_MAX))
+    body, _, checksum = data.decode("utf-8", "replace").partition("\n")
+    return json.loads(body) if checksum == xxh3_64_hexdigest(body.encode()) + "\n" else None
 
 
 def _how_to_list(fs: FileSystem, root: str) -> str:
@@ -363,11 +372,8 @@ class Volumes:
         """Read bytes of a file into private memory, through the page cache; raises as ``view`` does."""
 
         def read(path: str) -> memoryview:
-            file = self.fs.open(path)
-            try:
+            with closing(self.fs.open(path)) as file:
                 data = memoryview(file.read(start, min(end, file.size) - start))
-            finally:
-                file.close()
             return self._while_named(path, data)
 
         return self._read(file_id, read)

@@ -326,7 +326,7 @@ def test_runs_replaced_one_by_one_leave_what_any_replacement_leaves(
             found.append(
                 (
                     [page.tobytes() for ledger_id in ledger_ids for page in index.pages(ledger_id)],
-                    index.file_bytes_live(),
+                    {file_id: use.live_bytes for file_id, use in index.checked_uses().items()},
                     sorted(index.ledgers_in(index.files())),
                 )
             )

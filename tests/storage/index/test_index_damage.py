@@ -45,7 +45,7 @@ def answers(index: Index) -> dict[str, Callable[[], Any]]:
         "totals": index.totals,
         "ledgers": lambda: list(index.ledgers()),
         "files": index.files,
-        "live": index.file_bytes_live,
+        "live": index.checked_uses,
     }
     for ledger_id in (0, 1, 3, 4, 7, 8):
         questions[f"ledger {ledger_id}"] = partial(index.ledger, ledger_id)
@@ -245,7 +245,7 @@ def test_sound_shares_that_contradict_the_pages(share: int) -> None:
     with pytest.raises(CorruptError), index.update() as update:
         update.drop_ledger(4)
     with pytest.raises(CorruptError):
-        index.file_bytes_live()
+        index.checked_uses()
 
 
 def test_a_share_never_falls_below_zero() -> None:

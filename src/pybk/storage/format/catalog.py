@@ -24,6 +24,7 @@ import os
 import re
 import struct
 from collections.abc import Iterable, Iterator
+from contextlib import closing
 from typing import Any, Final, NamedTuple
 
 from xxhash import xxh3_64_intdigest
@@ -476,24 +477,18 @@ def read_header(fs: FileSystem, path: str) -> CatalogHeader:
         UnsupportedFormatError: It is of a newer format.
         OSError: It cannot be read.
     """
-    file = fs.open(path)
-    try:
+    with closing(fs.open(path)) as file:
         return _decode_file_header(file.read(0, min(file.size, BLOCK_BYTES)), path)
-    finally:
-        file.close()
 
 
 def _read(
     fs: FileSystem, path: str, store_id: bytes, file_id: int, at_least: int
 ) -> tuple[CatalogHeader, _Rows, bytes, int]:
     """Return header, rows, last mark and its end of a catalog; raises as ``read_catalog`` does."""
-    file = fs.open(path)
-    try:
+    with closing(fs.open(path)) as file:
         # First, because another file in its place, of whatever size, must not fill the memory.
         header = _check_file_header(file.read(0, min(file.size, BLOCK_BYTES)), store_id, file_id, path)
         data = memoryview(file.read(0, file.size))
-    finally:
-        file.close()
     rows = _Rows()
     mark: bytes | None = None
     end = BLOCK_BYTES

@@ -442,15 +442,8 @@ class ColdSegment:
         offset = int(row["offset"])
         header, body = self.record(offset)
         entry_ends(body, header.entry_count, where=self._path)
-        said = (
-            RecordKind.ENTRIES,
-            header.ledger_id,
-            header.first_entry_id,
-            header.entry_count,
-            header.stride,
-            header.body_bytes,
-            0 if header.codec == Codec.PLAIN else LOCATION_COMPRESSED,
-        )
+        found = header.location(offset, 0)
+        said = (RecordKind.ENTRIES, header.ledger_id, *found[:3], *found[5:])
         expected = (header.kind, *(int(row[name]) for name in ("ledger", "first", "count", "stride", "body", "flags")))
         if said != expected:
             self._corrupt(offset, f"a record of {said}, but the footer says {expected},")
@@ -492,13 +485,7 @@ def salvage_rows(fs: FileSystem, path: str, store_id: bytes, file_id: int) -> Ru
                 header = decode_header(data, at, where=path)
             except CorruptError:
                 break
-            flags = 0 if header.codec == Codec.PLAIN else LOCATION_COMPRESSED
-            rows.append(
-                (
-                    *(header.ledger_id, header.first_entry_id, header.entry_count, header.stride),
-                    *(at, file_id, header.body_bytes, flags),
-                )
-            )
+            rows.append((header.ledger_id, *header.location(at, file_id)))
             at += RECORD_HEADER_BYTES + header.body_bytes
             at += -at % 8
     return np.array(rows, footer_dtype())

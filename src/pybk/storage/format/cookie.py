@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
@@ -187,8 +188,7 @@ def read_cookie(fs: FileSystem, directory: str) -> Cookie | None:
     path = os.path.join(directory, COOKIE_NAME)
     if not fs.exists(path):
         return None
-    file = fs.open(path)
-    try:
+    with closing(fs.open(path)) as file:
         if file.size > COOKIE_BYTES_MAX:
             raise CorruptError(
                 f"{path}: {file.size} bytes; a cookie has at most {COOKIE_BYTES_MAX}; restore it from "
@@ -196,8 +196,6 @@ def read_cookie(fs: FileSystem, directory: str) -> Cookie | None:
                 path=path,
             )
         data = file.read(0, file.size)
-    finally:
-        file.close()
     return _decoded(data, path)
 
 

@@ -98,6 +98,11 @@ class RecordHeader(NamedTuple):
     raw_bytes: int
     body_checksum: int
 
+    def location(self, offset: int, file_id: int) -> tuple[int, int, int, int, int, int, int]:
+        """Return the location of the record in a file, as a row of ``location_dtype()``."""
+        flags = 0 if self.codec == Codec.PLAIN else LOCATION_COMPRESSED
+        return self.first_entry_id, self.entry_count, self.stride, offset, file_id, self.body_bytes, flags
+
 
 def encode_header(
     kind: int,

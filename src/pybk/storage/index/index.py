@@ -188,15 +188,11 @@ class Index:
             uses = file_uses(transaction)
             return {ledger for file_id in file_ids for _, ledger in _shares_of_file(transaction, file_id, uses)}
 
-    def file_bytes_live(self) -> dict[int, int]:
-        """Return the bytes of the records that each file still holds, by file id.
+    def checked_uses(self) -> dict[int, FileUse]:
+        """Return all files with the bytes of the records that each still holds, by id.
 
         Reads every share, about 3 µs each, and checks that none is missing.
         """
-        return {file_id: use.live_bytes for file_id, use in self.checked_uses().items()}
-
-    def checked_uses(self) -> dict[int, FileUse]:
-        """Return all files with their live bytes, by id; checked as ``file_bytes_live`` does."""
         with self._environment.read() as transaction:
             uses = file_uses(transaction)
             shares = _shares(transaction, b"X", b"Y")

@@ -38,6 +38,7 @@ from __future__ import annotations
 import struct
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from xxhash import xxh3_64_intdigest
@@ -666,9 +667,7 @@ def recover_log(
     current: list[OpenLogFile] = []
 
     def load() -> Iterator[OpenLogFile]:
-        for row in rows.values():
-            path = volumes.path_of(row)
-            log_file = OpenLogFile.load(volumes.fs, row.file_id, path)
+        for log_file in load_log_files(volumes, rows):
             current.append(log_file)
             yield log_file
 
@@ -695,6 +694,12 @@ def log_files(volumes: Volumes, first_file_id: int) -> dict[int, FileRow]:
     return {file_id: row for file_id, row in volumes.found(LOG).items() if file_id >= first_file_id}
 
 
+def load_log_files(volumes: Volumes, rows: Mapping[int, FileRow]) -> Iterator[OpenLogFile]:
+    """Yield log files, each of them loaded when it is asked for."""
+    for file_id, row in rows.items():
+        yield OpenLogFile.load(volumes.fs, file_id, volumes.path_of(row))
+
+
 def make_log_durable(volumes: Volumes, recovered: RecoveredLog) -> None:
     """Make all replayed commits durable, and remove files that are not part of the log.
 
@@ -716,12 +721,9 @@ def make_log_durable(volumes: Volumes, recovered: RecoveredLog) -> None:
 def rewrite_commits(volumes: Volumes, rows: Mapping[int, FileRow], commits: Sequence[ReplayedCommit]) -> None:
     """Write commits again, the same bytes at the same offset, and sync them; the first of a file with its header."""
     for file_id in sorted({commit.file_id for commit in commits}):
-        file = volumes.fs.open(volumes.path_of(rows[file_id]), writable=True)
-        try:
+        with closing(volumes.fs.open(volumes.path_of(rows[file_id]), writable=True)) as file:
             for commit in commits:
                 if commit.file_id == file_id:
                     start = 0 if commit.offset == BLOCK_BYTES else commit.offset
                     file.write([file.read(start, commit.offset + commit.size - start)], start)
             file.sync()
-        finally:
-            file.close()

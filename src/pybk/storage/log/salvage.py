@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
+from contextlib import closing
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from pybk.errors import CorruptError
@@ -43,6 +44,7 @@ from pybk.storage.log.recovery import (
     ReplayedCommit,
     ReplayTarget,
     apply_commit,
+    load_log_files,
     log_files,
     lsn_after,
     proven_durable,
@@ -202,9 +204,7 @@ def salvage_log(
         CorruptError: A log file belongs to another store, or the index is damaged.
     """
     rows = log_files(volumes, first_file_id)
-    paths = ((file_id, volumes.path_of(row)) for file_id, row in rows.items())
-    files = (OpenLogFile.load(volumes.fs, file_id, path) for file_id, path in paths)
-    log = SalvagedLog(files, first_lsn=first_lsn, durable_lsn=durable_lsn, store_id=store_id)
+    log = SalvagedLog(load_log_files(volumes, rows), first_lsn=first_lsn, durable_lsn=durable_lsn, store_id=store_id)
     used: dict[int, int] = {}
     again: list[ReplayedCommit] = []
     dropped: list[str] = []
@@ -250,9 +250,8 @@ def open_watermark(fs: FileSystem, root: str, store_id: bytes, lost: list[str]) 
     except CorruptError as error:
         lost.append(str(error))
         return Watermark.create(fs, os.path.join(root, _NEW_WATERMARK), store_id)
-    file = fs.open(path, writable=True)
-    file.sync()
-    file.close()
+    with closing(fs.open(path, writable=True)) as file:
+        file.sync()
     return watermark
 
 

@@ -11,9 +11,7 @@ from pybk.storage.format.cold_segment import decompress, footer_dtype
 from pybk.storage.format.index_rows import FileRow
 from pybk.storage.format.log_file import (
     BLOCK_BYTES,
-    LOCATION_COMPRESSED,
     RECORD_HEADER_BYTES,
-    Codec,
     RecordHeader,
     RecordKind,
     RunLocations,
@@ -80,7 +78,8 @@ class RecordReader:
         volumes = self._files.volumes
         where = volumes.path_of(volumes.rows[file_id])
         header = decode_header(data, offset, where=where)
-        said = (*_run_of(header, offset, file_id)[:3], header.body_bytes, *_run_of(header, offset, file_id)[6:])
+        found = header.location(offset, file_id)
+        said = (*found[:3], *found[5:])
         if header.ledger_id != ledger_id or header.kind != RecordKind.ENTRIES or said != (*run[:3], body_bytes, flags):
             raise CorruptError(
                 f"{where}: the record at offset {offset} is ledger {header.ledger_id}, (first, count, stride, body, "
@@ -89,11 +88,6 @@ class RecordReader:
                 "it lists as missing"
             )
         return header
-
-
-def _run_of(header: RecordHeader, offset: int, file_id: int) -> Run:
-    flags = 0 if header.codec == Codec.PLAIN else LOCATION_COMPRESSED
-    return header.first_entry_id, header.entry_count, header.stride, offset, file_id, header.body_bytes, flags
 
 
 def locations_of(rows: RunLocations) -> RunLocations:
@@ -118,7 +112,10 @@ def file_rows(row: FileRow, files: TierFiles) -> RunLocations:
     file = OpenLogFile.load(files.fs, row.file_id, files.volumes.path_of(row))
     return np.array(
         [
-            (record.header.ledger_id, *_run_of(record.header, record.body_start - RECORD_HEADER_BYTES, row.file_id))
+            (
+                record.header.ledger_id,
+                *record.header.location(record.body_start - RECORD_HEADER_BYTES, row.file_id),
+            )
             for commit in kept_commits(file, row.bytes)
             for record in commit.records
             if record.header.kind == RecordKind.ENTRIES

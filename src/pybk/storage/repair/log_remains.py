@@ -36,6 +36,7 @@ from pybk.storage.log.recovery import (
     ReplayedRecord,
     check_control,
     last_prefix,
+    load_log_files,
     log_files,
     named_of,
     units_of,
@@ -87,9 +88,9 @@ def read_remains(
     """
     mark = state.mark
     rows = log_files(volumes, mark.first_log_file_id)
-    paths = {file_id: volumes.path_of(row) for file_id, row in rows.items()}
-    files = (OpenLogFile.load(volumes.fs, file_id, path) for file_id, path in paths.items())
-    log = SalvagedLog(files, first_lsn=mark.next_lsn, durable_lsn=durable_lsn, store_id=store_id)
+    log = SalvagedLog(
+        load_log_files(volumes, rows), first_lsn=mark.next_lsn, durable_lsn=durable_lsn, store_id=store_id
+    )
     remains = _Remains(state)
     used: dict[int, FileRow] = {}
     following = mark.next_lsn

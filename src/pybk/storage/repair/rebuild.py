@@ -12,6 +12,7 @@ import itertools
 import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from functools import partial
 from typing import Final, NamedTuple
 
@@ -38,7 +39,7 @@ from pybk.storage.index.index import Index
 from pybk.storage.io.filesystem import FileSystem, OsFileSystem
 from pybk.storage.io.lmdb_environment import Environment, LmdbEnvironment
 from pybk.storage.io.permissions import access_of
-from pybk.storage.log.recovery import OpenLogFile, Replay, check_control
+from pybk.storage.log.recovery import Replay, check_control, load_log_files, log_files
 from pybk.storage.repair.inspection import RecordReader, file_rows, locations_of
 from pybk.storage.repair.log_remains import read_remains
 from pybk.storage.repair.tiling import tile
@@ -158,11 +159,9 @@ def rebuild_locked(
         progress: As for ``rebuild_index``.
         state: What the catalog says; None reads the newest one.
     """
-    rebuilder = _Rebuilder(fs, root, cookie, tiers, environment, progress or (lambda done, total: None), state)
-    try:
+    progress = progress or (lambda done, total: None)
+    with closing(_Rebuilder(fs, root, cookie, tiers, environment, progress, state)) as rebuilder:
         return rebuilder.run(accept_loss=accept_loss)
-    finally:
-        rebuilder.close()
 
 
 class _Rebuilder:
@@ -254,16 +253,13 @@ class _Rebuilder:
         if not environment_is_there(self._fs, path):
             return None
         try:
-            environment = self._environment(path)
-            try:
+            with closing(self._environment(path)) as environment:
                 index = Index(environment)
                 mark = index.mark()
                 if mark is None or mark.store_id != self._store_id.hex() or any(index.check()):
                     return None
                 ledgers = {row.metadata.ledger_id: row for row in index.ledgers()}
                 return CatalogState(ledgers, index.files(), {row.name: row for row in index.all_named()}, mark)
-            finally:
-                environment.close()
         except CorruptError as error:
             logger.info("the index is of no use either: %s", error)
             return None
@@ -317,14 +313,13 @@ class _Rebuilder:
                 record is damaged, so that it is unknown what happened to its ledger.
         """
         mark = self._state.mark
-        rows = [row for file_id, row in self._volumes.found(LOG).items() if file_id >= mark.first_log_file_id]
-        durable = max(mark.durable_lsn, watermark)
-        paths = {row.file_id: self._volumes.path_of(row) for row in rows}
-        files = (OpenLogFile.load(self._fs, file_id, path) for file_id, path in paths.items())
+        rows = log_files(self._volumes, mark.first_log_file_id)
+        files, durable = load_log_files(self._volumes, rows), max(mark.durable_lsn, watermark)
         ledgers: dict[int, int] = {}
         for commit in Replay(files, first_lsn=mark.next_lsn, durable_lsn=durable, store_id=self._store_id):
+            where = self._volumes.path_of(rows[commit.file_id])
             for record in commit.records:
-                header, where = record.header, paths[commit.file_id]
+                header = record.header
                 if header.kind != RecordKind.ENTRIES:
                     check_control(record, where=where)
                 elif not record.sound:
@@ -505,36 +500,31 @@ class _Rebuilder:
             return self._state.mark
         mark = self._state.mark._replace(next_file_id=self._volumes.next_file_id)
         path = catalog_path(self._root, mark.catalog_file_id)
-        catalog = CatalogWriter.resume(self._fs, path, self._store_id, mark.catalog_file_id, mark.catalog_bytes)
-        try:
+        with closing(
+            CatalogWriter.resume(self._fs, path, self._store_id, mark.catalog_file_id, mark.catalog_bytes)
+        ) as catalog:
             before = self._state.files
             changed = [row for file_id, row in self._files.items() if before.get(file_id) != row]
             gone = [file_id for file_id in before if file_id not in self._files]
             length = catalog.append((), (), mark, self._files.values(), changed=changed, gone=gone)
             return mark._replace(catalog_bytes=length)
-        finally:
-            catalog.close()
 
     def _new_catalog(self) -> CheckpointMark:
         """Write a new catalog, because none was sound or the log was not; return the mark for the index."""
         file_id = self._volumes.new_id()
         mark = self._state.mark._replace(catalog_file_id=file_id, next_file_id=self._volumes.next_file_id)
         path = catalog_path(self._root, file_id)
-        catalog = CatalogWriter.create(self._fs, path, self._store_id, file_id, cookie=self._cookie)
-        try:
+        with closing(CatalogWriter.create(self._fs, path, self._store_id, file_id, cookie=self._cookie)) as catalog:
             state, files = self._state, list(self._files.values())
             length = catalog.append(state.ledgers.values(), (), mark, files, changed=files, named=state.named.values())
             return mark._replace(catalog_bytes=length)
-        finally:
-            catalog.close()
 
     def _write_index(self, placed: dict[int, RunLocations], mark: CheckpointMark) -> str:
         """Write the new index next to the old one, check it, and return its path."""
         path = os.path.join(self._volumes.tier_paths(StorageHint.SSD)[0], f"{INDEX}.new")
         if self._fs.exists(path):
             self._clear(path)
-        environment = self._environment(path)
-        try:
+        with closing(self._environment(path)) as environment:
             index = Index(environment)
             with index.update() as update:
                 for file_row in self._files.values():
@@ -548,8 +538,6 @@ class _Rebuilder:
                         update.put_ledger(row)
                         update.append_locations(row.metadata.ledger_id, placed[row.metadata.ledger_id])
             wrong = list(index.check())
-        finally:
-            environment.close()
         if wrong:
             raise CorruptError(
                 f"the index made from the files of {self._root} contradicts itself: {wrong[0]}; nothing was changed; "
@@ -579,12 +567,9 @@ class _Rebuilder:
     def _is_sound(self, path: str) -> bool:
         """Return whether an index has all rows that it should have."""
         try:
-            environment = self._environment(path)
-            try:
+            with closing(self._environment(path)) as environment:
                 index = Index(environment)
                 return index.mark() == self._state.mark and not any(index.check())
-            finally:
-                environment.close()
         except PybkError as error:
             logger.info("the old index is kept: %s", error)
             return False

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
 from functools import partial
 from typing import Final, NamedTuple, TypeVar
 
@@ -64,7 +65,7 @@ from pybk.storage.format.watermark import Watermark
 from pybk.storage.index.index import NOTHING, Index, last_entry, untiled
 from pybk.storage.io.filesystem import FileSystem, OsFileSystem
 from pybk.storage.io.lmdb_environment import Environment
-from pybk.storage.log.recovery import OpenLogFile
+from pybk.storage.log.recovery import OpenLogFile, load_log_files, log_files
 from pybk.storage.readonly import ReadOnlyStore, open_environment_read_only
 from pybk.storage.repair.inspection import RecordReader
 from pybk.storage.repair.log_check import LogProblem, check_kept_file, check_log_from
@@ -153,11 +154,9 @@ def verify_store(
     """
     fs = fs or OsFileSystem()
     root = os.path.abspath(root)
-    check = _Check(fs, root, passwords or Passwords(password), environment, progress or (lambda done, total: None))
-    try:
+    progress = progress or (lambda done, total: None)
+    with closing(_Check(fs, root, passwords or Passwords(password), environment, progress)) as check:
         check.run(tiers)
-    finally:
-        check.close()
     return check.result()
 
 
@@ -303,11 +302,8 @@ class _Check:
 
     def _watermark(self) -> int:
         path = os.path.join(self._root, "watermark")
-        watermark = Watermark.open(self._fs, path, self._cookie.store_id, writable=False)
-        try:
+        with closing(Watermark.open(self._fs, path, self._cookie.store_id, writable=False)) as watermark:
             return watermark.stored_lsn()
-        finally:
-            watermark.close()
 
     def _open_index(self) -> None:
         environment = self._environment(os.path.join(self._volumes.tier_paths(StorageHint.SSD)[0], INDEX))
@@ -386,10 +382,10 @@ class _Check:
     def _check_tail(self, mark: CheckpointMark) -> Iterable[VerifyProblem]:
         """Check the log from the mark up to the durable LSN."""
         mark = self._current_mark() or mark
-        rows = [row for file_id, row in self._volumes.found(LOG).items() if file_id >= mark.first_log_file_id]
-        for row in rows:
+        rows = log_files(self._volumes, mark.first_log_file_id)
+        for row in rows.values():
             self._volumes.add(row)
-        files = [OpenLogFile.load(self._fs, row.file_id, self._volumes.path_of(row)) for row in rows]
+        files = list(load_log_files(self._volumes, rows))
         self._files += len(files)
         problems = check_log_from(files, mark.next_lsn, self._durable_lsn, self._cookie.store_id)
         yield from map(self._log_problem, problems)

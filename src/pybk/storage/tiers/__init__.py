@@ -28,6 +28,7 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, Protocol
 
@@ -166,20 +167,8 @@ class OpenedFiles:
     entries: Mapping[int, Environment]
 
 
-class ReadStore(Protocol):
+class ReadStore(TierFiles, Protocol):
     """The parts of a store that reading entries uses."""
-
-    @property
-    def fs(self) -> FileSystem:
-        """The file system."""
-
-    @property
-    def volumes(self) -> TierVolumes:
-        """The directories and files."""
-
-    @property
-    def entries(self) -> Mapping[int, Environment]:
-        """The LMDB environments, by file id."""
 
     def still_there(self, ledger_id: int, first: int, file_id: int) -> bool:
         """Return whether the index, read anew, still names a record in a file."""
@@ -347,21 +336,15 @@ class Tier(ABC):
 
         Reading the file's entries must raise CorruptError.
         """
-        file = fs.create(path, BLOCK_BYTES)
-        try:
+        with closing(fs.create(path, BLOCK_BYTES)) as file:
             file.sync()
-        finally:
-            file.close()
 
     def is_placeholder(self, fs: FileSystem, path: str, size: int) -> bool:
         """Return whether a file of ``size`` bytes is one that ``replace_missing`` made: a block of zeros."""
         if size != BLOCK_BYTES:
             return False
-        file = fs.open(path)
-        try:
+        with closing(fs.open(path)) as file:
             return not any(file.read(0, size))
-        finally:
-            file.close()
 
     # ---- reading -------------------------------------------------------------------------------------------------
 

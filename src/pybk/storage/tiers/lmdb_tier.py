@@ -27,9 +27,7 @@ from pybk.storage.format.index_rows import (
     load_json,
 )
 from pybk.storage.format.log_file import (
-    LOCATION_COMPRESSED,
     RECORD_HEADER_BYTES,
-    Codec,
     RecordKind,
     RunLocations,
     decode_header,
@@ -221,12 +219,9 @@ class LmdbTier(Tier):
                     header = decode_header(memoryview(value), 0, where=path)
                 except CorruptError:
                     continue  # its entries will be missing
-                first = header.first_entry_id
-                if header.kind != RecordKind.ENTRIES or key != entries_key(header.ledger_id, first):
-                    continue
-                flags = 0 if header.codec == Codec.PLAIN else LOCATION_COMPRESSED
-                run = (first, header.entry_count, header.stride, 0, row.file_id, header.body_bytes, flags)
-                rows.append((header.ledger_id, *run))
+                own_key = entries_key(header.ledger_id, header.first_entry_id)
+                if header.kind == RecordKind.ENTRIES and key == own_key:
+                    rows.append((header.ledger_id, *header.location(0, row.file_id)))
         return np.array(rows, layouts.footer_dtype())
 
     def check(self, files: TierFiles, row: FileRow) -> Iterator[FileDamage]:
