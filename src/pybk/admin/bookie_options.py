@@ -1,4 +1,4 @@
-"""What the options of a bookie as a service amount to; ``docs/admin/production.md`` has their table."""
+"""The meaning of the options of a bookie as a service; ``docs/admin/production.md`` has their table."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ RELOADED: Final = frozenset(option.name for option in OPTIONS if "reload" in opt
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BookieSettings:
-    """What a bookie's process is to do.
+    """The settings of a bookie's process.
 
     Attributes:
         directory: The bookie's own directory.

@@ -16,7 +16,7 @@ else:
     cli = LateModule("pybk.admin.cli")
 
 VERSION = f"pybk {__version__}, {'in pure Python' if CORE is None else 'with the native core'}"
-"""What ``pybk --version`` prints."""
+"""The output of ``pybk --version``."""
 
 
 def main() -> int:

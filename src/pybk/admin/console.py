@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 _PORTS_BYTES_MAX: Final = 1 << 20
 _TOKEN: Final = re.compile(rb"[A-Za-z0-9._~+/-]+=*")
-"""What may follow ``Bearer`` in a header (RFC 6750)."""
+"""The text that may follow ``Bearer`` in a header (RFC 6750)."""
 
 STORE: Final = "console"
 """The label ``store`` of the metrics: what this client sees of the cluster."""

@@ -1,4 +1,4 @@
-"""What is said about each exported metric: labels and meaning; ``docs/reference/metrics.md`` lists them, too."""
+"""The labels and the meaning of each exported metric; ``docs/reference/metrics.md`` lists them, too."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 
 
 class Exported(NamedTuple):
-    """What is said about a metric.
+    """The description of a metric.
 
     Attributes:
         kind: ``COUNTER``, ``GAUGE`` or ``HISTOGRAM``.

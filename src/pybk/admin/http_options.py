@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # each command reads this module, and few serve
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpSettings:
-    """Where a program serves the interface.
+    """The options of the interface that a program serves.
 
     Attributes:
         listen: ``HOST:PORT``.

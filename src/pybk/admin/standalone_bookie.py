@@ -43,10 +43,10 @@ logger = logging.getLogger(__name__)
 
 _CHECK_SECONDS: Final = 1.0
 RETRY_SECONDS: Final = 2.0
-"""How long the start rests after a try for which the metadata store could not be reached."""
+"""The time for which the start rests after a try for which the metadata store could not be reached."""
 
 _SWITCH_SECONDS: Final = 0.0001
-"""How long a thread may keep the interpreter while another one wants it.
+"""The time for which a thread may keep the interpreter while another one wants it.
 
 Python's default, 5 ms, is several times what an append takes, and the serving thread waits for threads that repair.
 """

@@ -73,7 +73,7 @@ class Lock(Protocol):
 
     @property
     def held(self) -> bool:
-        """Whether it is still held, as far as this process knows."""
+        """True if it is still held, as far as this process knows."""
 
     def release(self) -> None:
         """Release it; a second call does nothing."""
@@ -191,7 +191,7 @@ class KeepingLog(Protocol):
 
     @property
     def is_lost(self) -> bool:
-        """Whether the ledger's writer has ended because bookies or the metadata store did not answer."""
+        """True if the ledger's writer has ended because bookies or the metadata store did not answer."""
 
     def keep(self, batch: Completion, kept: KeptEntries) -> None:
         """Add to what a batch keeps; complete its origins with the batch, or now if that is done.
@@ -225,15 +225,15 @@ class LedgerBackend(Protocol):
 
     @property
     def read_only(self) -> bool:
-        """Whether every change is refused."""
+        """True if every change is refused."""
 
     @property
     def changes_by_password(self) -> bool:
-        """Whether deleting or moving a ledger takes its password."""
+        """True if deleting or moving a ledger takes its password."""
 
     @property
     def ended(self) -> bool:
-        """Whether the backend is closed, so that reads raise."""
+        """True if the backend is closed, so that reads raise."""
 
     @property
     def where(self) -> str:
@@ -241,7 +241,7 @@ class LedgerBackend(Protocol):
 
     @property
     def forked(self) -> bool:
-        """Whether this process is a fork of the process that opened the backend."""
+        """True if this process is a fork of the process that opened the backend."""
 
     @property
     def identity(self) -> BackendIdentity:
@@ -253,7 +253,7 @@ class LedgerBackend(Protocol):
 
     @property
     def is_cluster(self) -> bool:
-        """Whether the ledgers are stored on bookies, and not in a store of this process."""
+        """True if the ledgers are stored on bookies, and not in a store of this process."""
 
     @property
     def feature_level(self) -> FeatureLevel:

@@ -1,4 +1,4 @@
-"""What a bookie registers: addresses that clients can connect to, and its state whenever that changed notably."""
+"""The registration of a bookie: addresses that clients can connect to, and its state after each notable change."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pybk.transport.cluster_keys import HeldKeys
 
 REACH_SECONDS: Final = 15.0
-"""How long a bookie tries to reach itself at the address that it registers."""
+"""The time for which a bookie tries to reach itself at the address that it registers."""
 
 FREE_CHANGE: Final = 0.05
 """Relative change of a tier's free bytes, or of all its bytes, above which the bookie registers at once."""

@@ -1,4 +1,4 @@
-"""How long the adds of writers take at a bookie, as the throttle of copies sees it."""
+"""The times of writers' adds at a bookie, as the throttle of copies sees them."""
 
 from __future__ import annotations
 

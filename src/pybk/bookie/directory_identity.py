@@ -1,4 +1,4 @@
-"""Which bookie of which cluster a directory belongs to.
+"""The bookie and the cluster to which a directory belongs.
 
 Kept in the store itself, as a ledger of type ``.bookie``: its custom metadata names the cluster, the bookie, its
 instance and how often it was started. Each start makes a new such ledger and then deletes the one before. The same

@@ -20,15 +20,15 @@ class HeaderFields(Protocol):
 
     @property
     def ledger_type(self) -> LedgerType:
-        """What the ledger is for."""
+        """The application's name for the ledger's purpose."""
 
     @property
     def storage_hints(self) -> frozenset[StorageHint]:
-        """Where its entries should live."""
+        """The tiers where its entries should live."""
 
     @property
     def write_flags(self) -> WriteFlag:
-        """How its entries are written."""
+        """The write flags of its entries."""
 
     @property
     def digest_type(self) -> DigestType:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 GROW_SECONDS: Final = 600.0
-"""How long the epoch's ticks may stay the same while a bookie runs."""
+"""The time for which the epoch's ticks may stay the same while a bookie runs."""
 
 _PAGE: Final = 500
 _NAMED_MAX: Final = 5

@@ -174,7 +174,7 @@ class Replicas:
 
     @property
     def restored(self) -> bool:
-        """Whether the directory was restored from a backup, and the bookie was not started on it since.
+        """True if the directory was restored from a backup, and the bookie was not started on it since.
 
         Then it may lack what the bookie acknowledged after the backup, so all its ledgers are put in limbo: a restore
         leaves the file ``accepted-loss``. It is a copy of the bookie's directory on purpose, so neither its inode nor

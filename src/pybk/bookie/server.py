@@ -95,10 +95,10 @@ logger.addFilter(LogLimit())
 
 _WAIT_MS: Final = 1_000
 LOOK_SECONDS: Final = 10.0
-"""How often a bookie compares its state with its registration; it registers again if ``is_notable``."""
+"""The interval at which a bookie compares its state with its registration; it registers again if ``is_notable``."""
 
 REGISTER_SECONDS: Final = 300.0
-"""How often a bookie registers again even without a notable change. Rarely: each time wakes every watching client."""
+"""The interval of registrations without a notable change; long, because each wakes every watching client."""
 
 DESCRIPTIONS: Final = 4096
 """Ledgers whose descriptions are remembered."""
@@ -160,9 +160,9 @@ class BookieServer:
     """
 
     turned_ns = 0
-    """When the serving thread last ended a turn, by the monotonic clock; at least each second while it works."""
+    """The time when the serving thread last ended a turn (monotonic clock); at least each second while it works."""
     last_add_ns = 0
-    """When an add of a writer last arrived, by the monotonic clock."""
+    """The time when an add of a writer last arrived, by the monotonic clock."""
 
     @classmethod
     def open(
@@ -318,13 +318,13 @@ class BookieServer:
 
     @cached_property
     def _meters(self) -> Mapping[type, MetricsScope]:
-        """What counts requests, by their type; used by the serving thread alone."""
+        """The meters that count requests, by their type; used by the serving thread alone."""
         metrics = self.replicas.store.metrics
         return {kind: metrics.scope(labels=(("op", op),)) for kind, op in _OPS.items()}
 
     @cached_property
     def _turns(self) -> MetricsScope:
-        """What counts turns; used by the serving thread alone."""
+        """The meters that count turns; used by the serving thread alone."""
         return self.replicas.store.metrics.scope()
 
     def _begin(self) -> None:

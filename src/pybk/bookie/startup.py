@@ -1,4 +1,4 @@
-"""How a bookie starts: open its directory, validate its cookie, and decide whether anything durable may be missing.
+"""The start of a bookie: open its directory, validate its cookie, and decide whether anything durable may be missing.
 
 Theory of operation. ``BookieServer.open`` calls this module in this order, in one thread, before the bookie answers
 any request:
@@ -51,7 +51,7 @@ logger = logging.getLogger(__name__)
 
 _PROBE_MS: Final = 500
 _PROBE_NS: Final = _PROBE_MS * 1_000_000
-"""How long another process that serves as this bookie has to answer a ping."""
+"""The time that another process that serves as this bookie has to answer a ping."""
 
 _PAGE: Final = 500
 """Number of ledgers whose metadata is read in one request."""

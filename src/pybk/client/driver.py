@@ -70,7 +70,7 @@ _INTERRUPTED: Final = (
     "ledgers that were being written to recover them"
 )
 WAIT_MS: Final = 1000
-"""How long a step pauses at most."""
+"""The longest pause of a step."""
 
 _TICK_SECONDS: Final = 0.002
 _TICKS_UNTIL_REST: Final = 20
@@ -80,10 +80,10 @@ _QUIET_MS: Final = 1
 _new_tuple = tuple.__new__
 _METADATA_THREADS: Final = 4
 LATE_SECONDS: Final = 0.3
-"""How long closing waits for bookies that have not answered adds and fences of closed ledgers."""
+"""The time for which a close waits for bookies that have not answered adds and fences of closed ledgers."""
 _LATE_LOOKS: Final = 100
 REPORT_SECONDS: Final = 5.0
-"""How long closing waits until the metadata store has recorded which entries bookies miss."""
+"""The time for which a close waits until the metadata store has recorded which entries bookies miss."""
 
 
 class Machine(Protocol):
@@ -104,7 +104,7 @@ class Wire(Protocol):
 
     @property
     def waiting(self) -> bool:
-        """Whether ``poll`` has taken nothing yet, so that an exception that ends it loses nothing."""
+        """True if ``poll`` has taken nothing yet, so that an exception that ends it loses nothing."""
 
     def begin_turn(self) -> None:
         """Clear ``waiting``."""
@@ -216,7 +216,7 @@ class Driver:
         self._unmet: set[Completion] = set()
         """Completions that threads wait for in ``do``."""
         self.broken = False
-        """Whether an exception ended a step in the middle. Leader only."""
+        """True if an exception ended a step in the middle; used by the leader only."""
         self._ticks_left = 0
         """How often the background thread looks for idle work until it rests; written by the leader alone."""
         self._writers: WeakValueDictionary[int, Writer] = WeakValueDictionary()

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 FOLLOW_NS: Final = 28_000_000_000
-"""How long bookies keep a ledger's first long poll before they answer that there is no new entry.
+"""The time for which bookies keep a ledger's first long poll before they answer without a new entry.
 
 A long poll stays at the bookie after its follower has gone, so the first ones are short.
 """

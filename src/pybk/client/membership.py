@@ -60,7 +60,7 @@ meanwhile, it refuses the entries, and the writer replaces it.
 
 
 class _ReadOnly(NamedTuple):
-    """Why a bookie is read-only, for a message; and what ends that, before its name."""
+    """The reason why a bookie is read-only, for a message, and the remedy, before its name."""
 
     text: str
     remedy: str
@@ -79,7 +79,7 @@ _UNKNOWN_WHY: Final = _ReadOnly("its log says why", "free space on")
 """For bookies whose pybk does not register it."""
 
 _NAMED_MAX: Final = 10
-"""How many bookies of a zone a message names."""
+"""The number of bookies of a zone that a message names."""
 
 
 class Membership:
@@ -112,17 +112,17 @@ class Membership:
         self._places: Mapping[Bookie, tuple[str, bytes | None]] = {}
         self._candidates: tuple[Candidate, ...] = ()
         self._located: Mapping[Bookie, Location] = {}
-        """Where bookies stand: those that were registered at some time, and others by their cookies."""
+        """The locations of bookies: of those that were registered at some time, and of others by their cookies."""
         self._misplaced = 0
         self._short_from_start = 0
-        """How many ledgers were created with members that are away."""
+        """The number of ledgers that were created with members that are away."""
         self.metrics: Final = metrics or Metrics()
         metadata.measure(self.metrics)
         self.too_old: Mapping[str, BookieRegistration] = {}
         self._unusable: tuple[PybkError, ...] = ()
         """Why the registrations that were left out cannot be used, such as without the cluster's new secret."""
         self.seen_ns = 0
-        """When the registrations were read last, by the monotonic clock."""
+        """The time when the registrations were read last, by the monotonic clock."""
         self.reads_are_shared = False
         self.on_change: Callable[[], None] | None = None
         self.leaving: frozenset[Bookie] = frozenset()

@@ -101,7 +101,7 @@ class RemoteLedger(LedgerDescriptor):
 
     @property
     def unlocked(self) -> bool:
-        """Whether ``unlock`` was called."""
+        """True if ``unlock`` was called."""
         return self._keys is not None
 
     @property
@@ -117,7 +117,7 @@ class RemoteLedger(LedgerDescriptor):
 
     @property
     def seals(self) -> bool:
-        """Whether this client seals its end when it closes the ledger."""
+        """True if this client seals its end when it closes the ledger."""
         return self.sealer is not None and (self.metadata.key_format > 0 or self.ends_are_sealed())
 
     def sealed(self, closed: LedgerMetadata, last_entry: bytes | memoryview) -> LedgerMetadata:
@@ -131,7 +131,7 @@ class RemoteLedger(LedgerDescriptor):
 
     @property
     def is_final(self) -> bool:
-        """Whether it is closed, so that its last entry never changes."""
+        """True if it is closed, so that its last entry never changes."""
         return self.metadata.state is LedgerState.CLOSED
 
     # ---- progress ------------------------------------------------------------------------------------------------

@@ -65,9 +65,9 @@ class Rereplicator:
         self._driver = driver
         self._membership = membership
         self._fragments = 0
-        """How many fragments were completed."""
+        """The number of completed fragments."""
         self._left: list[str] = []
-        """What could not be done, and why: one text each."""
+        """The work that could not be done, with the reasons: one text each."""
 
     def replicate(self, ledgers: Iterable[tuple[LedgerMetadata, int]], leaving: str | None) -> Replicated:
         """Complete the fragments of ledgers, as far as that is possible now.

@@ -62,13 +62,13 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _GRACE_NS: Final = 1_000_000_000
-"""How long after its time a request waits for the links to report its end."""
+"""The time after its deadline for which a request waits for the links to report its end."""
 
 GRANTS_MAX: Final = 4096
 """Ledgers whose rights the links keep; the right to an older one is granted again at its next request."""
 
 MOVE_NS: Final = 3600 * 10**9
-"""How long a bookie may take to move a ledger between tiers; a lost connection is noticed long before."""
+"""The time that a bookie may take to move a ledger between tiers; a lost connection is noticed long before."""
 
 _named_lac: Final = Struct(">8xq").unpack_from
 
@@ -118,7 +118,7 @@ class BookieWire:
 
     @property
     def waiting(self) -> bool:
-        """Whether ``poll`` has taken nothing yet, so that an exception that ends it loses nothing."""
+        """True if ``poll`` has taken nothing yet, so that an exception that ends it loses nothing."""
         return self._links.waiting
 
     def begin_turn(self) -> None:
@@ -225,7 +225,7 @@ class BookieWire:
 
     @property
     def has_secret(self) -> bool:
-        """Whether the client has the cluster's secret, and can prove that it is a member."""
+        """True if the client has the cluster's secret, and can prove that it is a member."""
         return self._links.member_key is not None
 
     def _grant(self, ledger: RemoteLedger) -> None:

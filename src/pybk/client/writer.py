@@ -67,7 +67,7 @@ if TYPE_CHECKING:
 _new_tuple = tuple.__new__
 
 _WAITED_FOR = (Reason.NOT_ENOUGH_BOOKIES, Reason.METADATA_UNREACHABLE)
-"""Why a writer ends after it has waited without result: another ledger may take its entries later."""
+"""The reasons why a writer ends after it has waited without result: another ledger may take its entries later."""
 
 
 class Writing(Conversation[WriterMachine]):

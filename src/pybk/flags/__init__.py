@@ -14,7 +14,7 @@ _SYSTEM_TYPES: Final = _BOOKIE_TYPES | {".metadata"}
 
 
 class LedgerType(str):
-    """What a ledger is for; any string of at most 255 UTF-8 bytes, the empty one being the default.
+    """The name of a ledger's purpose; any string of at most 255 UTF-8 bytes, the empty one being the default.
 
     Names that begin with "." are reserved for pybk, and only the system types below are valid.
 
@@ -77,7 +77,7 @@ LedgerType.BOOKIE = LedgerType(".bookie")
 
 
 class StorageHint(StrEnum):
-    """Where a ledger's entries should live."""
+    """The tier where a ledger's entries should live."""
 
     NVME = "nvme"
     """In the log itself, so that they are written once."""
@@ -107,7 +107,7 @@ class Flags(IntFlag, boundary=STRICT):
 
 
 class WriteFlag(Flags):
-    """How entries are written; recorded in the ledger's metadata."""
+    """The way in which entries are written; recorded in the ledger's metadata."""
 
     NONE = 0
     """An append is acknowledged when it is durable."""
@@ -120,7 +120,7 @@ class WriteFlag(Flags):
 
 
 class ReadFlag(Flags):
-    """How entries are read; belongs to the handle."""
+    """The way in which entries are read; belongs to the handle."""
 
     NONE = 0
     """Through the page cache and the reader's cache."""

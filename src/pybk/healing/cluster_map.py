@@ -25,11 +25,11 @@ from pybk.metrics import OTHER_TYPES
 from pybk.replication.quorum import Quorum
 
 TYPES_MAX: Final = 100
-"""How many ledger types are counted separately."""
+"""The number of ledger types that are counted separately."""
 
 
 class LedgerShape(NamedTuple):
-    """What many ledgers have in common.
+    """The properties that many ledgers have in common.
 
     Attributes:
         quorum: The sizes.
@@ -47,7 +47,7 @@ class LedgerShape(NamedTuple):
 
 
 class MappedLedger(NamedTuple):
-    """What the map keeps of a ledger.
+    """The entry of a ledger in the map.
 
     Attributes:
         version: The version of the metadata in the metadata store.
@@ -95,9 +95,9 @@ class ClusterMap:
         self._ledgers: Final[dict[int, MappedLedger]] = {}
         self._shapes: Final[dict[LedgerShape, LedgerShape]] = {}
         self._open_sizes: Final[Counter[int]] = Counter()
-        """How many open ledgers have each ensemble size."""
+        """The number of open ledgers of each ensemble size."""
         self._counts: Final[Counter[tuple[bool, str]]] = Counter()
-        """How many ledgers there are, by whether they are closed, and by type; none of them is 0."""
+        """The numbers of ledgers, by whether they are closed, and by type; none of them is 0."""
         self._types: Final[set[str]] = set()
         self._packing: Final[dict[int, Struct]] = {}
         self._touched: set[int] | None = None

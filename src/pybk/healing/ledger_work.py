@@ -1,4 +1,4 @@
-"""What one bookie's worker has to do for a marked ledger, judged by the state now and not by when it was marked.
+"""The work of one bookie's worker for a marked ledger, judged by the present state and not by that of the mark.
 
 A worker writes copies to its own bookie alone, so that what comes in there has one owner and one throttle. For each
 fragment that has an end:
@@ -40,7 +40,7 @@ _FILLED: Final = frozenset({RepairReason.MISSING, RepairReason.DAMAGED})
 
 
 class Presence(Enum):
-    """Whether a bookie can keep its places.
+    """The presence of a bookie: whether it can keep its places.
 
     ``HERE``: this instance serves. ``LEAVING``: it serves, and is being drained. ``ABSENT``: it is not registered, or
     another instance of it is.
@@ -64,11 +64,11 @@ class FragmentWork(NamedTuple):
 
 
 Fits = Callable[[Fragment, int, frozenset[RepairReason]], bool]
-"""Whether a bookie may take a place of a fragment: it has space, and the rules of placement allow it."""
+"""A test whether a bookie may take a place of a fragment: it has space, and the rules of placement allow it."""
 
 
 class LedgerWork(NamedTuple):
-    """What there is to do for a ledger.
+    """The work that a ledger needs.
 
     Attributes:
         fragments: What the own bookie does, in the order of the fragments.

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from pybk.ledger.ledger_metadata import Bookie, LedgerMetadata
 
 _ENTRY_BYTES: Final = 1024
-"""How long an entry is taken to be, for the number that is asked for at a time."""
+"""The assumed size of an entry, for the number that is asked for at a time."""
 
 _UNKNOWN: Final = 1 << 63
 """Stands for the last entry of a bookie that did not say it."""

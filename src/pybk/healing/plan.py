@@ -1,4 +1,4 @@
-"""Which repairs a cluster needs, and in which order: ``plan`` is the definition that the auditor's machine follows.
+"""The repairs that a cluster needs, and their order: ``plan`` is the definition that the auditor's machine follows.
 
 ``assess`` judges one ledger by the standings of its bookies and by its marks. Its result is a task for each bookie of
 the ledger that is to be replaced or filled up. ``select`` orders the tasks of all ledgers, leaves out what is held or
@@ -46,13 +46,13 @@ from pybk.replication.locations import ZoneRule, gains_zones, keeps_zones_open
 from pybk.replication.quorum import places as places_of
 
 WINDOW: Final = 1000
-"""How many queued marks the auditor publishes at most; the same number of each terminal state."""
+"""The most queued marks that the auditor publishes; the same number of each terminal state."""
 
 DERIVED: Final = (RepairReason.LOST, RepairReason.DRAINING, RepairReason.MISPLACED)
 """The reasons that the auditor derives; it withdraws a mark of them when they do not hold any more."""
 
 STUCK_NS: Final = 3600 * SECOND_NS
-"""How long a mark stays stuck at most before workers try it again, as long as nothing changes."""
+"""The longest time for which a mark stays stuck before workers try it again, as long as nothing changes."""
 
 NEVER_NS: Final = 1 << 63
 """Later than any time."""
@@ -109,7 +109,7 @@ def rank_of(task: Task) -> Rank:
 
 
 class Assessment(NamedTuple):
-    """What is wrong with a ledger.
+    """The faults of a ledger.
 
     Attributes:
         copies: The fewest live sound copies of an entry.
@@ -574,11 +574,11 @@ class Shortage(NamedTuple):
 
 WITHIN_GRACE: Final = "absent"
 LEFT_TO_WRITER: Final = "writer"
-"""Why a ledger is short that needs no repair: a bookie is within its grace, or its writer replaces one."""
+"""The reason for a ledger that is short without a repair: a bookie is within its grace, or its writer replaces one."""
 
 
 class Counts(NamedTuple):
-    """How a cluster's ledgers are, for its health.
+    """The counts of a cluster's ledgers, for its health.
 
     Attributes:
         short: Ledgers with fewer live sound copies of an entry than they should have: by how many copies there are,

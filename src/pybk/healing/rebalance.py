@@ -89,7 +89,7 @@ class RebalanceMove(NamedTuple):
 
 
 class TierFullness(NamedTuple):
-    """How full one tier of a bookie is of copies.
+    """The part of one tier of a bookie that copies fill.
 
     Attributes:
         bookie: The bookie.
@@ -125,7 +125,7 @@ class TierFullness(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RebalancePlan:
-    """What a rebalance would do.
+    """The moves of a rebalance.
 
     Attributes:
         moves: The moves, in the order in which they are to be made.
@@ -148,7 +148,7 @@ class RebalancePlan:
 
     @property
     def summary(self) -> str:
-        """Why it is refused, or how much moves; for people."""
+        """The reason why it is refused, or the amount that moves; for people."""
         if self.refused:
             return "no rebalance: " + "; ".join(self.refused)
         part = self.moved_bytes / max(1, self.all_bytes)
@@ -376,7 +376,7 @@ class _Planner:
 
 
 class _Use:
-    """How full a bookie's tier is."""
+    """The use of a bookie's tier."""
 
     __slots__ = ("after", "before", "capacity", "gained", "used", "writable")
 

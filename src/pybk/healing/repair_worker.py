@@ -181,18 +181,18 @@ class RepairWorker:
         self._first: Candidate | None = None
         """The first ledger of the batch that is repaired, or was repaired last in this pass."""
         self._urgent = False
-        """Whether a ledger that was marked at the last look has a single live copy; other bookies may copy it."""
+        """True if a ledger that was marked at the last look has a single live copy; other bookies may copy it."""
         self._overtaken = False
-        """Whether a more urgent ledger waits for the end of the batch that is repaired."""
+        """True if a more urgent ledger waits for the end of the batch that is repaired."""
         self._listing_s = 0.0
-        """How long the last listing of the marks took."""
+        """The time that the last listing of the marks took."""
         rate = self._repair_settings.bytes_per_second
         self._inbound = TokenBucket(rate, now_ns)
         self._outbound = bookie.copy_reads.pace = TokenBucket(rate, now_ns)
         self._guard = ForegroundGuard()
         self._cap = ForegroundCap(self._repair_settings.least_bytes_per_second)
         self._clock_ns = time.time_ns() - now_ns
-        """What makes the time of day of the monotonic clock; the time of day itself may be set meanwhile."""
+        """The offset that makes the time of day of the monotonic clock; the time of day itself may be set meanwhile."""
         self._appends = _NO_APPENDS
         """The appends since the last sample of the guard."""
         self._sampled_ns = now_ns
@@ -205,9 +205,9 @@ class RepairWorker:
         self._known_leaving: frozenset[Bookie] = frozenset()
         self._cookies_at = float("-inf")
         self._busy = True
-        """Whether the last pass did something, so that another one follows at once."""
+        """True if the last pass did something, so that another one follows at once."""
         self._pass_at = self._watch_at = -math.inf
-        """When the next pass is due, and the next look at the appends between two passes, by the monotonic clock."""
+        """The times of the next pass, and of the next look at the appends between passes, by the monotonic clock."""
         self._marks_watch = self._metadata.watch_under_replicated(self.wake)
 
     @property
@@ -642,7 +642,7 @@ class _CountedPace:
 
     @property
     def piece_bytes(self) -> int:
-        """How many bytes are to be copied at once."""
+        """The bytes to copy at once."""
         return self._pace.piece_bytes
 
     def wait_ns(self, now_ns: int) -> int:

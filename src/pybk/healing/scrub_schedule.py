@@ -39,7 +39,7 @@ _TIME_MAX: Final = (1 << 63) - 1
 
 
 class ScrubKind(StrEnum):
-    """What a check compares."""
+    """The kind of a check, by what it compares."""
 
     QUICK = "quick"
     """A few entries of each ledger."""
@@ -70,7 +70,7 @@ def rate_of(part_bytes: int, due: int, period_s: float, most: float) -> float:
 
 @dataclass(slots=True)
 class ScrubSchedule:
-    """What is remembered of one kind of check.
+    """The record of one kind of check.
 
     Attributes:
         begun_ns: When the first part was awaited, nanoseconds since 1970.

@@ -27,10 +27,10 @@ FULL_LINE: Final = 0.85
 """The used share of a tier above which a bookie takes no copies."""
 
 SESSION_NS_MIN: Final = 30 * SECOND_NS
-"""How long the metadata store's session must last before a bookie without a registration is taken to be absent."""
+"""The time for which the metadata store's session must last before a bookie without a registration counts as absent."""
 
 URGENT_NS: Final = 30 * SECOND_NS
-"""How long a bookie is absent before its copies are urgent; a quarter of the grace if that is shorter."""
+"""The absence of a bookie after which its copies are urgent; a quarter of the grace if that is shorter."""
 
 FLAPPING_NS: Final = 3600 * SECOND_NS
 FLAPPING_ABSENCES: Final = 3
@@ -59,7 +59,7 @@ class Space(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BookieFacts:
-    """What cookie and registration say of a bookie.
+    """The data about a bookie in its cookie and registration.
 
     Attributes:
         bookie: The instance that belongs to the cluster.
@@ -87,7 +87,7 @@ class BookieFacts:
 
 
 class Status(StrEnum):
-    """What a bookie is to the auditor.
+    """The status of a bookie for the auditor.
 
     ``LIVE``, ``READ_ONLY``, ``IN_LIMBO``, ``FLAPPING``: registered; only a live one gets copies, and a flapping one
     those that cannot wait. ``MAINTENANCE``: a person expects it to be absent until a time. ``DRAINING``: registered,
@@ -125,12 +125,12 @@ class Standing(NamedTuple):
 
     @property
     def gone(self) -> bool:
-        """Whether its copies are not expected to come back."""
+        """True if its copies are not expected to come back."""
         return not self.sound and self.replaced_for is not None
 
 
 class HoldReason(StrEnum):
-    """Why repairs are held; ``HOLD_TEXTS`` explains each."""
+    """The reason why repairs are held; ``HOLD_TEXTS`` explains each."""
 
     STORE_UNREACHABLE = "store_unreachable"
     SESSION_YOUNG = "session_young"
@@ -143,7 +143,7 @@ class HoldReason(StrEnum):
 
     @property
     def blind(self) -> bool:
-        """Whether it is unknown which bookies are registered; then nothing is urgent, and no mark is changed.
+        """True if it is unknown which bookies are registered; then nothing is urgent, and no mark is changed.
 
         Such a hold ends by itself, half a minute after the metadata store answers at the latest.
         """
@@ -170,7 +170,7 @@ class Hold(NamedTuple):
 
 
 class MarkKey(NamedTuple):
-    """What a mark is about: each ledger and bookie has one at most."""
+    """The ledger and the bookie of a mark; each pair has one mark at most."""
 
     ledger_id: int
     bookie: Bookie
@@ -248,12 +248,12 @@ class Situation:
 
     @property
     def grace_ns(self) -> int:
-        """How long a bookie may be absent before it is lost."""
+        """The time for which a bookie may be absent before it is lost."""
         return int(self.settings.repair.grace_s * SECOND_NS)
 
     @property
     def open_grace_ns(self) -> int:
-        """How long an open ledger may stand still before its writer is taken to be gone."""
+        """The time for which an open ledger may stand still before its writer is taken to be gone."""
         return int(self.settings.repair.open_grace_s * SECOND_NS)
 
     def zone_of(self, name: str) -> str:
@@ -263,7 +263,7 @@ class Situation:
 
     @property
     def moves_misplaced(self) -> bool:
-        """Whether ledgers are moved that lie in too few zones."""
+        """True if ledgers are moved that lie in too few zones."""
         return self.settings.placement.repair and self.settings.placement.min_zones > 1
 
 

@@ -54,7 +54,7 @@ PAGE: Final = 500
 """Ledgers whose metadata are read by one request."""
 
 DELAY_SECONDS: Final = 3600.0
-"""How long a copy is kept after it was found surplus, and how long a pass over all ledgers takes."""
+"""The time for which a copy is kept after it was found surplus, and that of a pass over all ledgers."""
 
 
 class SurplusCopy(NamedTuple):
@@ -153,7 +153,7 @@ class SurplusDrops(Rounds):
 
     @property
     def passed(self) -> bool:
-        """Whether the last ``look`` took the last page of a pass, so that ``orphans`` has all of them."""
+        """True if the last ``look`` took the last page of a pass, so that ``orphans`` has all of them."""
         return not self._left
 
     @property

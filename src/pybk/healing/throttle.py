@@ -27,7 +27,7 @@ BURST_S: Final = 0.1
 """A bucket that rested admits what its rate allows in this time at once."""
 
 SAMPLE_NS: Final = 10 * 10**9
-"""How long the appends are watched for one sample of their latency."""
+"""The time for which the appends are watched for one sample of their latency."""
 
 _SAMPLES: Final = 60
 """The samples whose median is the latency to compare with: ten minutes."""
@@ -49,13 +49,13 @@ PERIOD_NS: Final = 10 * 10**9
 """Once in this time copies rest, while there are appends, and their rate is judged."""
 
 REST_NS: Final = 10**9
-"""How long they rest."""
+"""The time for which the copies rest."""
 
 _REST_LONGER_NS: Final = 50_000_000
 """How much longer they rest than their appends are counted, because the thread that counts may be late."""
 
 _DRAIN_NS: Final = 250_000_000
-"""How long after the beginning of a rest copies may still be under way."""
+"""The time after the beginning of a rest in which copies may still be under way."""
 
 _LOOK_NS: Final = 10**9
 
@@ -63,11 +63,11 @@ CAP_START: Final = float(512 << 10)
 """Bytes per second of the first copies after appends were seen."""
 
 _NOTICED: Final = 1.25
-"""How many times its value without copies the appends' 99th percentile may have: less than the target of 1.5."""
+"""The factor by which the appends' 99th percentile may exceed its value without copies: less than the target of 1.5."""
 
 _JUDGED: Final = 0.99
 _DOUBT: Final = 1.0
-"""How many standard errors an effect has to exceed.
+"""The number of standard errors that an effect has to exceed.
 
 With none, chance alone halves the rate in half of the periods, and the rate falls to its least. With one it does so in
 a sixth of them, which is made up for. With two, copies are noticed twice as much as they need to be.
@@ -85,7 +85,7 @@ _SILENT_LOOKS: Final = 5
 """After so many looks in a row without appends, a second each, nobody is there for whom copies would make way."""
 
 _CALM_LOOKS: Final = 8
-"""How many rests are compared with."""
+"""The number of rests with which a sample is compared."""
 
 PIECE_S: Final = 0.05
 PIECE_MIN: Final = 64 << 10
@@ -136,7 +136,7 @@ class TokenBucket:
 
     @property
     def piece_bytes(self) -> int:
-        """How many bytes are to be copied at once."""
+        """The bytes to copy at once."""
         return int(max(PIECE_MIN, min(PIECE_MAX, min(self.rate, self.cap) * PIECE_S)))
 
     def _refill(self, now_ns: int) -> None:
@@ -225,7 +225,7 @@ class ForegroundCap:
         self._drained = True
         self._period = -1
         self._due_ns = 0
-        """When what happened is judged next."""
+        """The time of the next judgement."""
         self._early = _NONE
         """The appends of looks before that time."""
 

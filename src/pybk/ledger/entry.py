@@ -203,7 +203,7 @@ class EntryBatch:
 
     @property
     def payload_offsets(self) -> npt.NDArray[np.int64]:
-        """Where each payload starts in ``buffer``, ``(n,)`` int64, bytes."""
+        """The offset of each payload in ``buffer``, ``(n,)`` int64, bytes."""
         return self.offsets + (ENTRY_HEADER_BYTES + self.digest_bytes)
 
     @property

@@ -23,7 +23,7 @@ _RESTORE: Final = "restore the file from a backup"
 
 
 class LastEntry(NamedTuple):
-    """What the last entry read so far says: the ledger's length up to and including it, and its digest."""
+    """The last entry read so far: the ledger's length up to and including it, and its digest."""
 
     length: int
     digest: bytes

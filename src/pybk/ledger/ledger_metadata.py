@@ -25,16 +25,16 @@ SEALS_FORMAT: Final = 3
 """Format of metadata with a key format or a seal: that of format 2, and the four fields from ``key_format`` on."""
 
 DEFAULT_ENSEMBLE_SIZE: Final = 3
-"""How many bookies a ledger has unless its creator says otherwise."""
+"""The number of bookies of a ledger unless its creator gives another one."""
 
 DEFAULT_WRITE_QUORUM: Final = 3
-"""How many of them get each entry, likewise."""
+"""The number of these that get each entry, likewise."""
 
 DEFAULT_ACK_QUORUM: Final = 2
-"""How many of these have to acknowledge it, likewise."""
+"""The number of these that have to acknowledge it, likewise."""
 
 _KEY_KINDS: Final = (KeyKind.PASSWORD, KeyKind.PASSWORD, KeyKind.SECRET, KeyKind.NOTHING)
-"""What keys are derived from, by key format."""
+"""The kind of value from which keys are derived, by key format."""
 
 KEY_FORMAT_MAX: Final = len(_KEY_KINDS) - 1
 SEAL_BYTES: Final = 32
@@ -114,7 +114,7 @@ class Fragment(NamedTuple):
 
 
 class LedgerState(StrEnum):
-    """How far a ledger is in its life."""
+    """The state of a ledger in its life."""
 
     OPEN = "open"
     """It accepts entries."""
@@ -236,7 +236,7 @@ class LedgerMetadata:
 
     @property
     def sealed(self) -> bool:
-        """Whether the ledger's kind and end are sealed; opening the ledger with its password checks the seal."""
+        """True if the ledger's kind and end are sealed; opening the ledger with its password checks the seal."""
         return bool(self.seal)
 
     def closed_at(self, last_entry_id: int, length: int) -> Self:
@@ -279,7 +279,7 @@ class LedgerMetadata:
 
     @property
     def key_kind(self) -> KeyKind:
-        """What the keys are derived from."""
+        """The kind of value from which the keys are derived."""
         return key_kind(self.key_format)
 
     @property

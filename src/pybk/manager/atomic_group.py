@@ -33,7 +33,7 @@ R = TypeVar("R")
 
 
 class GroupPart(NamedTuple):
-    """What one member adds to a group.
+    """The part that one member adds to a group.
 
     Attributes:
         entries: The entries that it appends to a ledger; None for none.

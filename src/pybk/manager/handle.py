@@ -100,10 +100,10 @@ class Handle(WithBlock):
 
 
 _LOOK_SECONDS: Final = 1.0
-"""How often a thread that waits for a close checks whether it has ended, because an interrupt may lose the wake-up."""
+"""The interval at which a thread that waits for a close checks for its end; an interrupt may lose the wake-up."""
 
 _DROPPED_SECONDS: Final = 10.0
-"""How long an open waits for the close of managers that were garbage-collected without a close."""
+"""The time for which an open waits for the close of managers that were garbage-collected without a close."""
 
 _APPLICATIONS: Final = (
     "pybk.adapters",
@@ -204,7 +204,7 @@ class Closable(Protocol):
 
     @property
     def forked(self) -> bool:
-        """Whether this process is a fork of the process that opened the backend."""
+        """True if this process is a fork of the process that opened the backend."""
 
     @property
     def where(self) -> str:
@@ -232,7 +232,7 @@ class Ending:
         self._over.acquire()
         self._done = False
         self.dropped = False
-        """Whether the manager was dropped without a close."""
+        """True if the manager was dropped without a close."""
         self._error: BaseException | None = None
 
     def watch(self, manager: object) -> None:

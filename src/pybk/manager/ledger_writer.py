@@ -142,7 +142,7 @@ class AppendOrder:
 
 
 Payload = bytes | bytearray | memoryview
-"""What may be appended; any other object with a contiguous buffer is taken too."""
+"""The types that may be appended; any other object with a contiguous buffer is taken too."""
 
 ENTRY_ID_MAX: Final = (1 << 63) - 2
 CHUNK_BYTES: Final = 4 << 20

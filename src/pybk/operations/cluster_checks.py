@@ -48,7 +48,7 @@ _PASSING: Final = frozenset(reason.value for reason in HoldReason if reason.blin
 
 
 class ClusterVerdict(StrEnum):
-    """How a cluster is."""
+    """The verdict on a cluster."""
 
     OK = "ok"
     """Nothing needs attention."""
@@ -100,18 +100,18 @@ class BookieStatus:
 
     @property
     def absent(self) -> bool:
-        """Whether it should run and does not; one in maintenance is absent, too."""
+        """True if it should run and does not; one in maintenance is absent, too."""
         return not self.registered and self.state not in (BookieState.DRAINED, BookieState.REMOVED)
 
     @property
     def writable(self) -> bool:
-        """Whether it takes entries of writers and copies."""
+        """True if it takes entries of writers and copies."""
         return self.registered and not self.read_only and not self.state.read_only
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterStatus:
-    """How a cluster is, and how its repairs proceed.
+    """The state of a cluster, and the progress of its repairs.
 
     Attributes:
         verdict: The worst of all reasons.
@@ -164,7 +164,7 @@ class ClusterStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrainProgress:
-    """What a bookie that is drained still has.
+    """The ledgers that a draining bookie still has.
 
     Attributes:
         bookie: The bookie.
@@ -184,13 +184,13 @@ class DrainProgress:
 
     @property
     def done(self) -> bool:
-        """Whether the bookie can be removed now, as far as this look could see."""
+        """True if the bookie can be removed now, as far as this look could see."""
         return self.state in (BookieState.DRAINING, BookieState.DRAINED) and not self.ledgers_left and not self.waits
 
 
 @dataclass(frozen=True, slots=True)
 class RebalanceStart:
-    """What ``apply_rebalance`` has begun.
+    """The moves that ``apply_rebalance`` has begun.
 
     Attributes:
         moves: How many copies are marked to be moved.
@@ -203,7 +203,7 @@ class RebalanceStart:
 
 @dataclass(frozen=True, slots=True)
 class RebalanceProgress:
-    """What is left of a rebalance.
+    """The rest of a rebalance.
 
     Attributes:
         moves_left: How many copies are still to be moved.
@@ -237,7 +237,7 @@ class OrphanReport:
 
 @dataclass(frozen=True, slots=True)
 class StopCheck:
-    """Whether bookies may be stopped at once.
+    """The answer whether bookies may be stopped at once.
 
     Attributes:
         ok: Whether no ledger refuses it.
@@ -252,7 +252,7 @@ class StopCheck:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemovalProof:
-    """That no ledger needs a bookie; ``ClusterAdmin.remove`` takes it.
+    """The proof that no ledger needs a bookie; ``ClusterAdmin.remove`` takes it.
 
     Attributes:
         bookie: The instance that was looked for.
@@ -356,7 +356,7 @@ def _disjoint(
 
 
 class Copies:
-    """Which copies of the ledgers are live, and which are sound.
+    """The live and the sound copies of the ledgers.
 
     Args:
         cluster: The ledgers.
@@ -601,7 +601,7 @@ def _bounded(texts: Sequence[str]) -> tuple[str, ...]:
 
 
 class _Writers:
-    """Which writers could not continue while bookies are stopped.
+    """The writers that could not continue while bookies are stopped.
 
     Args:
         after: The copies that would be left.

@@ -78,7 +78,7 @@ from pybk.transport.cluster_keys import proves_deletion
 from pybk.values import decode_json
 
 ID_JUMP: Final = 1_000_000
-"""How far the ids jump above all that are known: ids may have been given to ledgers that nothing remembers."""
+"""The distance by which the ids jump above all known ones, because other ids may have been given to lost ledgers."""
 
 ID_COUNTED_MAX: Final = 1 << 62
 """Ids from here on were chosen by applications, and are left aside where ids are raised."""
@@ -132,7 +132,7 @@ def _stored(store: MetadataStore) -> Iterator[tuple[str, bytes]]:
 
 
 class _Found(NamedTuple):
-    """What is known of one ledger.
+    """The findings about one ledger.
 
     Attributes:
         holders: What each bookie holds of it.
@@ -151,7 +151,7 @@ class _Found(NamedTuple):
 
 
 class _Plan:
-    """What is to be written and reported."""
+    """The values to write and to report."""
 
     def __init__(self) -> None:
         self.made: dict[int, LedgerMetadata] = {}
@@ -196,7 +196,7 @@ class Mending:
         self._reading: MetadataKeys | None = None
         """The keys that verify what is in the export or the store."""
         self._values: dict[str, bytes] = {}
-        """What the export has, or the store."""
+        """The values that the export or the store has."""
         self._stored: dict[int, LedgerMetadata | None] = {}
         """The ledgers in it; None for a tombstone."""
         self._folded: dict[str, list[IdRange]] = {}

@@ -19,7 +19,7 @@ _two_ends = struct.Struct("<II").unpack_from
 
 _GAP_BYTES: Final = 64 << 10
 SPAN_FACTOR: Final = 4
-"""How many times ``max_bytes`` one direct read may span, when other ledgers' records lie between."""
+"""The multiple of ``max_bytes`` that one direct read may span, when other ledgers' records lie between."""
 
 
 def take_locations(runs: RunLocations, max_bytes: int, *, span_max: int) -> RunLocations:

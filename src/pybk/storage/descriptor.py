@@ -168,7 +168,7 @@ class LedgerDescriptor:
         self.error: PybkError | None = None
         self.created = True
         self.entries_when_full = 0
-        """How many of its first entries are taken although the store refuses entries because space is short."""
+        """The number of its first entries that are taken although the store refuses entries because space is short."""
         self.deleted = False
         self.deleting: StagedDelete | None = None
         self.changed = False
@@ -420,7 +420,7 @@ class StagedEntries:
     encoded_bytes: int
     length_at_end: int
     takes_more: ClassVar[bool] = True
-    """Whether entries that are staged later may join them."""
+    """True if entries that are staged later may join them."""
 
     def __init__(
         self,

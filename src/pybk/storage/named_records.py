@@ -29,7 +29,7 @@ VALUE_BYTES_MAX: Final = 1 << 20
 
 
 class NamedChange(NamedTuple):
-    """What ``NamedRecords.compare_and_set`` is asked to do."""
+    """The change that ``NamedRecords.compare_and_set`` has to make."""
 
     name: str
     expected_version: int | None
@@ -97,7 +97,7 @@ class NamedRecords:
 
     @property
     def watched(self) -> bool:
-        """Whether any record is watched."""
+        """True if any record is watched."""
         return bool(self._watchers) or bool(self._group_watchers)
 
     def get(self, name: str) -> NamedRow | None:

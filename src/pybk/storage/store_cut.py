@@ -38,7 +38,7 @@ class StoreCut(NamedTuple):
 
 
 class CutTail(NamedTuple):
-    """What the log has changed since the index's checkpoint, as of one commit.
+    """The changes of the log since the index's checkpoint, as of one commit.
 
     Attributes:
         durable_lsn: The LSN of the commit.

@@ -49,7 +49,7 @@ _TABLE_ENTRY_BYTES: Final = 4
 
 
 class LedgerEntries(NamedTuple):
-    """What a group appends to one ledger.
+    """The entries that a group appends to one ledger.
 
     Attributes:
         descriptor: The ledger.
@@ -65,7 +65,7 @@ class LedgerEntries(NamedTuple):
 
 
 class GroupAppended(NamedTuple):
-    """What became durable.
+    """The entries that became durable.
 
     Attributes:
         entry_ids: The ids that the entries got, in the order in which the ledgers were given.

@@ -194,7 +194,7 @@ class Appender:
         self.on_lost: Callable[[], None] = lambda: None
         self.fate = Fate()
         self._is_cut_off = False
-        """Whether the ledger of the open segment was fenced, and lacks entries that were staged."""
+        """True if the ledger of the open segment was fenced, and lacks entries that were staged."""
         self._unsure: set[int] = set()
         """Ledgers of which it is not known whether their close was written, because the metadata store was away."""
         self._owed: list[Kept] = []
@@ -206,7 +206,7 @@ class Appender:
 
     @property
     def appended(self) -> tuple[int, int]:
-        """How many records it appended, and the payload bytes of their entries."""
+        """The number of records that it appended, and the payload bytes of their entries."""
         records, nbytes = self._earlier
         return records + self.segment_records, nbytes + self.segment_bytes
 
@@ -219,7 +219,7 @@ class Appender:
 
     @property
     def has_unreported_failures(self) -> bool:
-        """Whether appends failed because another owner has the log, and no call or future has reported that."""
+        """True if appends failed because another owner has the log, and no call or future has reported that."""
         (_, entry), writer = self._tip, self._writer
         is_cut_off = self._is_cut_off or (writer is not None and writer.last_add_confirmed < entry)
         return is_cut_off and not self.fate.is_fence_reported

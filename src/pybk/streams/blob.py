@@ -128,7 +128,7 @@ class BlobWriter(WithBlock, PieceWriter, Generic[R]):
     """
 
     _ended = True
-    """Whether it was published or given up, or has not begun."""
+    """True if it was published or given up, or has not begun."""
 
     def __init__(self, title: str, writer: LedgerWriter, chunk_bytes: int) -> None:
         super().__init__(chunk_bytes)

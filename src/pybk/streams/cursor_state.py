@@ -1,4 +1,4 @@
-"""Which records of a log a subscription has acknowledged: pure, without input or output.
+"""The records of a log that a subscription has acknowledged: pure, without input or output.
 
 The state is ``first_unacked``, the ranges of acknowledged records above it, and properties of the application:
 
@@ -59,7 +59,7 @@ _ONE_RANGE: Final = struct.Struct("<BBHIqIIqq")
 
 
 class ChangeKind(IntEnum):
-    """What a record of a cursor says."""
+    """The kind of a change in a cursor's record."""
 
     STATE = 1
     """A part of a whole state."""
@@ -122,7 +122,7 @@ class PartAt(NamedTuple):
 
 
 class CursorState:
-    """Which records are acknowledged, and which may have been handed out.
+    """The records that are acknowledged, and those that may have been handed out.
 
     Threads: one at a time.
 
@@ -138,7 +138,7 @@ class CursorState:
         self.properties: dict[str, int | str] = {}
         self.handed_end = self.lease_end = 0
         self._acked = RangeSet()
-        """What is acknowledged above ``first_unacked``."""
+        """The acknowledged records above ``first_unacked``."""
         self._again: dict[int, int] = {}
         """How often records were handed out that were so more than once; may have acknowledged ones."""
         self._again_most = _AGAIN_LEAST

@@ -1,4 +1,4 @@
-"""Which records of a subscription are handed out, and which again: pure, without input or output and without a clock.
+"""The deliveries and redeliveries of a subscription's records: pure, without input or output and without a clock.
 
 A record is *fresh* until it is handed out for the first time, in order. Then it is *outstanding* until it is
 acknowledged, however often it is handed out. It is handed out again some time after a ``nack``, or when it was not
@@ -88,7 +88,7 @@ class Deliveries:
         self._timeout_s = ack_timeout_s
         self._max_unacked = max_unacked
         self._number = 0
-        """That of the last delivery."""
+        """The number of the last delivery."""
         self.reset()
 
     def reset(self) -> None:
@@ -124,12 +124,12 @@ class Deliveries:
 
     @property
     def outstanding(self) -> int:
-        """How many records were handed out and are not acknowledged."""
+        """The number of records that were handed out and are not acknowledged."""
         return self._state.unacked_count(self.read_seq)
 
     @property
     def room(self) -> int:
-        """How many fresh records may be handed out now."""
+        """The number of fresh records that may be handed out now."""
         return max(0, self._max_unacked - self.outstanding)
 
     def redeliveries(self, seq: int) -> int:

@@ -27,7 +27,7 @@ _INT64_MAX = (1 << 63) - 1
 
 
 class Position(NamedTuple):
-    """Where a record lies in a log. Positions of one log are ordered as its records are.
+    """The place of a record in a log. Positions of one log are ordered as its records are.
 
     Attributes:
         segment: The number of its segment, from 1 up.
@@ -201,7 +201,7 @@ def _header_dtype() -> np.dtype[np.void]:
 
 
 class EntryKind(IntEnum):
-    """What an entry of a segment holds."""
+    """The kind of an entry of a segment."""
 
     SEGMENT = 1
     RECORDS = 2

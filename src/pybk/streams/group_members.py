@@ -1,4 +1,4 @@
-"""How logs, and their properties, take part in an atomic group (``pybk.manager.atomic_group``)."""
+"""The part of logs, and of their properties, in an atomic group (``pybk.manager.atomic_group``)."""
 
 from __future__ import annotations
 

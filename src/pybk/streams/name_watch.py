@@ -17,7 +17,7 @@ NameCallback = Callable[[list[str], list[str]], None]
 """Called with the names that were added and those that were removed, each ascending, at least one of them."""
 
 _RETRY_SECONDS = 1.0
-"""How long after names could not be read to try again."""
+"""The pause after which a failed read of names is tried again."""
 
 
 class NameWatch:

@@ -21,7 +21,7 @@ from pybk.threads.group_commit import Completion
 
 
 class Fate:
-    """What becomes of the records of a log's writer; its futures share it.
+    """The fate of the records of a log's writer, which its futures share.
 
     Attributes:
         moves: The entries that were appended again.

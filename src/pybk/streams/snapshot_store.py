@@ -44,7 +44,7 @@ _DAMAGE: Final = (CorruptError, DigestMismatchError, NoSuchBlobError, Unsupporte
 """Errors for which an older snapshot is taken; others, such as a disk that fails, say nothing about a snapshot."""
 
 SnapshotContent = bytes | bytearray | memoryview | os.PathLike[str] | Callable[[BinaryIO], object]
-"""What can be saved: bytes, the path of a file or a directory, or a function that writes to the file it is given."""
+"""The types that can be saved: bytes, the path of a file or directory, or a function that writes to its file."""
 
 
 class SnapshotInfo(NamedTuple):
@@ -84,7 +84,7 @@ class SkippedSnapshot(NamedTuple):
 
 
 class SnapshotReport(NamedTuple):
-    """What was restored.
+    """The result of a restore.
 
     Attributes:
         info: The snapshot.
@@ -112,7 +112,7 @@ class _File(NamedTuple):
 
 
 class _Manifest(NamedTuple):
-    """What a snapshot consists of; written last."""
+    """The parts of a snapshot; written last."""
 
     info: SnapshotInfo
     part_bytes: int

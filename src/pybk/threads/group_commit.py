@@ -160,9 +160,9 @@ class GroupCommit:
         self.completed = False
         self.woke = False
         self.work = work
-        """What a leader does."""
+        """The work of a leader."""
         self.leader: threading.Lock | None = None
-        """What the leading thread waits on; None without a leader."""
+        """The object that the leading thread waits on; None without a leader."""
         self.followed: dict[Completion, None] = {}
         """Completions whose followers were not woken, by when the first began to wait. Guarded by ``mutex``."""
         self._callbacks: deque[Callable[[], None]] = deque()

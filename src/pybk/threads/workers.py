@@ -58,7 +58,7 @@ class Workers:
         self._name: Final = name
         self.lock = threading.RLock()  # a finaliser may submit a call where it interrupts this thread
         self.calls: SimpleQueue[_Call | None] = SimpleQueue()
-        """What the threads do next."""
+        """The calls that the threads make next."""
         self.threads: list[threading.Thread] = []
         """The threads that run."""
         self._unfinished = 0

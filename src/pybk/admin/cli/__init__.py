@@ -39,11 +39,11 @@ ALIASES: Final[Mapping[str, tuple[str, ...]]] = {
 """Older names of commands."""
 
 HELP_OF_PROFILE: Final = "the cluster of commands that are given no PATH, such as dev after `pybk dev up`"
-"""What ``--profile`` names, for ``--help``."""
+"""The meaning of ``--profile``, for ``--help``."""
 
 _ROOT: Final = Command((), "", (), "", "COMMAND")
 _NEAR: Final = 0.7
-"""How alike a word and a verb are, by difflib, if the word is taken for a misspelt one."""
+"""The least likeness of a word and a verb, by difflib, at which the word counts as a misspelt verb."""
 
 _ENVIRONMENT: Final = (
     "PYBK_SECRET, PYBK_PASSWORD, PYBK_CLUSTER_SECRET: a ledger's secret or password and a cluster's secret, which are\n"

@@ -18,7 +18,7 @@ from pybk.credentials import CLUSTER_SECRET
 from pybk.errors import MetadataForgedError, UsageError
 
 CLUSTER: Final = THE_TABLE.rows("cluster")[0].help
-"""What PATH is where it is the URL of a cluster."""
+"""The meaning of PATH where it is the URL of a cluster."""
 
 Verbs = Mapping[str, Callable[[argparse.Namespace], int]]
 """The functions of a noun's commands by the words after the noun; each returns the exit status."""
@@ -28,7 +28,7 @@ _OF_PROFILES: Final = ("cluster", "either", "export")
 
 _WRONG_USAGE: Final = 2
 _NEAR: Final = 0.7
-"""How alike two flags are, by difflib, if one is taken for the other, misspelt."""
+"""The least likeness of two flags, by difflib, at which one counts as the other, misspelt."""
 
 
 class CommandParser(argparse.ArgumentParser):

@@ -1,4 +1,4 @@
-"""What the commands over clusters share: how they connect, and how they show marks."""
+"""The shared parts of the commands over clusters: how they connect, and how they show marks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What all commands print with: JSON, tables, progress, counts, questions; and the exit statuses.
+"""The output of all commands: JSON, tables, progress, counts, questions; and the exit statuses.
 
 A document of JSON has ``schema: 1``; a command that prints as it proceeds has a line of JSON for each thing.
 """
@@ -52,12 +52,12 @@ EXIT_STATUSES: Final[Mapping[int, str]] = {
     INTERRUPTED: "Ctrl-C ended it",
     CUT_OFF: "the reader of its output closed it",
 }
-"""What each exit status says."""
+"""The meaning of each exit status."""
 
 _SCHEMA: Final = 1
 PROGRESS_AFTER_SECONDS: Final = 1.0
 _WATCHED: Final = ContextVar("watched", default=False)
-"""Whether documents are printed again and again, so that each is a line."""
+"""True if documents are printed repeatedly, so that each is a line."""
 
 _COLOURS: Final = {"ok": "32", "warn": "33", "bad": "31"}
 

@@ -14,7 +14,7 @@ from typing import Final
 from pybk.admin.cli.output import UNREACHABLE
 
 _CLOSE_SECONDS: Final = 10.0
-"""How long a command that is out of time may take to close what it has opened."""
+"""The time that a command that is out of time may take to close what it has opened."""
 
 
 class OutOfTimeError(BaseException):

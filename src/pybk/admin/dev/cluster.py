@@ -55,7 +55,7 @@ _OWN: Final = (
     "ledger-secret",
     *(PORTS, f"{PORTS}.new", f"{STATE}.new", STATE),
 )
-"""What a cluster makes in its directory; the file that says that it is one is removed last."""
+"""The files that a cluster makes in its directory; the one that marks the directory as a cluster's is removed last."""
 
 BOOKIE_PORTS: Final = 3180
 """Bookie N listens on this port plus N, unless any port will do."""
@@ -73,7 +73,7 @@ _DRAIN: Final = ("--drain-s=2", "--drain-idle-s=0.2")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DevOptions:
-    """What a local cluster is to be.
+    """The options of a local cluster.
 
     Attributes:
         bookies: How many bookies.

@@ -22,7 +22,7 @@ from pybk.storage.io.filesystem import OsFile, OsFileSystem
 
 @dataclass(frozen=True, slots=True)
 class DiskFaults:
-    """What is wrong with the disks of a bookie.
+    """The faults of a bookie's disks.
 
     Attributes:
         slow_ms: How much longer each durable write takes, milliseconds.

@@ -18,10 +18,10 @@ from typing import Any, Final
 from pybk.errors import PybkError, UsageError
 
 START_SECONDS: Final = 60.0
-"""How long a process may take to serve, on a busy host, before its start counts as failed."""
+"""The time that a process may take to serve, on a busy host, before its start counts as failed."""
 
 STOP_SECONDS: Final = 60.0
-"""How long a process may take to end by itself before it is killed."""
+"""The time that a process may take to end by itself before it is killed."""
 
 _POLL_SECONDS: Final = 0.01
 _LOG_SHOWN: Final = 800
@@ -61,7 +61,7 @@ class Member:
 
     @property
     def alive(self) -> bool:
-        """Whether its process is there, paused or not."""
+        """True if its process exists, paused or not."""
         return self.state != "stopped"
 
     def signal(self, number: signal.Signals) -> None:

@@ -33,7 +33,7 @@ _ROOT: Final = "/api/v1"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TypeInfo:
-    """What is appended to, and read from, the ledgers of a type.
+    """The appends to, and reads from, the ledgers of a type.
 
     Attributes:
         ledger_type: The type; ``.other`` stands for many.
@@ -50,7 +50,7 @@ class TypeInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TypePage:
-    """What is appended and read in all ledgers.
+    """The appends and reads of all ledgers.
 
     Attributes:
         seen_ns: When it was seen, nanoseconds since 1970.
@@ -70,7 +70,7 @@ class TypePage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BookieLoad:
-    """What a bookie does.
+    """The load of a bookie.
 
     Attributes:
         append_entries: Entries that became durable there, a second.

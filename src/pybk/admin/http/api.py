@@ -43,7 +43,7 @@ _ROOT: Final = "/api/v1"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overview:
-    """How the cluster, or the store, is.
+    """The state of the cluster, or of the store.
 
     Attributes:
         seen_ns: When that was seen, nanoseconds since 1970.

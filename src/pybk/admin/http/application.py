@@ -126,7 +126,7 @@ class AdminApplication:
         self._lock = threading.Lock()
         """Guards ``_changes``."""
         self._answering = 0
-        """How many requests have a place."""
+        """The number of requests that have a place."""
         self._scrapes = Scrapes(manager, store if bookie is None else bookie.bookie.bookie_id)
         routes = ROUTES if bookie is None else OWN_ROUTES
         self._router = self._made_router([each for each in routes if manager.is_cluster or not each.cluster])
@@ -300,7 +300,7 @@ class AdminApplication:
 
 
 class _Endpoint:
-    """What answers the methods of a path, as the router calls it."""
+    """The object that answers the methods of a path, as the router calls it."""
 
     def __init__(self, answers: Mapping[str, Callable[[Request], Awaitable[Response]]]) -> None:
         self._answers = answers

@@ -1,4 +1,4 @@
-"""What the bookies of a cluster do: their loads and events, from the HTTP ports that they have.
+"""The loads and events of a cluster's bookies, from their HTTP ports.
 
 Only a bookie's own process knows its rates. So a process that shows the whole cluster asks each of them, once in
 ``LOOK_SECONDS``, in threads of its own: a bookie that does not answer, or sends a byte now and then, delays neither the
@@ -32,10 +32,10 @@ logger = logging.getLogger(__name__)
 
 LOOK_SECONDS: Final = 2.0
 ANSWER_SECONDS: Final = 2.0
-"""How long a bookie may take to connect, and then to send what it is asked for."""
+"""The time that a bookie may take to connect, and then to send its answer."""
 
 FRESH_SECONDS: Final = 8.0
-"""How long a load counts; the bookie's rates are unknown afterwards."""
+"""The time for which a load counts; afterwards the bookie's rates are unknown."""
 
 _AT_ONCE: Final = 8
 _ANSWER_BYTES_MAX: Final = 1 << 20
@@ -46,7 +46,7 @@ _NO_LOAD: Final = (KeyError, TypeError, ValueError, AttributeError, RecursionErr
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BookiePorts:
-    """Where the bookies' HTTP ports are, and how they are asked.
+    """The HTTP ports of the bookies, and the requests to them.
 
     Attributes:
         urls: Returns their URLs by the names of the bookies; called every other second, in a thread.
@@ -60,7 +60,7 @@ class BookiePorts:
 
 
 class _Known(NamedTuple):
-    """What is known of a bookie: its load, when it came, and its last event."""
+    """The last load of a bookie with its time, and the bookie's last event."""
 
     load: Load | None = None
     came: float = float("-inf")

@@ -31,13 +31,13 @@ logger = logging.getLogger(__name__)
 
 CONNECTIONS_MAX: Final = THREADS
 REQUEST_SECONDS: Final = 5.0
-"""How long a request may take to arrive, and its response to leave; a connection that rests is closed after it, too."""
+"""The time that a request may take to arrive, and its response to leave; a resting connection is closed after it."""
 
 HEADERS_BYTES_MAX: Final = 32 << 10
 """Limit on the headers of a request together."""
 
 _ABSOLUTE: Final = re.compile(r"https?://([^/?]*)", re.IGNORECASE)
-"""How a target begins that is sent to a proxy; servers have to take it, too."""
+"""The beginning of a target that is sent to a proxy, which servers have to accept, too."""
 
 
 class _Log(logging.Logger):
@@ -179,9 +179,9 @@ class Connection(H11Protocol):
         self._raw: asyncio.Transport | None = None
         """The transport below TLS."""
         self._begun = False
-        """Whether uvicorn knows of it."""
+        """True if uvicorn knows of the connection."""
         self._early = b""
-        """What came with the end of the handshake."""
+        """The bytes that came with the end of the handshake."""
         self._securing: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
 
@@ -197,12 +197,12 @@ class Connection(H11Protocol):
 
     @property
     def sending(self) -> bool:
-        """Whether its client has not taken all of a response."""
+        """True if its client has not taken all of a response."""
         return self._raw is not None and self._raw.get_write_buffer_size() > 0
 
     @property
     def is_whole(self) -> bool:
-        """Whether all of the body has come of a request that has begun."""
+        """True if the whole body of a request that has begun has arrived."""
         return self.conn.their_state is not h11.SEND_BODY
 
     def wait(self) -> None:

@@ -1,4 +1,4 @@
-"""Whether the packages are installed that serve HTTP, those of the extra ``pybk[http]``."""
+"""The check whether the packages that serve HTTP are installed, those of the extra ``pybk[http]``."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ LINES_MAX: Final = 16
 """Ledger types that have a line of their own, and bookies."""
 
 TREND_SECONDS: Final = 60.0
-"""How far apart two samples are at least from which a trend is concluded."""
+"""The least time between two samples from which a trend is concluded."""
 
 _DIGITS: Final = 4
 

@@ -1,4 +1,4 @@
-"""What a client gets for an error: a problem document, as in RFC 9457, with a stable code."""
+"""The answer to a client for an error: a problem document, as in RFC 9457, with a stable code."""
 
 from __future__ import annotations
 

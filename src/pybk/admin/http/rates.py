@@ -27,13 +27,13 @@ TYPES_MAX: Final = 200
 """The most ledger types of which rates are sent; the others are sent together, as type ``OTHER_TYPES``."""
 
 _READS: Final = MetricKey(BOOKIE_REQUEST, labels=(("op", "read"),))
-"""How long the requests of clients to read took at a bookie, which knows of no ledger type then."""
+"""The times of clients' reads at a bookie, which does not know their ledger types."""
 
 _NONE: Final = HistogramSnapshot(0, 0, 0, ())
 
 
 class Rates(NamedTuple):
-    """What was appended and read a second.
+    """The entries and bytes that were appended and read in a second.
 
     Attributes:
         append_entries: Entries that became durable; at a client, that an ack quorum acknowledged.
@@ -54,12 +54,12 @@ class Rates(NamedTuple):
     read_p99_s: float | None = None
 
     def __bool__(self) -> bool:
-        """Whether anything was appended or read."""
+        """Return whether anything was appended or read."""
         return bool(self.append_entries or self.read_entries)
 
 
 class LedgerCounts(NamedTuple):
-    """How many ledgers there are.
+    """The numbers of ledgers.
 
     Attributes:
         open: Those that are open, or in recovery.
@@ -71,7 +71,7 @@ class LedgerCounts(NamedTuple):
 
 
 class Load(NamedTuple):
-    """What a process did in the last second.
+    """The load of a process in the last second.
 
     Attributes:
         seen_ns: When that was seen, nanoseconds since 1970.

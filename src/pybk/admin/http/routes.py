@@ -51,7 +51,7 @@ class Parameter(NamedTuple):
 
     @property
     def required(self) -> bool:
-        """Whether it may not be left out."""
+        """True if it may not be left out."""
         return self.default is inspect.Parameter.empty
 
 

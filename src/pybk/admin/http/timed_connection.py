@@ -12,7 +12,7 @@ from typing import Any
 
 
 class TimedConnection(io.RawIOBase):
-    """What passes over a socket, until the deadline that ``begin`` sets.
+    """The bytes that pass over a socket, until the deadline that ``begin`` sets.
 
     Args:
         connection: The socket, which stays open when this is closed.

@@ -26,7 +26,7 @@ _FILE_BYTES_MAX: Final = 1 << 20
 
 
 class Scope(IntEnum):
-    """What a token allows, each with all before it."""
+    """The rights of a token; each includes all before it."""
 
     READ = 0
     """To look."""

@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 LOOK_SECONDS: Final = 1.0
 SEEN_SECONDS: Final = 10.0
-"""How long a request waits for the first look, or for the one after nobody has asked."""
+"""The time for which a request waits for the first look, or for the next one after a pause without requests."""
 
 IDLE_SECONDS: Final = 30.0
 """The thread looks no more once nobody has asked for so long, and only adds to the history."""

@@ -12,7 +12,7 @@ from pybk.admin.options.rows import Row
 from pybk.admin.options.settings import Option
 
 _WATCH_SECONDS: Final = 2.0
-"""What a flag stands for that may leave out its value, as ``--watch``."""
+"""The value of a flag without one, such as ``--watch``."""
 
 
 def add_rows(parser: argparse.ArgumentParser, rows: Iterable[Row]) -> None:

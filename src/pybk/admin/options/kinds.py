@@ -1,4 +1,4 @@
-"""What options take: the kinds that the table names, for flags, variables and TOML."""
+"""The kinds of options that the table names, for flags, variables and TOML."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pybk.credentials import cut_value
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What an option of a service takes.
+    """The kind of an option of a service.
 
     Attributes:
         name: For the table of the documents, with the unit if there is one.

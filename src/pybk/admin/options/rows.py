@@ -67,7 +67,7 @@ class Row:
 
     @property
     def is_switch(self) -> bool:
-        """Whether it takes no value."""
+        """True if it takes no value."""
         return bool(self.flags) and not self.metavar and not self.kind
 
 

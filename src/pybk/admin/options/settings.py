@@ -79,7 +79,7 @@ class Option:
 
     @property
     def in_file(self) -> bool:
-        """Whether a file may have it."""
+        """True if a file may have it."""
         return not self.once and not self.secret
 
     @property
@@ -124,7 +124,7 @@ class Setting(NamedTuple):
 
 
 class ConfigFile(NamedTuple):
-    """What a TOML file says of options.
+    """The options in a TOML file.
 
     Attributes:
         path: The file.

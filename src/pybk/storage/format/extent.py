@@ -28,7 +28,7 @@ _LAYOUT: Final = struct.Struct("<B2x?IqqI4x")
 
 
 class Extent(NamedTuple):
-    """Which entries of which replicated ledger a ledger of a bookie's store holds.
+    """The entries of a replicated ledger that a ledger of a bookie's store holds.
 
     Attributes:
         ledger_id: The replicated ledger.

@@ -160,7 +160,7 @@ class Watermark:
 
     @property
     def clean(self) -> bool:
-        """Whether the store was closed with everything synced and has not been opened since."""
+        """True if the store was closed with everything synced and has not been opened since."""
         return self._reachable()[_CLEAN] == 1
 
     @clean.setter

@@ -78,7 +78,7 @@ if TYPE_CHECKING:
     from pybk.storage.format.watermark import Watermark
 
 BUFFERED_NS: Final = 50_000_000
-"""How long entries that no thread waits for stay in memory; below the 100 ms that the API promises."""
+"""The time for which entries that no thread waits for stay in memory; below the 100 ms that the API promises."""
 
 
 class Log:
@@ -114,29 +114,29 @@ class Log:
         self._observer = observer
         self.admission = Admission(outstanding_bytes_max)
         self._paused = False
-        """Whether ``stage`` returns None: space is short, or the log that is not checkpointed is at its limit."""
+        """True if ``stage`` returns None: space is short, or the log that is not checkpointed is at its limit."""
         self._full = False
-        """Whether space is short."""
+        """True if space is short."""
         self.forming = Commit()
         """The commit that takes entries. Guarded by ``mutex``."""
         self.inflight: Commit | None = None
         """The commit that is written, or failed and not finished. Set by the leader, under ``mutex``."""
         self._error: PybkError | None = None
-        """Why the log takes nothing more; final once set."""
+        """The error that ended the log; final once set."""
         self._refused: set[LedgerDescriptor] = set()
         """Ledgers that take no entries since some were refused. Guarded by ``mutex``."""
         self._refusal: PybkError | None = None
-        """Why entries were refused last. Guarded by ``mutex``."""
+        """The reason why entries were refused last. Guarded by ``mutex``."""
         self.kept: Commit | None = None
         """Acknowledged entries that were refused; in flight, too, while tried. Guarded by ``mutex``."""
         self._tries_kept = False
-        """Whether the kept commit is to be written next. Guarded by ``mutex``."""
+        """True if the kept commit is to be written next. Guarded by ``mutex``."""
         self._writes_by_time = writes_by_time
         self._on_span = on_span
         self.clock_runs = False
-        """Whether the committer sleeps for a time, and not until it is kicked. Guarded by ``mutex``."""
+        """True if the committer sleeps for a time, and not until it is kicked. Guarded by ``mutex``."""
         self.clock_until_ns = 0
-        """When the committer that sleeps for a time wakes."""
+        """The time when the committer that sleeps for a time wakes."""
         self.group = GroupCommit(self, "pybk-committer")
         """The leader, and the threads that wait."""
         self.mutex = self.group.mutex
@@ -167,12 +167,12 @@ class Log:
 
     @property
     def refuses(self) -> bool:
-        """Whether some ledgers were refused for now, and are not readmitted yet."""
+        """True if some ledgers were refused for now, and are not readmitted yet."""
         return bool(self._refused)
 
     @property
     def refusal(self) -> PybkError | None:
-        """Why ledgers were refused last, if some are not readmitted yet; None if all are."""
+        """The reason why ledgers were refused last, if some are not readmitted yet; None if all are."""
         return self._refusal if self._refused or self.kept is not None else None
 
     @property

@@ -43,7 +43,7 @@ class DamagedEntries(NamedTuple):
 
 
 class CheckedPiece(NamedTuple):
-    """What came of the check of some records.
+    """The result of the check of some records.
 
     Attributes:
         next_entry_id: The entry to continue with; None if the ledger ends before, or is deleted.
