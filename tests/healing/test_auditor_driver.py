@@ -14,10 +14,12 @@ import pytest
 
 from pybk.bookie import server
 from pybk.healing import auditor_driver, situation
+from pybk.healing.auditor_driver import AuditorDriver
 from pybk.ledger.ledger_metadata import Bookie
 from pybk.metadata.cluster import ClusterMetadata
 from pybk.metadata.ledgers import LEDGERS_KEY
 from pybk.metadata.registration import BookieCookie, BookieState
+from pybk.metrics import Metrics
 from pybk.operations import cluster_admin
 from pybk.operations.cluster_admin import ClusterAdmin
 from pybk.replication.bookie import BookieEffect
@@ -25,6 +27,8 @@ from tests.client.test_limbo_repair import fill, service_of
 from tests.cluster.inside import Inside, inside
 from tests.healing.alone import auditor_of
 from tests.healing.test_repair_worker import metadata_of
+from tests.metadata.records import cluster_on, ledger
+from tests.metadata.simulated_store import SimServer
 from tests.waiting import WAIT_S, wait_until
 
 LEDGERS = 12
@@ -114,6 +118,45 @@ def test_a_mark_is_not_published_again_after_its_repair(four: Inside, monkeypatc
         drain(metadata, "bookie-0")
         wait_until(lambda: _state(metadata, "bookie-0") is BookieState.DRAINED)
     assert published == dict.fromkeys(named, 1)
+
+
+def test_changes_wake_the_auditor_and_no_other_candidate() -> None:
+    server = SimServer()
+    client, own = cluster_on(server.store()), cluster_on(server.store())
+    woken: list[str] = []
+    leader = AuditorDriver(cluster_on(server.store()), "leader", Metrics(), lambda: woken.append("leader"))
+    candidate = AuditorDriver(own, "candidate", Metrics(), lambda: woken.append("candidate"))
+    do_all(server, leader, candidate)
+    woken.clear()
+    client.create_ledger(ledger(1))
+    server.deliver()
+    assert woken == ["leader"]
+    do_all(server, leader, candidate)
+    leader.close()
+    do_all(server, candidate)
+    assert candidate.leads
+    assert candidate.ledger_ids() == [1]
+    woken.clear()
+    client.create_ledger(ledger(2))
+    do_all(server, candidate)
+    assert woken == ["candidate"]
+    assert candidate.ledger_ids() == [1, 2]
+    candidate.close()
+
+
+def do_all(server: SimServer, *auditors: AuditorDriver) -> None:
+    """Do what is due until nothing is, as the thread of the chores does."""
+    while server.deliver() or any(map(has_done, auditors)):
+        continue
+
+
+def has_done(auditor: AuditorDriver) -> bool:
+    """Do one work of an auditor; return whether one was due."""
+    work = auditor.due(time.monotonic() + 1)  # no rest between two changes
+    if not callable(work):
+        return False
+    work()
+    return True
 
 
 def test_the_auditor_reads_what_has_changed_before_it_writes_all_marks(

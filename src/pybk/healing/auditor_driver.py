@@ -189,6 +189,8 @@ class AuditorDriver:
         """Marks that effects may have changed, and whose present values the machine awaits."""
         self._changes_due = False
         """Whether the sets above have anything."""
+        self._was_elected = False
+        """Whether changes are collected; an auditor reads everything when it is elected, so before that none are."""
         self._rest_until = 0.0
         """Until then changes are collected, by the monotonic clock."""
         self._gave_up = False
@@ -339,6 +341,7 @@ class AuditorDriver:
 
     def _elected(self, leads: bool) -> None:
         """The election has an outcome for this process; called by a thread of the metadata store."""
+        self._was_elected = leads
         self._post(self._lead if leads else self._follow)
 
     def _lead(self) -> Iterator[Event]:
@@ -428,6 +431,8 @@ class AuditorDriver:
         """Take what a feed reports; called by a thread of the metadata store."""
         if found is None:
             self._post(lambda: (ChangesMissed(),))
+            return
+        if not self._was_elected:
             return
         with self._changes_lock:
             due = self._changes_due
