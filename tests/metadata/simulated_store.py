@@ -171,6 +171,10 @@ class SimMetadataStore:
             self._seen = max(self._seen, node.version)
         return node
 
+    def recall(self, key: str) -> Node | None:
+        """See ``MetadataStore.recall``."""
+        return self.get(key)
+
     def get_many(self, keys: Sequence[str]) -> list[Node | None]:
         """See ``MetadataStore.get_many``."""
         return [self.get(key) for key in keys]

@@ -360,6 +360,7 @@ def test_an_id_whose_tombstone_is_folded_while_it_is_taken_is_not_given_again(
     client = cluster_on(store)
     auditor.claim_cookie(bookie(1))
     page = deleted_on_a_page(auditor, 7)
+    client.create_ledger(ledger(8))  # so that the value of folded tombstones is known
     create = store.create
 
     def folded_before(key: str, value: bytes, *, leased: bool = False) -> int:

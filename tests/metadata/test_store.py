@@ -125,6 +125,19 @@ def test_many_keys_are_read_at_once(world: World) -> None:
     assert store.get_many([]) == []
 
 
+def test_a_recalled_value_is_the_one_before_the_last_own_change(world: World) -> None:
+    store, other = world.open(), world.open()
+    assert store.recall("recalled") is None
+    version = other.create("recalled", b"0")
+    for number in range(50):
+        store.create(f"own/{number}", b"v")
+        assert store.recall("recalled") == (b"%d" % number, version)
+        version = other.put("recalled", b"%d" % (number + 1), version)
+    other.delete("recalled", version)
+    store.create("own/last", b"v")
+    assert store.recall("recalled") is None
+
+
 def test_children_are_the_names_right_below(world: World) -> None:
     store = world.open()
     assert store.children("top") == []
@@ -149,7 +162,8 @@ def test_values_of_any_size_and_bytes(world: World) -> None:
 @pytest.mark.parametrize("key", ["", "/a", "a/", "a//b", "a/../b", ".", "a\0b", "x" * 481])
 def test_invalid_keys_are_refused(world: World, key: str) -> None:
     store = world.open()
-    for call in (store.get, store.children, lambda key: store.create(key, b"v"), lambda key: store.delete(key, 1)):
+    reads = store.get, store.recall, store.children
+    for call in (*reads, lambda key: store.create(key, b"v"), lambda key: store.delete(key, 1)):
         with pytest.raises(UsageError):
             call(key)
 

@@ -21,7 +21,7 @@ from pybk.errors import (
     MetadataVersionError,
 )
 from pybk.metadata.locks import Election
-from pybk.metadata.store import MetadataStore
+from pybk.metadata.store import MetadataStore, Node
 from pybk.metadata.url import open_metadata
 from tests.metadata.harness import Mirror, end_zookeeper_session, versions_below, wait_for
 from tests.metadata.records import bookie, cluster_on, ledger, registration
@@ -29,7 +29,10 @@ from tests.waiting import WAIT_S
 from tests.zookeeper_server import ZooKeeperServer, missing
 
 if missing() is None:
+    from kazoo.protocol.serialization import int_struct, write_string
+
     from pybk.metadata import zookeeper_feed, zookeeper_store
+    from pybk.metadata.zookeeper_known import KNOWN_MAX, KnownValues
     from pybk.metadata.zookeeper_store import ZooKeeperMetadataStore
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
@@ -90,6 +93,22 @@ class Proxy:
         """Listen no more."""
         self._listening.close()
         self.cut()
+
+
+class SilentClient:
+    """A connection as ``KnownValues`` takes it, on which nothing happens by itself."""
+
+    def __init__(self) -> None:
+        self._connection = self
+
+    def _read_watch_event(self, data: bytes, offset: int) -> None:
+        """Take an event."""
+
+    def exists_async(self, path: str, watch: object) -> None:
+        """Ask for a watch."""
+
+    def get_async(self, path: str) -> None:
+        """Ask for a value."""
 
 
 @pytest.fixture
@@ -169,6 +188,64 @@ def test_reads_continue_after_a_lost_connection(proxy: Proxy, through: tuple[Met
         assert store.children("dir") == ["key"]
         proxy.cut()
         assert store.get_many(["dir/key", "no"]) == [(b"v", version), None]
+
+
+def test_a_value_that_does_not_change_is_recalled_without_a_request(
+    proxy: Proxy, through: tuple[MetadataStore, MetadataStore]
+) -> None:
+    store, _ = through
+    version = store.create("key", b"value")
+    assert [store.recall("key"), store.recall("none")] == [(b"value", version), None]
+    proxy.lose_requests = True
+    assert [store.recall("key"), store.recall("none")] == [(b"value", version), None]
+
+
+def test_a_recalled_value_is_read_again_after_a_lost_connection(
+    proxy: Proxy, through: tuple[MetadataStore, MetadataStore]
+) -> None:
+    store, local_reader = through
+    version = local_reader.create("key", b"0")
+    assert [store.recall("key"), store.recall("none")] == [(b"0", version), None]
+    for number in range(3):
+        proxy.cut()
+        version = local_reader.put("key", b"%d" % (number + 1), version)
+        assert store.get("key", latest=True) == (b"%d" % (number + 1), version)
+        assert store.recall("key") == (b"%d" % (number + 1), version)
+    proxy.cut()
+    version = local_reader.create("none", b"some")
+    assert store.get("none", latest=True) == (b"some", version)
+    assert store.recall("none") == (b"some", version)
+
+
+def test_a_value_that_changes_while_it_is_read_is_not_known() -> None:
+    client = SilentClient()
+    known = KnownValues(client)
+    path = "/root/key"
+
+    def change() -> None:
+        changed, connected = int_struct.pack(3), int_struct.pack(3)
+        client._connection._read_watch_event(changed + connected + write_string(path), 0)
+
+    def read_late(_: object) -> Node:
+        change()
+        return Node(b"old", 1)
+
+    assert known.read(path, lambda _: None, read_late) == (b"old", 1)
+    assert known.find(path) is None
+    assert known.read(path, lambda _: None, lambda _: Node(b"new", 2)) == (b"new", 2)
+    found = known.find(path)
+    assert found is not None
+    assert found.node == (b"new", 2)
+    change()
+    assert known.find(path) is None
+
+
+def test_values_that_are_known_do_not_pile_up() -> None:
+    known = KnownValues(SilentClient())
+    for number in range(3 * KNOWN_MAX):
+        known.read(f"/root/{number}", lambda _: None, lambda _: None)
+        assert known.find(f"/root/{number}") is not None
+    assert sum(known.find(f"/root/{number}") is not None for number in range(3 * KNOWN_MAX)) <= KNOWN_MAX
 
 
 def test_a_lost_connection_ends_no_session_and_misses_no_change(

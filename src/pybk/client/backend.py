@@ -368,7 +368,7 @@ class ClusterBackend:
         cannot be written, the ledger stays open and empty.
         """
         choice = self.membership.ensemble(metadata)
-        ensemble = tuple(choice.bookies[place] for place in range(metadata.ensemble_size))
+        ensemble = tuple(map(choice.bookies.__getitem__, range(metadata.ensemble_size)))
         metadata = replace(metadata, fragments=(Fragment(0, ensemble),))
         ledger = self.hold(metadata, self._metadata.create_ledger(metadata))
         for missed in choice.missed:

@@ -164,6 +164,8 @@ class Ledgers(AuthenticatedValues):
         super().__init__(store, keys)
         self._ids = range(0)
         self._ids_lock = threading.Lock()
+        self._folded: tuple[tuple[str, int], list[IdRange]] = ("", 0), []
+        """The ids of the folded tombstones that were decoded last, after the key of their value and its version."""
 
     def new_ledger_id(self) -> int:
         """Return a ledger id that this method has never returned in this cluster.
@@ -234,7 +236,6 @@ class Ledgers(AuthenticatedValues):
             LedgerExistsError: A ledger of this id exists or existed; ids are used once.
         """
         key, value, token = self._encoded(metadata)
-        description = LedgerDescription.of(metadata)
 
         def mine(node: Node | None) -> bool:
             # Another process may have changed the ledger already, so the token may be its own. The description never
@@ -244,14 +245,16 @@ class Ledgers(AuthenticatedValues):
             if token_of(node.value) == token:
                 return True
             kind, payload = self.decoded(key, node.value)
-            return kind is ValueKind.LEDGER and LedgerDescription.of(_metadata(key, payload)) == description
+            if kind is not ValueKind.LEDGER:
+                return False
+            return LedgerDescription.of(_metadata(key, payload)) == LedgerDescription.of(metadata)
 
         try:
             version = settle(self._store, key, lambda: self._store.create(key, value), mine)
         except MetadataExistsError as error:
             raise LedgerExistsError(_GIVEN_BEFORE.format(metadata.ledger_id)) from error
         # The id was recorded before the tombstone was removed (DT3), and the key could be created only after that. So
-        # this read finds the id without a sync.
+        # this read finds the id without a sync, and mostly without a request.
         try:
             given_before = self.is_folded(metadata.ledger_id, latest=False)
         except PybkError:
@@ -501,18 +504,28 @@ class Ledgers(AuthenticatedValues):
 
         Args:
             ledger_id: The ledger.
-            latest: As for ``read_ledger``.
+            latest: As for ``read_ledger``; False may save the round trip.
         """
-        return has_id(self._deleted_ids(deleted_ids_key(ledger_id), latest=latest)[0], ledger_id)
-
-    def _deleted_ids(self, key: str, *, latest: bool = True) -> tuple[list[IdRange], int | None]:
-        """Return the ids in a value of ``DELETED_KEY``, and its version; no ids and None without a value."""
-        node = self._store.get(key, latest=latest)
+        key = deleted_ids_key(ledger_id)
+        node = self._store.get(key, latest=True) if latest else self._store.recall(key)
         if node is None:
-            return [], None
+            return False
+        at, ranges = self._folded
+        if at != (key, node.version):
+            ranges = self._ranges_in(key, node)
+            self._folded = (key, node.version), ranges
+        return has_id(ranges, ledger_id)
+
+    def _deleted_ids(self, key: str) -> tuple[list[IdRange], int | None]:
+        """Return the ids in a value of ``DELETED_KEY``, and its version; no ids and None without a value."""
+        node = self._store.get(key, latest=True)
+        return ([], None) if node is None else (self._ranges_in(key, node), node.version)
+
+    def _ranges_in(self, key: str, node: Node) -> list[IdRange]:
+        """Decode a value of ``DELETED_KEY``."""
         try:
             payload = self._payload_of(ValueKind.DELETED_IDS, key, node.value)
-            return decode_json(payload, decode_ranges, where=f"metadata key {key!r}"), node.version
+            return decode_json(payload, decode_ranges, where=f"metadata key {key!r}")
         except UnknownEpochError:
             raise
         except (CorruptError, MetadataForgedError) as error:

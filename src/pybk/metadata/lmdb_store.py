@@ -255,6 +255,10 @@ class LmdbMetadataStore:
         """See ``MetadataStore.get``; every read returns the latest value."""
         return self.get_many((key,))[0]
 
+    def recall(self, key: str) -> Node | None:
+        """See ``MetadataStore.recall``; nothing is kept, as every read is short."""
+        return self.get_many((key,))[0]
+
     def get_many(self, keys: Sequence[str]) -> list[Node | None]:
         """See ``MetadataStore.get_many``; all values are from one snapshot."""
         names = [node_name(key) for key in keys]

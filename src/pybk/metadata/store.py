@@ -77,6 +77,14 @@ class MetadataStore(Protocol):
         """
         ...
 
+    def recall(self, key: str) -> Node | None:
+        """Return a key's value as ``get`` does that need not return the latest one.
+
+        The store object may keep and watch the value, so that another call costs no round trip until it changes. For
+        values that are read often and change seldom.
+        """
+        ...
+
     def get_many(self, keys: Sequence[str]) -> list[Node | None]:
         """Return the values of many keys, as ``get`` does for each, in few round trips."""
         ...

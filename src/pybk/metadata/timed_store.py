@@ -21,8 +21,8 @@ class TimedStore:
     """Passes each request to a store, and records how long the store took, by operation and result.
 
     A request is also reported as part of the operation that makes it, if the operation has a hook (``pybk.spans``).
-    Nothing is recorded before ``measure``. ``walk`` is not timed, because its caller works between the items.
-    Implements ``MetadataStore``, which documents the methods.
+    Nothing is recorded before ``measure``. ``walk`` is not timed, because its caller works between the items, nor is
+    ``recall``, which seldom makes a request. Implements ``MetadataStore``, which documents the methods.
 
     Args:
         store: The store.
@@ -33,6 +33,7 @@ class TimedStore:
         self._metrics: Metrics | None = None
         self._scopes: dict[tuple[str, str], MetricsScope] = {}
         self._losses: Watch | None = None
+        self.recall: Final = store.recall
         self.session: Final = store.session
         self.alive: Final = store.alive
         self.watch: Final = store.watch

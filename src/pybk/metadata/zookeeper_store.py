@@ -30,7 +30,8 @@ ZooKeeper refuses requests that an earlier connection of the session sent.
 
 Watches. ZooKeeper reports one change for each watch that was set. So the callback thread (``Callbacks``) first sets
 the watch again and then calls the callback, which reads the current values; no change goes unnoticed in between. Feeds
-of ``watch_below`` share one recursive watch (``zookeeper_feed``).
+of ``watch_below`` share one recursive watch (``zookeeper_feed``). Values that ``recall`` read are known until an event
+of theirs comes (``zookeeper_known``).
 
 Threads. kazoo's thread only schedules callbacks and never waits. Callbacks run in the callback thread, requests in
 the threads of their callers.
@@ -81,6 +82,7 @@ from pybk.metadata.store import CALL_TIMEOUT_S, Node, StoreOptions, StoreUrl, ch
 from pybk.metadata.zookeeper_access import OPEN, ZOOKEEPER_AUTH, Client, ZooKeeperAccess, access_of
 from pybk.metadata.zookeeper_acls import ForeignZnode, foreign_znodes
 from pybk.metadata.zookeeper_feed import UNSUPPORTED_S, ZooKeeperFeeds
+from pybk.metadata.zookeeper_known import KnownValues
 
 logger = logging.getLogger(__name__)
 logging.getLogger("kazoo").addHandler(logging.NullHandler())  # without a handler it writes to stderr
@@ -188,6 +190,7 @@ class ZooKeeperMetadataStore:
         self.client = Client(hosts, lease_time_s, access)
         """The connection to ZooKeeper."""
         self._feeds = ZooKeeperFeeds(self.client, root, self._callbacks, _GUARD)
+        self._known = KnownValues(self.client)
         self.client.add_listener(self._state_changed)
         self.client.start_async()
         try:
@@ -219,6 +222,20 @@ class ZooKeeperMetadataStore:
             return self.node(result, deadline)
 
         return self._read(f"get {key!r}", read)
+
+    def recall(self, key: str) -> Node | None:
+        """See ``MetadataStore.recall``; a round trip if the value is not known (``zookeeper_known``)."""
+        path = self._path(key)
+        known = self._known.find(path)
+        if known is not None:
+            return known.node
+
+        def read(deadline: float) -> Node | None:
+            return self._known.read(
+                path, lambda result: self._outcome(result, deadline), lambda result: self.node(result, deadline)
+            )
+
+        return self._read(f"recall {key!r}", read)
 
     def get_many(self, keys: Sequence[str]) -> list[Node | None]:
         """See ``MetadataStore.get_many``; up to ``_PIPELINE`` requests are under way at a time."""
@@ -582,6 +599,7 @@ class ZooKeeperMetadataStore:
             return
         self.connected.clear()
         self._feeds.disconnected()
+        self._known.disconnected()
         if self._lost_at is None:
             self._lost_at = time.monotonic()
         if state == KazooState.LOST:
