@@ -1,4 +1,4 @@
-"""``LedgerBackend``: the interface behind the manager and its handles, to a local store or to a cluster of bookies.
+"""``LedgerBackend``: the interface of the manager and its handles to a local store or to a cluster of bookies.
 
 ``StoreBackend`` (``pybk.manager.local_backend``) and ``ClusterBackend`` (``pybk.client.backend``) implement it. The
 handles are the same for both, and use a backend only through this interface.

@@ -56,7 +56,8 @@ class FragmentWork(NamedTuple):
 
     Attributes:
         first_entry_id: Its first entry.
-        replaced: Whose place the own bookie takes; None: the own bookie has a place, and gets what it lacks.
+        replaced: The bookie whose place the own bookie takes; None if the own bookie has a place, and gets missing
+            entries.
     """
 
     first_entry_id: int

@@ -451,7 +451,7 @@ class ClusterAdmin:
     ok_to_stop_async = asyncio_form(ok_to_stop)
 
     def _has_writer(self, ledger_id: int) -> bool:
-        """Return whether an open ledger has a writer, as far as its bookies do not say that there is none."""
+        """Return whether an open ledger may have a writer: False only if its bookies deny one."""
         try:
             return self._backend.has_writer(ledger_id) is not False
         except NoSuchLedgerError:

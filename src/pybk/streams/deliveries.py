@@ -186,7 +186,7 @@ class Deliveries:
 
         Args:
             count: How many at most.
-            end: The record after the last one that there is.
+            end: The record after the last existing one.
             now: The time.
 
         Returns:

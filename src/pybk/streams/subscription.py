@@ -986,7 +986,7 @@ class Subscription(RecordSource):
     skip_async = asyncio_form(skip, own_thread=True)
 
     def clear(self) -> int:
-        """Acknowledge all records that there are; returns how many were not. Errors as for ``ack``."""
+        """Acknowledge all existing records; return how many were unacknowledged. Errors as for ``ack``."""
         return self.skip(SEQ_MAX)
 
     clear_async = asyncio_form(clear, own_thread=True)

@@ -1,4 +1,4 @@
-"""Gauges of a manager: how far the durable subscriptions are behind whose logs have their writers in this process.
+"""Gauges of a manager: the lag of durable subscriptions whose logs have their writers in this process.
 
 A writer knows where its log ends, and the log what each subscription needs, also while no process consumes it. So the
 writer's process looks at the bounds of subscriptions each ``LOOK_SECONDS``, and notes where the log ends then. From
@@ -55,7 +55,7 @@ def noted(notes: list[Note], note: Note, lowest: int | None) -> list[Note]:
 
 
 class SubscriptionLag:
-    """How far the subscriptions of a log are behind, as long as its writer in this process is open.
+    """The lag of a log's subscriptions, as long as its writer in this process is open.
 
     Threads: any.
     """

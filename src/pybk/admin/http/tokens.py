@@ -42,7 +42,7 @@ class Token(NamedTuple):
     """A token that is valid.
 
     Attributes:
-        name: Whose it is, for the log.
+        name: The name of its holder, for the log.
         scope: What it allows.
         digest: SHA-256 of it.
     """

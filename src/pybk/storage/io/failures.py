@@ -34,7 +34,7 @@ class NotOpenedError(OSError):
 
 
 def is_full(error: BaseException) -> bool:
-    """Return whether an error says that there is no space; the operation may be tried again."""
+    """Return whether an error says that space is missing; the operation may be tried again."""
     return isinstance(error, StorageFullError) or (isinstance(error, OSError) and error.errno in _NO_ROOM)
 
 
