@@ -16,7 +16,7 @@ from pybk.client.wire import BookieWire
 from pybk.errors import LedgerRecoveryError, NotEnoughBookiesError, PybkError
 from pybk.ledger.ledger_metadata import Bookie
 from pybk.manager.ledger_manager import LedgerManager
-from pybk.streams.appender import Kept
+from pybk.streams import appender
 from pybk.threads.group_commit import Completion
 from pybk.transport.client_links import Links
 from pybk.transport.server import Server
@@ -149,19 +149,24 @@ def test_a_flush_waits_for_what_is_sent_although_an_interrupted_append_left_an_e
     assert [mark.done for mark in waited] == [True, True], "nothing else is under way"
 
 
-def test_an_interrupt_of_an_acknowledgement_strands_no_future_of_a_lost_ledger() -> None:
-    """A batch that is done is not appended again, so what waits for it in an earlier ledger must be done before."""
+def test_an_interrupt_of_an_acknowledgement_strands_no_future_of_a_lost_ledger(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch that is done is not appended again, and what waits for it in an earlier ledger is done, too."""
+    writer: Any = SimpleNamespace(ledger_id=0)
     line, fired = 0, True
     while fired:
         queue = queue_of_no_ledger([])
         queue.on_lost = lambda: None
         origin, batch = Completion(), batch_of(1)
-        batch.kept = [Kept(0, 1, [b"entry"], 1, 1, origins=(origin,))]
+        batch.kept = [appender.Kept(0, 1, [b"entry"], 1, 1, origins=(origin,))]
         queue.sent.append(batch)
         fired = interrupted_at(line, ("pybk/client/append_queue.py",), partial(queue.acknowledged, 0))
         queue.lose(NotEnoughBookiesError("the leader was interrupted"))
-        again = [kept for lost in queue.lost() if not lost.done for kept in lost.kept or ()]
-        assert origin.done or again, f"line event {line}"
+        monkeypatch.setattr(appender, "keeping_log", lambda _, queue=queue: queue)
+        log = appender.Appender("log 'log'")
+        log.created(writer)
+        acknowledged = batch.done
+        log.give_up(NotEnoughBookiesError("too few bookies all the time"))
+        assert (origin.done, origin.error is None) == (True, acknowledged), f"line event {line}"
         line += 1
     assert line > 10, "it was not traced"
 

@@ -245,21 +245,15 @@ class AppendQueue:
         return mark
 
     def _finish(self, batch: AppendBatch) -> None:
-        """Complete a batch after the origins of what it keeps, and then its marks; may be repeated.
-
-        If an interrupt comes in between and the ledger is lost, the log's writer takes what is kept of a batch that is
-        not done.
-        """
-        if batch.kept is not None:
-            with self._mutex:  # what is kept later is completed by ``keep``
-                for kept in batch.kept:
-                    for origin in kept.origins:
-                        if not origin.done:
-                            origin.error = batch.error
-                        self._group.finish(origin)
-                batch.kept = None
+        """Complete a batch, and its marks; may be repeated."""
         self._group.finish(batch)
-        with self._mutex:  # a mark was added before this, or it is seen that the batch is done
+        with self._mutex:  # what is added under it was added before this, or it is seen that the batch is done
+            for kept in batch.kept or ():
+                for origin in kept.origins:
+                    if not origin.done:
+                        origin.error = batch.error
+                    self._group.finish(origin)
+            batch.kept = None
             self._finish_marks(batch, batch.error)
 
     def _finish_marks(self, batch: AppendBatch, error: PybkError | None) -> None:

@@ -337,7 +337,9 @@ class Appender:
         known = {origin for each in self._owed for origin in each.origins}
         owed: list[Kept] = []
         for batch in log.lost():
-            if batch.kept and batch not in known and not batch.done:
+            if batch.done:  # the leader may have been interrupted before it completed the origins, too
+                log.settle([origin for each in batch.kept or () for origin in each.origins], batch.error)
+            elif batch.kept and batch not in known:
                 last = batch.kept[-1]
                 owed += [*batch.kept[:-1], last._replace(origins=(*last.origins, batch))]
             elif not batch.kept:
