@@ -19,6 +19,7 @@ from pybk.ledger import keys
 from pybk.storage.format import catalog
 from pybk.storage.log import preallocation
 from tests.sampling import EVERYTHING, SEED, VARIABLE, drawn
+from tests.storage.real_store import end_started
 
 # Hundreds of processes are started, and each would compile all that it imports.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -74,6 +75,13 @@ def _log_of_pytest() -> Iterator[None]:
         root.removeHandler(each)
     root.setLevel(level)
     ours.setLevel(own)
+
+
+@pytest.fixture(autouse=True)
+def _programs_end_with_their_test() -> Iterator[None]:
+    """A test that fails leaves its processes, whose pipes the collector would find in another test."""
+    yield
+    end_started()
 
 
 # Files that take longest, in this order: begun last, one of them would keep one worker busy while the other is done.

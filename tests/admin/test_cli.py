@@ -286,16 +286,14 @@ def test_output_whose_reader_has_gone_ends_the_command_quietly(tmp_path: Path) -
     with open_store(tmp_path) as manager:
         manager.create_ledger(digest_type=DigestType.XXH3).append_many([b"x" * 1000] * 3000)
     code = "import sys; from pybk.admin.cli import main; sys.exit(main())"
-    process = subprocess.Popen(
-        [sys.executable, "-c", code, "cat", str(tmp_path), "0"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
-    assert process.stdout is not None
-    assert process.stderr is not None
-    assert process.stdout.read(10) == b"x" * 10
-    process.stdout.close()
-    assert process.stderr.read() == b""
-    process.stderr.close()
-    assert process.wait(WAIT_S) == 141
+    command = [sys.executable, "-c", code, "cat", str(tmp_path), "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.read(10) == b"x" * 10
+        process.stdout.close()
+        assert process.stderr.read() == b""
+        assert process.wait(WAIT_S) == 141
 
 
 def test_the_files_and_the_status_of_a_store(store: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -153,7 +153,7 @@ def test_a_secret_is_replaced_under_load_and_the_old_one_is_refused(
         assert admin.reseal_metadata() == 0
         load.goes_on()
         export_metadata(cluster.url, tmp_path / "export", cluster_secret=(SECRET, NEXT))
-        wait_until(lambda: not (admin.secret_status().hindrances), str(admin.secret_status()), 20.0)
+        wait_until(lambda: not admin.secret_status().hindrances)
         admin.retire_secret()
         following.replace(file)
         load.goes_on()

@@ -37,7 +37,7 @@ if missing() is None:
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
 
-SESSION_S = 2.5
+SESSION_S = 5.0  # the longest that the server gives
 
 
 class Proxy:

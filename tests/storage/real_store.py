@@ -7,8 +7,9 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
@@ -28,6 +29,9 @@ QUICK: dict[str, Any] = {
     "free_bytes_low": 0,
     "free_bytes_ok": 0,
 }
+
+_STARTED: Final[list[subprocess.Popen[str]]] = []
+"""The processes of ``python``, until the end of the test."""
 
 
 def open_quick(path: Path, *, read_only: bool = False, tiers: Any = None, **settings: Any) -> LedgerManager:
@@ -62,8 +66,8 @@ def python_path() -> str:
 
 
 def python(program: str, *arguments: Iterable[str] | str | Path) -> subprocess.Popen[str]:
-    """Start a Python process on a program; its standard input and output are text pipes."""
-    return subprocess.Popen(
+    """Start a Python process on a program; its standard input and output are text pipes. It ends with the test."""
+    process = subprocess.Popen(
         [sys.executable, "-c", program, *map(str, arguments)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -71,6 +75,15 @@ def python(program: str, *arguments: Iterable[str] | str | Path) -> subprocess.P
         text=True,
         env={**os.environ, "PYTHONPATH": python_path()},
     )
+    _STARTED.append(process)
+    return process
+
+
+def end_started() -> None:
+    """Kill the processes that ``python`` started and a test that failed has left, and close their pipes."""
+    while _STARTED:
+        with suppress(BrokenPipeError), _STARTED.pop() as process:
+            process.kill()
 
 
 def stop_syncing(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
