@@ -226,7 +226,8 @@ class CatalogWriter:
         file = fs.open(path, writable=True)
         try:
             header = _check_file_header(file.read(0, BLOCK_BYTES), store_id, file_id, path)
-            return cls(file, path, header.format, length, _number_of_mark_before(file, length, path))
+            number, _ = _mark_before(file, length, path)
+            return cls(file, path, header.format, length, number)
         except BaseException:
             file.close()
             raise
@@ -247,14 +248,6 @@ class CatalogWriter:
             raise
         return writer
 
-    def clear(self) -> None:
-        """Zero everything beyond the last checkpoint, durably.
-
-        Raises:
-            OSError: Bytes beyond it may still exist.
-        """
-        self._clear_beyond()
-
     def last_mark(self) -> CheckpointMark:
         """Return the mark of the last checkpoint as it was appended; its catalog id and bytes are not checked."""
         _, body = _mark_before(self._file, self._length, self._path)
@@ -266,12 +259,7 @@ class CatalogWriter:
             if self._file.read(offset, len(_MARK_HEAD)) != _MARK_HEAD:
                 continue
             data = memoryview(self._file.read(offset, self._file.size - offset))
-            try:
-                header, body = _record(data, 0, self._path)
-                _mark_end(data, 0, body, self._path)
-            except CorruptError:
-                continue  # the checkpoint was never finished
-            if header.lsn > self._number:
+            if _whole_mark(data, 0, self._path) > self._number:
                 return True
         return False
 
@@ -318,7 +306,7 @@ class CatalogWriter:
             raise StorageFailedError(
                 f"{self._path}: a sync failed before; close the store, mend the device, open it again"
             )
-        self._clear_beyond()
+        self.clear()
         self._unclean = True
         self._before = self._length, self._number
         number = self._number + 1
@@ -354,7 +342,7 @@ class CatalogWriter:
         """
         self._length, self._number = self._before
         self._unclean = True
-        self._clear_beyond()
+        self.clear()
 
     def close(self) -> None:
         """Close the file; every completed append is durable already."""
@@ -388,8 +376,12 @@ class CatalogWriter:
             self._failed = True
             raise
 
-    def _clear_beyond(self) -> None:
-        """Zero everything beyond the last checkpoint: marks first, so that no mark outlives the records before it."""
+    def clear(self) -> None:
+        """Zero everything beyond the last checkpoint, durably: marks first, so that none outlives its records.
+
+        Raises:
+            OSError: Bytes beyond it may still exist.
+        """
         if not self._unclean:
             return
         marks = []
@@ -679,21 +671,22 @@ def _check_is_tail(data: memoryview, end: int, number: int, at_least: int, error
     for offset in range(end, len(data), BLOCK_BYTES):
         if bytes(data[offset : offset + len(_MARK_HEAD)]) != _MARK_HEAD:
             continue
-        try:
-            header, body = _record(data, offset, path)
-            _mark_end(data, offset, body, path)
-        except CorruptError:
-            continue  # not a whole mark, so it proves nothing
-        if header.lsn >= number:
+        checkpoint = _whole_mark(data, offset, path)
+        if checkpoint >= number:
             raise CorruptError(
-                f"{path}: damaged after {end} bytes, before the mark of checkpoint {header.lsn} at offset {offset} "
+                f"{path}: damaged after {end} bytes, before the mark of checkpoint {checkpoint} at offset {offset} "
                 f"({error}); {_REMEDY}"
             ) from error
 
 
-def _number_of_mark_before(file: File, length: int, path: str) -> int:
-    """Return the number of the checkpoint that ends at ``length``."""
-    return _mark_before(file, length, path)[0]
+def _whole_mark(data: memoryview, offset: int, path: str) -> int:
+    """Return the number of the checkpoint whose whole mark is at an offset; 0 for none: it proves nothing then."""
+    try:
+        header, body = _record(data, offset, path)
+        _mark_end(data, offset, body, path)
+    except CorruptError:
+        return 0
+    return header.lsn
 
 
 def _mark_before(file: File, length: int, path: str) -> tuple[int, bytes]:
