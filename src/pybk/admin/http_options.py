@@ -1,4 +1,4 @@
-"""Where a program serves the administration interface, as its options say."""
+"""The options that say where a program serves the administration interface."""
 
 from __future__ import annotations
 

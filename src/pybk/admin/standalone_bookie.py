@@ -67,7 +67,7 @@ class _Watchdog:
 
 
 class _Served(NamedTuple):
-    """What serves in this process.
+    """The servers of this process.
 
     Attributes:
         backend: The client, which the bookie uses for repairs.

@@ -1,4 +1,4 @@
-"""Whether a bookie's metadata store is at least as new as what the bookie has seen, and what a new epoch asks of it.
+"""The check that a bookie's metadata store is as new as the bookie has seen, and the demands of a new epoch on it.
 
 A start refuses a store that was put back to an older state (``check_age``), and records that in the store, so that all
 others that connect refuse it, too. While the bookie runs, ``AgeWatch`` raises the epoch's ticks and looks at it. What

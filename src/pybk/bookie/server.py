@@ -105,10 +105,10 @@ DESCRIPTIONS: Final = 4096
 
 _CACHED_BYTES_MAX: Final = 4096
 POSITION_SECONDS: Final = 1.0
-"""How often a bookie records where its log durably ends, if that moved, while requests arrive."""
+"""The interval at which a bookie records its log's durable end, if that moved, while requests arrive."""
 
 COLLECT_SECONDS: Final = 60.0
-"""How often a bookie looks for deleted ledgers; it looks at all that it has once, so long after its start."""
+"""The interval of searches for deleted ledgers; the first one, this long after the start, checks all ledgers."""
 
 Effects = list[BookieEffect]
 
@@ -352,7 +352,7 @@ class BookieServer:
 
     @property
     def serving(self) -> bool:
-        """Whether it answers requests. It stops after a failure, or once another process took its name; see the log."""
+        """True if it answers requests; False after a failure, or once another process took its name; see the log."""
         return self._thread.is_alive()
 
     @property

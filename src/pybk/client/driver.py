@@ -74,7 +74,7 @@ WAIT_MS: Final = 1000
 
 _TICK_SECONDS: Final = 0.002
 _TICKS_UNTIL_REST: Final = 20
-"""How often the background thread looks for idle work after a step; it rests after as many looks without any."""
+"""The looks for idle work of the background thread after a step; it rests after as many looks without any."""
 
 _QUIET_MS: Final = 1
 _new_tuple = tuple.__new__
@@ -218,7 +218,7 @@ class Driver:
         self.broken = False
         """True if an exception ended a step in the middle; used by the leader only."""
         self._ticks_left = 0
-        """How often the background thread looks for idle work until it rests; written by the leader alone."""
+        """The looks for idle work that the background thread still makes; written by the leader alone."""
         self._writers: WeakValueDictionary[int, Writer] = WeakValueDictionary()
         """All writers, by ``id``. Added by any thread."""
         self._formed: dict[Writer, None] = {}

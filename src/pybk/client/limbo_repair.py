@@ -62,7 +62,7 @@ REST_FACTOR: Final = 5
 """Factor on that while none is: ledgers enter limbo when the bookie starts, and hardly ever later."""
 
 WAIT_SECONDS: Final = 10.0
-"""How long a ledger in limbo waits for the end of its last fragment before it is marked; writers mostly need less."""
+"""The time for which a ledger in limbo waits for its last fragment's end before it is marked; writers need less."""
 
 PAUSE_MAX_SECONDS: Final = 60.0
 """The longest pause before a ledger that could not be repaired is tried again."""

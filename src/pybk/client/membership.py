@@ -120,7 +120,7 @@ class Membership:
         metadata.measure(self.metrics)
         self.too_old: Mapping[str, BookieRegistration] = {}
         self._unusable: tuple[PybkError, ...] = ()
-        """Why the registrations that were left out cannot be used, such as without the cluster's new secret."""
+        """The reason why registrations that were left out cannot be used, such as without the cluster's new secret."""
         self.seen_ns = 0
         """The time when the registrations were read last, by the monotonic clock."""
         self.reads_are_shared = False

@@ -57,7 +57,7 @@ class Chore(Protocol):
 
     @property
     def trouble(self) -> str:
-        """What is not done while its work fails, as the log has it."""
+        """The work that is not done while this chore fails, as the log has it."""
 
     def due(self, now: float) -> Work | float:
         """Return the work that is due, or when to ask again, by the monotonic clock; reads nothing and does not wait.

@@ -1,4 +1,4 @@
-"""Whether a bookie misses nothing of a fragment without an end, so that a mark of it can be removed (H13).
+"""The check that a bookie misses nothing of a fragment without an end, so that its mark can be removed (H13).
 
 A writer that continues without a bookie marks it from the first entry that it misses, and does not say where the
 missing ones end: when the bookie is back, the writer begins a fragment, often with the same ensemble.

@@ -292,7 +292,7 @@ class RepairWorker:
 
     @property
     def _listing_share(self) -> int:
-        """How many times as long as a listing of the marks it takes at least until the next one."""
+        """The multiple of a listing's time that passes at least until the next listing of the marks."""
         return _LISTING_SHARE if self._news.is_set() else _LISTING_SHARE_WITHOUT_NEWS
 
     def _ready(self, ledger_ids: Iterable[int], now: float) -> list[int]:

@@ -1,4 +1,4 @@
-"""When stored copies are checked: which part is due, at which rate, and what is remembered of it; pure.
+"""The schedule of checks of stored copies: the due part, its rate, and the records of checks; pure.
 
 Theory of operation
 -------------------

@@ -1,4 +1,4 @@
-"""What is known about a cluster's bookies, and what follows: the status of each, targets, and reasons to hold repairs.
+"""The knowledge about a cluster's bookies, and its consequences: their status, targets, and reasons to hold repairs.
 
 Everything follows from state, and nothing from events: a bookie is *lost* if its cookie names an instance that is not
 registered, and has not been for longer than the grace. What could not be read is unknown, which is never the same as
@@ -37,7 +37,7 @@ FLAPPING_ABSENCES: Final = 3
 """So many absences within ``FLAPPING_NS`` make a bookie flap."""
 
 FLAPPING_PAUSE_NS: Final = 1800 * SECOND_NS
-"""How long a bookie counts as flapping after it was absent, and how long a copy waits at most for a steadier one."""
+"""The time for which a bookie counts as flapping after an absence, and for which a copy waits for a steadier one."""
 
 
 class Space(NamedTuple):

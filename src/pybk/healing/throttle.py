@@ -52,7 +52,7 @@ REST_NS: Final = 10**9
 """The time for which the copies rest."""
 
 _REST_LONGER_NS: Final = 50_000_000
-"""How much longer they rest than their appends are counted, because the thread that counts may be late."""
+"""The time by which rests exceed the counting of their appends, because the counting thread may be late."""
 
 _DRAIN_NS: Final = 250_000_000
 """The time after the beginning of a rest in which copies may still be under way."""

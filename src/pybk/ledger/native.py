@@ -1,4 +1,4 @@
-"""Whether digests are computed, entries decoded, and commits of one entry framed by the native core: chosen at import.
+"""The choice, at import, whether the native core computes digests, decodes entries and frames commits of one entry.
 
 The core, ``pybk._native``, is an extension module in C. It is there if a C compiler was when pybk was installed, or if
 a wheel brought it. Its results are those of pure Python, byte by byte; ``PYBK_PURE=1`` in the environment leaves it

@@ -33,7 +33,7 @@ ACKNOWLEDGED: Final = Completion.finished(None)
 """The completion of appends that are acknowledged when they are staged (``DEFERRED_FORCE``)."""
 
 _LOOK_SECONDS: Final = 0.1
-"""How often an append that waits for entries before it checks whether they can still come."""
+"""The interval at which an append that waits for earlier entries checks whether they can still come."""
 
 
 def seconds_of(timeout: object, name: str = "timeout") -> float | None:
@@ -487,11 +487,11 @@ class CoroutineBacklog:
         It is made when it is needed first, because an empty deque takes 760 bytes, and most logs have no event loop.
         """
         self._running = False
-        """Whether the thread runs. Guarded by ``_lock``."""
+        """True if the thread runs. Guarded by ``_lock``."""
 
     @property
     def is_empty(self) -> bool:
-        """Whether no append waits. While one does, later ones must be added, too, to keep the order."""
+        """True if no append waits. While one does, later ones must be added, too, to keep the order."""
         return not self._waiting
 
     def add(self, append: Callable[[], AppendFuture[T]]) -> asyncio.Future[AppendFuture[T]]:

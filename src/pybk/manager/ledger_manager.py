@@ -271,12 +271,12 @@ class LedgerManager:
 
     @property
     def read_only(self) -> bool:
-        """Whether it was opened read-only."""
+        """True if it was opened read-only."""
         return self._backend.read_only
 
     @property
     def is_cluster(self) -> bool:
-        """Whether the ledgers are on the bookies of a cluster; False for a store that this process opened."""
+        """True if the ledgers are on the bookies of a cluster; False for a store that this process opened."""
         return self._backend.is_cluster
 
     @property

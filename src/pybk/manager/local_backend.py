@@ -84,7 +84,7 @@ class LocalLock:
 
     @property
     def held(self) -> bool:
-        """Whether it was not released."""
+        """True if it was not released."""
         return self._locks.holder(self._name) is self
 
     def release(self) -> None:
@@ -230,7 +230,7 @@ class StoreBackend:
         self._locks = LocalLocks()
         """The advisory locks that are held, by name."""
         self.scrub: BackgroundScrub | None = None
-        """What checks the entries in the background; stopped by ``close``."""
+        """The scrub that checks the entries in the background; stopped by ``close``."""
 
     def close(self) -> None:
         """Stop the checks in the background, and close the store."""
@@ -246,12 +246,12 @@ class StoreBackend:
 
     @property
     def ended(self) -> bool:
-        """Whether the store is closed, so that reads raise."""
+        """True if the store is closed, so that reads raise."""
         return self.store.ended
 
     @property
     def forked(self) -> bool:
-        """Whether this process is a fork of the process that opened the store."""
+        """True if this process is a fork of the process that opened the store."""
         return self.store.forked
 
     @property

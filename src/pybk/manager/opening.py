@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pybk.metadata.store import Watch
 
 _LOOK_SECONDS: Final = 1.0
-"""How often an opening looks at a lock although no release was reported: its log may have been closed or deleted."""
+"""The interval at which an opening checks a lock without a release: its log may have been closed or deleted."""
 
 
 class _Handle(Protocol):

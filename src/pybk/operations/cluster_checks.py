@@ -1,4 +1,4 @@
-"""What people see of a cluster, and the checks before a bookie is drained, stopped or removed. All of it is pure.
+"""The state of a cluster for people, and the checks before a bookie is drained, stopped or removed. All of it is pure.
 
 ``ClusterAdmin`` reads the cookies, the registrations, the marks and the metadata of the ledgers, and calls this.
 """
@@ -220,7 +220,7 @@ class RebalanceProgress:
 
 @dataclass(frozen=True, slots=True)
 class OrphanReport:
-    """What of a cluster belongs to nothing, or may be forgotten.
+    """The data of a cluster that belong to nothing, or may be forgotten.
 
     Attributes:
         replicas: What bookies hold of ledgers that have neither metadata nor a tombstone, as they recorded it last.

@@ -32,7 +32,7 @@ from pybk.storage.volumes import Volumes
 
 
 class LiveStore(Protocol):
-    """What checkpoints, compaction, the tier policy and the scheduler use of the store that owns them."""
+    """The part of a store that checkpoints, compaction, the tier policy and the scheduler use."""
 
     fs: FileSystem
     config: StoreConfig

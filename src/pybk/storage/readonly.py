@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 _ATTEMPTS: Final = 16
 
 _LOOK_SECONDS: Final = 0.02
-"""How often followers look for new commits while commits come."""
+"""The interval at which followers look for new commits while commits come."""
 
 _REST_LOOK_SECONDS: Final = 0.25
 """The longest pause: looks become rarer while no commit comes, so that waiting costs next to nothing."""
@@ -44,7 +44,7 @@ _LOOKS_AT_REST: Final = 16
 """The pause before the next look is this fraction of the time for which no commit has come."""
 
 _WHOLE_LOOK_SECONDS: Final = 10.0
-"""How often they look at the index, too, which may have moved on although the watermark says nothing."""
+"""The interval of looks at the index, too, which may have changed while the watermark stays the same."""
 _STEP_BYTES: Final = 256 << 10
 
 

@@ -57,7 +57,7 @@ TICK_SECONDS: Final = 1.0
 """The pause of the thread while entries are committed."""
 
 _REST_SECONDS: Final = 5.0
-"""How often the thread looks for work while nothing is committed; the next commit wakes it."""
+"""The interval at which the thread looks for work while nothing is committed; the next commit wakes it."""
 
 _MANY_COMMITS: Final = 256
 """So many small commits between two looks are worth log files with zeros."""
@@ -66,9 +66,9 @@ POLICY_SECONDS: Final = 60.0
 """The time between two applications of the tier policy."""
 
 _PACKING_SECONDS: Final = 10.0
-"""How often sparse files are packed while ledgers are being moved out of them."""
+"""The interval at which sparse files are packed while ledgers are being moved out of them."""
 _READERS_SECONDS: Final = 10.0
-"""How often places of killed readers in LMDB's reader tables are looked for."""
+"""The interval of searches for places of killed readers in LMDB's reader tables."""
 
 
 class Scheduler:
@@ -98,9 +98,9 @@ class Scheduler:
         self.thread: threading.Thread | None = None
         """The thread; None before ``start``."""
         self.policy_due = time.monotonic() + POLICY_SECONDS
-        """When the tier policy is applied next."""
+        """The time when the tier policy is applied next."""
         self.readers_due = time.monotonic() + _READERS_SECONDS
-        """When the slots of killed readers are freed next."""
+        """The time when the slots of killed readers are freed next."""
         self._stuck: str | None = None
         self._movers: set[object] = set()
         self._packed_at = time.monotonic()

@@ -143,7 +143,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 RETRIES_WHEN_FULL: Final = 2
-"""How often a change that frees space is tried again."""
+"""The number of retries of a change that frees space."""
 
 CHANGED_LEDGERS_MAX: Final = 8192
 """Ledgers changed since the last checkpoint that are kept in memory before the next one is begun."""
@@ -297,7 +297,7 @@ class Store(StoreReader):
         """The losses that a salvaging open found, until ``keep_salvage``; None if it found none."""
         recovered = self._recover(mark, lost, parts)
         self.began_clean = watermark.clean and watermark.durable_lsn() == recovered.next_lsn - 1
-        """Whether the last process ended by closing the store, so that nothing it had buffered can be lost."""
+        """True if the last process ended by closing the store, so that nothing it had buffered can be lost."""
         self._become_live(recovered, catalog_and_index)
         for descriptor in self._dirty.values():
             descriptor.reset_pushed()
@@ -401,7 +401,7 @@ class Store(StoreReader):
 
     @property
     def accepted_loss(self) -> bool:
-        """Whether ``rebuild-index`` made an index without entries that were durable, and it was not forgotten since."""
+        """True if ``rebuild-index`` made an index without durable entries, and this was not forgotten since."""
         return self.fs.exists(os.path.join(self.volumes.root, ACCEPTED_LOSS))
 
     def forget_accepted_loss(self) -> None:

@@ -47,7 +47,7 @@ _POINT_BYTES: Final = 64 << 10
 _TABLE_ENTRIES_MAX: Final = 16_384
 """Entries of a record whose table is remembered."""
 _TABLES_SHARE: Final = 4
-"""Which part of the index cache tables of long records may take: a table has 4 bytes per entry."""
+"""The part of the index cache that tables of long records may take: a table has 4 bytes per entry."""
 TABLE_OVERHEAD_BYTES: Final = 128
 """Memory of a table without its entries: the headers of two objects, 65 bytes, and an item of a dictionary, which has
 some 36 to 105 bytes for each, depending on when it last grew. Records of few large entries have small tables."""
@@ -87,7 +87,7 @@ class StoreReader:
         self.feature_level = FeatureLevel.BASE
         """The level whose formats the store is written in."""
         self.restored = False
-        """Whether the store was restored from a backup."""
+        """True if the store was restored from a backup."""
         self.volumes = volumes
         self.index = index
         self.entries = entries
@@ -109,7 +109,7 @@ class StoreReader:
         """The bytes of ``tables``."""
         self._tables_bytes_max = config.index_cache_bytes // _TABLES_SHARE
         self.ended = False
-        """Whether reading is over: the store was closed, or this process is a fork of the one that opened it."""
+        """True if reading is over: the store was closed, or this process is a fork of the one that opened it."""
         self._forked = False
         _VIEWS.add(self)
 
@@ -117,7 +117,7 @@ class StoreReader:
 
     @property
     def forked(self) -> bool:
-        """Whether this process was forked from the one that opened the store."""
+        """True if this process was forked from the one that opened the store."""
         return self._forked
 
     def after_fork(self) -> None:

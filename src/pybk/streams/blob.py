@@ -317,7 +317,7 @@ class BlobReader(io.RawIOBase):
         self._batches: list[EntryBatch] = []
         """The chunks that were read last, which are consecutive."""
         self._fetching: deque[tuple[int, Future[list[EntryBatch]]]] = deque()
-        """What threads read ahead: the first chunk, and the batches from there."""
+        """The batches that threads read ahead: the first chunk, and the batches from there."""
         self._hash = xxh3_128()
         self._hashed = 0
         """Bytes from the beginning that were read in order, and are in ``_hash``."""

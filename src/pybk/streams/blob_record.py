@@ -24,7 +24,7 @@ _BYTES_MAX: Final = 384 << 10
 
 
 class Reference(NamedTuple):
-    """What a name has to do with a ledger.
+    """The relation of a name to a ledger.
 
     Attributes:
         token: Random, hexadecimal; no two references have the same.
@@ -86,7 +86,7 @@ class BlobRecord(NamedTuple):
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing is left of it, so that it can be removed."""
+        """True if nothing is left of it, so that it can be removed."""
         return not (self.versions or self.uploads or self.dropped or self.holds)
 
     @property

@@ -115,7 +115,7 @@ class StatePart(NamedTuple):
 
 
 class PartAt(NamedTuple):
-    """Where a part of a whole state begins: with the ranges and the numbers of deliveries of these records."""
+    """The place where a part of a whole state begins: the ranges and the delivery numbers from these records on."""
 
     acked: int = 0
     again: int = 0
@@ -140,11 +140,11 @@ class CursorState:
         self._acked = RangeSet()
         """The acknowledged records above ``first_unacked``."""
         self._again: dict[int, int] = {}
-        """How often records were handed out that were so more than once; may have acknowledged ones."""
+        """The deliveries of records that were handed out more than once; it may have acknowledged ones."""
         self._again_most = _AGAIN_LEAST
         """Beyond so many of them those that are acknowledged are dropped."""
         self._whole: bool | None = None
-        """Whether the first state of those that were applied is whole; None before there is one."""
+        """True if the first state of those that were applied is whole; None before there is one."""
         self._parts_due: tuple[int, int] | None = None
         """The next part of a whole state and the number of its parts, while parts are due."""
 
@@ -336,7 +336,7 @@ class CursorState:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the first state that was applied is whole, or none was, and no part of another is due."""
+        """True if the first state that was applied is whole, or none was, and no part of another is due."""
         return self._parts_due is None and self._whole is not False
 
 

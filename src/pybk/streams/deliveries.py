@@ -70,7 +70,7 @@ class _Again(NamedTuple):
 
 
 class Deliveries:
-    """What is handed out of a log, given the state of a cursor, which its owner changes.
+    """The deliveries of a log's records, given the state of a cursor, which its owner changes.
 
     Args:
         state: The cursor's.
@@ -101,9 +101,9 @@ class Deliveries:
         self._again: list[_Again] = []
         """A heap; only those that ``_due`` has with the same time count."""
         self._due: dict[int, float] = {}
-        """When records are to be handed out again that wait for it; may have acknowledged ones, as the two below."""
+        """The times when waiting records are handed out again; may have acknowledged ones, as the two below."""
         self._counts: dict[int, int] = {}
-        """How often records were handed out again, or will have been once they are."""
+        """The numbers of redeliveries of records, or those that they will have after the next one."""
         self._last_run: dict[int, int] = {}
         """The run in which a record was handed out again last."""
 

@@ -208,7 +208,7 @@ class EntryKind(IntEnum):
 
 
 class EntryFlag(IntFlag):
-    """What the records of an entry have, and how the entry belongs to others."""
+    """The properties of an entry's records, and the relation of the entry to others."""
 
     NONE = 0
     TIMES = 1

@@ -334,7 +334,7 @@ class _Many:
 
     @property
     def records(self) -> int:
-        """How many there are."""
+        """The number of records."""
         return len(self._items)
 
     def encode(self, seq: int) -> list[bytes]:

@@ -33,7 +33,7 @@ READ_BYTES: Final = 4 << 20
 """Entry bytes that are read and verified at a time."""
 
 _ROLL_SECONDS: Final = 0.1
-"""How often to look for records in the second open segment."""
+"""The interval of looks for records in the second open segment."""
 
 _FIRST_ENTRY: Final = 1
 """Entry 0 of a segment's ledger is its header."""
@@ -79,7 +79,7 @@ class RecordReader:
         self._segment_seq = self.seq
         """The first record of the segment."""
         self._entries_least = 1
-        """How many entries to read next, at least."""
+        """The number of entries to read next, at least."""
         self._closed = False
         self._wake: Callable[[], None] | None = None
         """Wakes the ``read`` that waits."""
@@ -106,12 +106,12 @@ class RecordReader:
 
     @property
     def closed(self) -> bool:
-        """Whether it was closed."""
+        """True if it was closed."""
         return self._closed
 
     @property
     def is_over(self) -> bool:
-        """Whether the log is sealed and read to its end."""
+        """True if the log is sealed and read to its end."""
         return self._record.sealed and self.seq >= self._record.end_seq
 
     # ---- the record ----------------------------------------------------------------------------------------------

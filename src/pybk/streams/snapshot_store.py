@@ -474,7 +474,7 @@ class _Saving(PieceWriter):
             self._there.add(name)
 
     def _is_stored(self, name: str, data: bytes) -> bool:
-        """Whether a part can be read back; the catalog does not know if its ledger is lost or damaged."""
+        """Return whether a part can be read back; the catalog does not know if its ledger is lost or damaged."""
         try:
             found = self._blobs.stat(name)
             if found.digest != xxh3_128_hexdigest(data):

@@ -171,7 +171,7 @@ class GroupCommit:
         """Locked unless the background thread was kicked and has not woken yet."""
         self.kick_lock.acquire()
         self.rests = False
-        """Whether there is idle work, and the background thread sleeps for long, or until it is kicked.
+        """True if there is idle work, and the background thread sleeps for long, or until it is kicked.
 
         Guarded by ``mutex``.
         """

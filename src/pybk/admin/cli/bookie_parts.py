@@ -19,7 +19,7 @@ _LEDGER: Final = re.compile(r"\bledger (\d+)(?: entries (\d+) to (\d+))?")
 
 
 class Part(NamedTuple):
-    """What a ledger of a bookie's store is a part of.
+    """The place of a bookie's ledger in a replicated ledger.
 
     Attributes:
         ledger_id: The cluster's ledger.

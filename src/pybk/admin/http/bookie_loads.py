@@ -41,7 +41,7 @@ _AT_ONCE: Final = 8
 _ANSWER_BYTES_MAX: Final = 1 << 20
 
 _NO_LOAD: Final = (KeyError, TypeError, ValueError, AttributeError, RecursionError)
-"""What is raised for an answer that is something else than was asked for."""
+"""The error for an answer that is not a load."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""What a server that others can reach needs: tokens and a certificate, with which TLS is spoken."""
+"""Tokens and a certificate for TLS, which a server needs that others can reach."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ class FreeSpace(NamedTuple):
 
 
 class Sample(NamedTuple):
-    """What was seen at one moment.
+    """The values that were seen at one moment.
 
     Attributes:
         at_ns: When, nanoseconds since 1970.

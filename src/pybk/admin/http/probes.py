@@ -34,7 +34,7 @@ So does the thread that looks; what was seen before that says nothing of now.
 """
 
 SEEN_SECONDS: Final = 0.5
-"""How long ``/livez`` waits for the first look: a kubelet gives a probe one second, and kills what does not answer."""
+"""The time for which ``/livez`` waits for the first look; a kubelet gives a probe one second, then ends the pod."""
 
 
 def live(view: View, request: Request, wait: bool) -> Response:

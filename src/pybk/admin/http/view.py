@@ -1,4 +1,4 @@
-"""What the routes look at: a manager, the administration of its cluster, and what was seen of both a moment ago.
+"""The view of the routes: a manager, the administration of its cluster, and the last looks at both.
 
 A page and its probes ask often, and a bookie must not notice. So a thread looks once in ``LOOK_SECONDS``, and routes
 that are asked often read what it has seen; none of them calls the manager. While nobody asks, the thread only adds to
@@ -50,7 +50,7 @@ COUNTED_MAX: Final = 20_000
 
 
 class Seen(NamedTuple):
-    """What was seen at one moment.
+    """The values that were seen at one moment.
 
     Attributes:
         seen_ns: When, nanoseconds since 1970.
@@ -82,7 +82,7 @@ class Seen(NamedTuple):
 
 
 class View:
-    """What the routes look at; see the module.
+    """The view of the routes; see the module.
 
     Args:
         manager: The manager; it is not closed.

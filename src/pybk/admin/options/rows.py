@@ -62,7 +62,7 @@ class Row:
 
     @property
     def choices(self) -> list[str]:
-        """What it may be; none if that is no choice."""
+        """The values that it may have; none if any value is allowed."""
         return self.kind.split(",") if "," in self.kind else []
 
     @property
@@ -92,7 +92,7 @@ class Command:
 
     @property
     def description(self) -> str:
-        """What it does, and which verb is meant where none is given."""
+        """The effect of the option, with the verb that is meant where none is given."""
         return f"{self.text}. Where the next word is no verb, {self.verb} is meant" if self.verb else self.text
 
 

@@ -30,7 +30,7 @@ LOOKED_AT: Final = 100
 """Ledgers looked at in each second after an open, some 10 µs each."""
 _LOOKED_AT_ONCE: Final = 1000
 _DAMAGED_NS: Final = 600 * 10**9
-"""How long damaged records are left alone before a move reads them again: until then nobody can have restored much."""
+"""The time for which damaged records are left alone before a move reads them again, because few are restored sooner."""
 
 
 class TierQueue:

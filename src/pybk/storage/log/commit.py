@@ -290,12 +290,12 @@ class CommitWriter:
         """The log file that commits are written to; 0 before the first."""
         self._file_offset = 0
         self._in_reserve = False
-        """Whether the file was reserved for changes that free space."""
+        """True if the file was reserved for changes that free space."""
         self._file_lsn = 0
         self._durable_ns = 0
-        """When the last commit was synced, on the monotonic clock."""
+        """The time when the last commit was synced, on the monotonic clock."""
         self._took_ns = 0
-        """How long it took to write and sync it."""
+        """The time that it took to write and sync it."""
         self._left: tuple[int, int, int] | None = None
         """Arguments of ``leave_log_file`` for a file that is left, until that call has returned."""
 
