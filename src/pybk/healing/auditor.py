@@ -10,10 +10,9 @@ its ledger's metadata. So two auditors at a time do no harm, and an auditor that
 
 After its election the machine asks for everything. Until it has read all ledgers, marks, bookies and settings, it
 changes no mark. Then each event brings a change, and each step ends with a comparison: the marks that ``plan`` wants
-against the marks that there are. What is wanted and not there is published, at most ``WINDOW`` queued marks, the most
-urgent ones, and more of them once half are done; what the auditor published and is not wanted any more is withdrawn.
-The driver reports every attempt by a ``MarksChanged`` with the present values, so that a refused effect corrects the
-machine.
+against the existing marks. Missing marks are published, at most ``WINDOW`` queued ones, the most urgent first, and more
+of them once half are done. A mark that the auditor published and does not want any more is withdrawn. The driver
+reports every attempt by a ``MarksChanged`` with the present values, so that a refused effect corrects the machine.
 
 Time. ``now_ns`` is nanoseconds since 1970 at the election, and counts on by a monotonic clock. Absences are saved as
 durations, because clocks of machines differ; the next auditor continues to count them unless the bookie has started
@@ -70,22 +69,22 @@ from pybk.metadata.underreplication import RepairReason, RepairState, UnderRepli
 from pybk.values import from_base64, to_base64
 
 REREAD_NS: Final = 3600 * SECOND_NS
-"""How long after a reading everything is read again, against changes that the feed may have missed."""
+"""The time after a reading when everything is read again, against changes that the feed may have missed."""
 
 SAVE_NS: Final = 10 * SECOND_NS
-"""How often durations are saved while bookies are absent; changes of who is absent are saved at once."""
+"""The interval at which durations are saved while bookies are absent; a new or ended absence is saved at once."""
 
 ASK_AGAIN_NS: Final = 60 * SECOND_NS
-"""How long an effect may take before it is asked for again."""
+"""The time that an effect may take before it is asked for again."""
 
 SUSPICION_NS: Final = 600 * SECOND_NS
-"""How far apart two checks must have denied an entry before the bookie is marked."""
+"""The least time between two checks that denied an entry before the bookie is marked."""
 
 RATE_NS: Final = 600 * SECOND_NS
-"""Over how long the rate of repairs is taken."""
+"""The time over which the rate of repairs is averaged."""
 
 JUDGED_MAX: Final = 1000
-"""Of how many stuck marks it is saved by what they were judged."""
+"""The number of stuck marks for which the inputs of the last judgement are saved."""
 
 _BATCH: Final = 200
 """Above so many changes the order of the tasks is sorted again."""
@@ -102,7 +101,7 @@ class Check(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SavedAbsence:
-    """How long a bookie had been absent when it was saved.
+    """The absence of a bookie at the time when it was saved.
 
     Attributes:
         boots: The number of its last start; another one means that it was back.
@@ -124,7 +123,7 @@ class Judged(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SavedState:
-    """What an auditor leaves to the next one.
+    """The state that an auditor leaves to the next one.
 
     Attributes:
         absences: How long bookies have been absent.
@@ -274,7 +273,7 @@ class MarksRead:
 
 @dataclass(frozen=True, slots=True)
 class MarksChanged:
-    """Marks changed, or effects on them were tried: the present values; None for a mark that there is not."""
+    """Marks changed, or effects on them were tried: the present values; None for a mark that does not exist."""
 
     marks: Mapping[MarkKey, UnderReplicatedLedger | None]
 
@@ -537,9 +536,9 @@ class AuditorMachine:
         self._saved_at_ns = 0
         self._read_ns = 0
         self._page_ns = 0
-        """When a reading was asked for, or a page of it came."""
+        """The time when a reading was asked for, or a page of it came."""
         self._known: set[str] = set()
-        """What was read since the election: settings, bookies, marks."""
+        """The parts that were read since the election: settings, bookies, marks."""
         self._standings: list[Standing] = []
         self.misplaced: set[int] = set()
         self._placed_by: tuple[int, dict[str, str]] | None = None
@@ -550,7 +549,7 @@ class AuditorMachine:
         self._asked: dict[MarkKey, tuple[Effect, int]] = {}
         self._suspicions: dict[tuple[MarkKey, Check], tuple[int, int]] = {}
         self._early_marks: frozenset[MarkKey] = frozenset()
-        """The marks that there were before the ledgers were read."""
+        """The marks that existed before the ledgers were read."""
         self._unread: set[int] = set()
         """The ledgers that could not be read."""
         self._judged: dict[MarkKey, Judged] = {}
@@ -562,7 +561,7 @@ class AuditorMachine:
 
     @property
     def leading(self) -> bool:
-        """Whether everything was read after an election, so that marks are published."""
+        """True if everything was read after an election, so that marks are published."""
         return self._phase is _Phase.LEADING
 
     @property
@@ -572,7 +571,7 @@ class AuditorMachine:
 
     @property
     def frozen(self) -> bool:
-        """Whether it is unknown which bookies are registered, so that marks stay as they are."""
+        """True if it is unknown which bookies are registered, so that marks stay as they are."""
         return any(each.reason.blind for each in self.holds)
 
     def step(self, event: Event, now_ns: int) -> list[Effect]:

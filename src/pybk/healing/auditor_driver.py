@@ -107,13 +107,13 @@ TICK_S: Final = 10.0
 """Seconds between two looks at the bookies."""
 
 _DUE_S: Final = 0.05
-"""How long after the end of a grace the bookies are looked at, so that it has ended by the machine's clock."""
+"""The time after the end of a grace when the bookies are read, so that it has ended by the machine's clock."""
 
 ANNOUNCE_S: Final = 60.0
 """Seconds between two pages of deleted ledgers."""
 
 TRUST_NS: Final = 10**9
-"""How long after a look at the lease its effects may still be performed."""
+"""The time after a check of the lease in which its effects may still be performed."""
 
 SPREAD: Final = 9
 """How many times as long as a page of a reading takes the next one is waited for, if nothing is known to be missing."""
@@ -164,20 +164,20 @@ class AuditorDriver:
         self.reported_ns = 0
         self._inbox: SimpleQueue[Call] = SimpleQueue()
         self._reading: Iterator[Event] | None = None
-        """What is still to be read of everything; None if nothing is."""
+        """The rest of a reading of everything; None if nothing is left."""
         self._spread = False
         """Whether that takes its time."""
         self._page_at = 0.0
-        """When the next page is read, by the monotonic clock."""
+        """The time when the next page is read, by the monotonic clock."""
         self._clock_ns = time.time_ns() - time.monotonic_ns()
         self._session_ns = self._now_ns()
         self._lost_store = False
         self._tick_at = time.monotonic() + TICK_S
-        """When time is reported to the machine next, by the monotonic clock."""
+        """The time of the next report of the time to the machine, by the monotonic clock."""
         self._deleted: set[int] = set()
         """Ledgers whose metadata are gone, and that were not announced to bookies yet."""
         self._swept = False
-        """Whether everything that had been deleted before the election was announced to bookies."""
+        """True if all deletions from before the election were announced to bookies."""
         self._announce_at = 0.0
         self._changes_lock = threading.Lock()
         """Guards the four attributes below."""
@@ -188,9 +188,9 @@ class AuditorDriver:
         self._tried_marks: set[MarkKey] = set()
         """Marks that effects may have changed, and whose present values the machine awaits."""
         self._changes_due = False
-        """Whether the sets above have anything."""
+        """True if one of the sets above is not empty."""
         self._was_elected = False
-        """Whether changes are collected; an auditor reads everything when it is elected, so before that none are."""
+        """True if changes are collected; an auditor reads everything when it is elected, so before that none are."""
         self._rest_until = 0.0
         """Until then changes are collected, by the monotonic clock."""
         self._gave_up = False
@@ -212,12 +212,12 @@ class AuditorDriver:
 
     @property
     def leads(self) -> bool:
-        """Whether this process is the auditor, as far as it knows."""
+        """True if this process is the auditor, as far as it knows."""
         return self._election.leads
 
     @property
     def grace_ns(self) -> int:
-        """How long a bookie may be absent, by the settings that the machine knows, nanoseconds."""
+        """The time for which a bookie may be absent, by the settings that the machine knows, nanoseconds."""
         return int(self._machine.situation.settings.repair.grace_s * 1e9)
 
     def report_check(self, event: ReplicaChecked) -> None:
@@ -340,7 +340,7 @@ class AuditorDriver:
     # ---- what happened -------------------------------------------------------------------------------------------
 
     def _elected(self, leads: bool) -> None:
-        """The election has an outcome for this process; called by a thread of the metadata store."""
+        """Handle the outcome of the election for this process; called by a thread of the metadata store."""
         self._was_elected = leads
         self._post(self._lead if leads else self._follow)
 
@@ -470,14 +470,14 @@ class AuditorDriver:
             yield MarksChanged(marks)
 
     def _ask_again(self, keys: Iterable[MarkKey]) -> Iterator[Event]:
-        """Yield what is known of marks whose effects were given up; the machine asks again for what it wants."""
+        """Yield the known state of marks whose effects were given up; the machine asks for effects again."""
         known = self._machine.situation.marks
         yield MarksChanged({key: known.get(key) for key in keys})
 
     def _marks_at(
         self, keys: set[str], ledger_ids: set[int], tried: set[MarkKey]
     ) -> dict[MarkKey, UnderReplicatedLedger | None]:
-        """Return the marks at keys, of ledgers and of effects; None for those that there are not any more."""
+        """Return the marks at keys, of ledgers and of effects; None for those that do not exist any more."""
         known = self._machine.situation.marks
         marks: dict[MarkKey, UnderReplicatedLedger | None] = dict.fromkeys(tried)
         for ledger_id in ledger_ids:

@@ -279,7 +279,7 @@ class Subscription(RecordSource):
     # ---- closing -------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Let go of the subscription, so that others may open it; a second call does nothing, nor a forked child's.
+        """Release the subscription, so that others may open it; a second call, or one in a forked child, does nothing.
 
         Consumers that wait raise ClosedError. What was handed out and not acknowledged is handed out again to those who
         open it next.
