@@ -44,7 +44,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol
 from weakref import WeakSet, WeakValueDictionary
 
-from pybk.backend.ledger_backend import BackendIdentity, Lock, NamedRecord, Quorums, Replicated
+from pybk.backend.ledger_backend import BackendIdentity, Lock, NamedRecord, Quorums, Replicated, ReplicatedLedgers
 from pybk.client.broadcast import find_writer, flush, move, proven_lac, repair
 from pybk.client.driver import Driver
 from pybk.client.followed_report import FollowedReport
@@ -97,8 +97,6 @@ if TYPE_CHECKING:
     from pybk.metadata.registration import BookieRegistration
     from pybk.metadata.store import Watch
     from pybk.storage.descriptor import LedgerDescriptor
-    from pybk.storage.named_records import NamedChange
-    from pybk.storage.transaction_group import LedgerEntries
     from pybk.transport.client_links import Links
 
 STRAGGLER_BYTES: Final = 16 << 20
@@ -158,7 +156,7 @@ class LocalEntries(Protocol):
         """Close the files."""
 
 
-class ClusterBackend:
+class ClusterBackend(ReplicatedLedgers):
     """The ledgers of a cluster; ``LedgerBackend`` documents the calls.
 
     Args:
@@ -175,7 +173,7 @@ class ClusterBackend:
 
     read_only = False
     changes_by_password = True
-    is_cluster = True
+    single_writer = False
 
     def __init__(
         self,
@@ -339,9 +337,6 @@ class ClusterBackend:
 
     def catch_up(self) -> None:
         """Do nothing: each call reads the state of its ledger anew."""
-
-    def checkpoint(self) -> None:
-        """Do nothing: bookies checkpoint their own stores."""
 
     # ---- ledgers -------------------------------------------------------------------------------------------------
 
@@ -809,17 +804,6 @@ class ClusterBackend:
             return reading.entry, 0, len(reading.entry)
         batch = self._read(ledger, entry_id, entry_id, 1, {**self.membership.rank(), bookie: 0})
         return batch.buffer, int(batch.offsets[0]), int(batch.offsets[0] + batch.sizes[0])
-
-    def stage_group(self, entries: Sequence[LedgerEntries], changes: Sequence[NamedChange]) -> Callable[[], int]:
-        """Refuse it.
-
-        Raises:
-            IllegalOperationError: Always.
-        """
-        raise IllegalOperationError(
-            f"a group cannot be atomic over ensembles: the ledgers of {self.where} are on different bookies, of which "
-            "one may have a part of it and another not; append to one log in one transaction, or use an embedded store"
-        )
 
     def write_buffered(self, descriptor: LedgerDescriptor) -> None:
         """Have the bookies sync the entries of a deferred writer, and update the LAC."""

@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, TypeVar
 
 from pybk import storage
-from pybk.backend.ledger_backend import LedgerBackend
+from pybk.backend.ledger_backend import AtomicGroups, LedgerBackend
 from pybk.errors import ClosedError, IllegalOperationError, PybkError, UsageError, VersionConflictError
 from pybk.manager.handle import WithBlock
 from pybk.spans import operation
@@ -132,6 +132,7 @@ class AtomicGroup(WithBlock):
     def __init__(self, backend: LedgerBackend) -> None:
         """Use ``LedgerManager.transaction`` instead."""
         self._backend: Final = backend
+        self._groups: Final = backend if isinstance(backend, AtomicGroups) else None
         self._members: dict[int, GroupMember] = {}
         self._targets: list[object] = []
         self._ended = False
@@ -219,11 +220,11 @@ class AtomicGroup(WithBlock):
         try:
             self._ended = True
             members = sorted(self._members.values(), key=lambda member: member.key)
-            if self._backend.is_cluster:
+            if self._groups is None:
                 sent = True
                 self._commit_alone(members)
             else:
-                wait = self._staged(members)
+                wait = self._staged(members, self._groups)
                 sent = True
                 wait()
         except BaseException as error:
@@ -249,11 +250,11 @@ class AtomicGroup(WithBlock):
         for member in members:
             member.commit_alone()
 
-    def _staged(self, members: Sequence[GroupMember]) -> Callable[[], int]:
+    def _staged(self, members: Sequence[GroupMember], groups: AtomicGroups) -> Callable[[], int]:
         """Stage the group; returns what waits for it. From then on its outcome is decided by the store."""
         while True:
             try:
-                wait = self._hold(members, [])
+                wait = self._hold(members, [], groups)
             except (VersionConflictError, storage.DisplacedError):
                 continue  # a record was changed by another, or a log ends elsewhere
             if wait is not None:
@@ -261,15 +262,17 @@ class AtomicGroup(WithBlock):
             for member in members:
                 member.prepare()
 
-    def _hold(self, members: Sequence[GroupMember], parts: list[GroupPart]) -> Callable[[], int] | None:
+    def _hold(
+        self, members: Sequence[GroupMember], parts: list[GroupPart], groups: AtomicGroups
+    ) -> Callable[[], int] | None:
         """Stage the group with the locks of the members that follow held, too; returns what waits for it."""
         if len(parts) < len(members):
-            return members[len(parts)].hold(lambda part: self._hold(members, [*parts, part]))
+            return members[len(parts)].hold(lambda part: self._hold(members, [*parts, part], groups))
         entries = [part.entries for part in parts if part.entries is not None]
         changes = [part.change for part in parts if part.change is not None]
         if not entries and not changes:
             return lambda: 0
-        return self._backend.stage_group(entries, changes)
+        return groups.stage_group(entries, changes)
 
     # ---- with ----------------------------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, NoReturn, Self, Unpack
 
 from pybk import manager as handles
 from pybk import storage
-from pybk.backend.ledger_backend import LedgerBackend, Replicated
+from pybk.backend.ledger_backend import LedgerBackend, Replicated, ReplicatedLedgers
 from pybk.config import StoreConfig
 from pybk.credentials import (
     ClusterSecret,
@@ -25,7 +25,6 @@ from pybk.credentials import (
     mismatch,
     read_credentials,
 )
-from pybk.deferral import LateModule
 from pybk.errors import (
     ClosedError,
     IllegalOperationError,
@@ -69,7 +68,7 @@ from pybk.manager.arguments import (
 )
 from pybk.manager.handle import Ending, settle_dropped, where_called
 from pybk.manager.ledger_writer import LedgerWriter
-from pybk.manager.local_backend import BackgroundScrub, StoreBackend
+from pybk.manager.local_backend import BackgroundScrub, StoreBackend, StoreUpkeep
 from pybk.metrics import UNSEALED_LEDGERS, MetricsSnapshot
 from pybk.spans import operation
 from pybk.storage.descriptor import LedgerDescriptor
@@ -78,15 +77,12 @@ from pybk.storage.volumes import named_paths
 from pybk.threads.call_threads import asyncio_form, in_thread
 
 if TYPE_CHECKING:
-    from pybk.healing import scrub as store_scrub
     from pybk.healing.scrub import ScrubReport, ScrubStatus
     from pybk.health import Health
     from pybk.manager.atomic_group import AtomicGroup
     from pybk.manager.ledger_reader import LedgerReader
     from pybk.manager.opening import Opening
     from pybk.metadata.registration import BookieRegistration
-else:
-    store_scrub = LateModule("pybk.healing.scrub")
 
 logger = logging.getLogger(__name__)
 
@@ -277,7 +273,7 @@ class LedgerManager:
     @property
     def is_cluster(self) -> bool:
         """True if the ledgers are on the bookies of a cluster; False for a store that this process opened."""
-        return self._backend.is_cluster
+        return isinstance(self._backend, ReplicatedLedgers)
 
     @property
     def location(self) -> str:
@@ -763,7 +759,8 @@ class LedgerManager:
             descriptor = backend.descriptor(ledger_id)
             if not metadata.sealed:
                 seal = self._unlock(descriptor, given)
-                seal.check_end(metadata, backend.proven_lac(descriptor))
+                hidden = backend.proven_lac(descriptor) if isinstance(backend, ReplicatedLedgers) else -1
+                seal.check_end(metadata, hidden)
                 backend.reseal(descriptor, seal.sealed(metadata, last_entry))
         return backend.metadata(ledger_id)
 
@@ -1023,7 +1020,7 @@ class LedgerManager:
 
         Durability: A fragment names a new bookie only after all its entries are durable there.
         """
-        backend, what = self._usable(), what if isinstance(what, str) else existing_id(what)
+        backend, what = self._replicated(), what if isinstance(what, str) else existing_id(what)
         named: dict[str, str | int] = {"bookie": what[:100]} if isinstance(what, str) else {"ledger_id": what}
         with operation(self._on_span, "pybk.ledger.replicate", **named) as replicating:
             done = backend.replicate(what)
@@ -1041,9 +1038,19 @@ class LedgerManager:
 
         Cost: One or two round trips to the metadata store.
         """
-        return tuple(self._usable().bookies())
+        return tuple(self._replicated().bookies())
 
     bookies_async = asyncio_form(bookies)
+
+    def _replicated(self) -> ReplicatedLedgers:
+        """Return the backend, which has bookies."""
+        backend = self._usable()
+        if isinstance(backend, ReplicatedLedgers):
+            return backend
+        raise IllegalOperationError(
+            f"{self.location} is a store of one process, which keeps one copy and has no bookies; "
+            "LedgerManager.connect(url) uses the ledgers of a cluster"
+        )
 
     def transaction(self) -> AtomicGroup:
         """Return an atomic group: records of several logs, acknowledgements, blobs and properties, with one sync.
@@ -1063,11 +1070,12 @@ class LedgerManager:
     def checkpoint(self) -> None:
         """Write all durable entries to their tiers and into the index now, and delete files without live entries.
 
-        Reads and appends continue meanwhile.
+        Reads and appends continue meanwhile. In a cluster it does nothing, because bookies do this by themselves.
         """
         backend = self._usable()
-        with operation(self._on_span, "pybk.store.checkpoint"):
-            backend.checkpoint()
+        if isinstance(backend, StoreUpkeep):
+            with operation(self._on_span, "pybk.store.checkpoint"):
+                backend.checkpoint()
 
     checkpoint_async = asyncio_form(checkpoint)
 
@@ -1094,16 +1102,10 @@ class LedgerManager:
         Threads: Any; appends and reads continue meanwhile.
         Cost: Reads every entry once, past the page cache.
         """
-        backend = self._usable()
-        if not isinstance(backend, StoreBackend):
-            raise IllegalOperationError(
-                f"{self.location} is a cluster, whose bookies check their own entries; ask them by ClusterAdmin.scrub"
-            )
+        backend = self._own_disks("scrub")
         said = progress_of(progress) or (lambda done, total: None)
         with operation(self._on_span, "pybk.store.scrub"):
-            if backend.scrub is not None:
-                return backend.scrub.begin().check_all(said)
-            return store_scrub.check_store(backend.store, said)
+            return backend.check_entries(said)
 
     scrub_async = asyncio_form(scrub)
 
@@ -1115,16 +1117,18 @@ class LedgerManager:
         Raises:
             IllegalOperationError: The manager is that of a cluster, where ``ClusterAdmin.scrub_status`` has it.
         """
-        backend = self._usable()
-        if not isinstance(backend, StoreBackend):
-            raise IllegalOperationError(f"{self.location} is a cluster; ClusterAdmin.scrub_status has its scrubs")
-        if backend.scrub is not None and backend.scrub.begun is not None:
-            return store_scrub.status_of_notes(self.location, backend.scrub.begun.notes())
-        return store_scrub.status_of_notes(
-            self.location, storage.load_notes(backend.store.fs, backend.store.volumes.root)
-        )
+        return self._own_disks("scrub_status").scrub_status()
 
     scrub_status_async = asyncio_form(scrub_status)
+
+    def _own_disks(self, call: str) -> StoreUpkeep:
+        """Return the backend, whose disks are the manager's own; ``ClusterAdmin`` has the call for a cluster."""
+        backend = self._usable()
+        if isinstance(backend, StoreUpkeep):
+            return backend
+        raise IllegalOperationError(
+            f"{self.location} is a cluster, whose bookies check their own entries; ask them by ClusterAdmin.{call}"
+        )
 
     def health(self) -> Health:
         """Return the health of the manager: whether it accepts appends, and the reason if not; see ``Health``."""

@@ -167,6 +167,7 @@ class LedgerWriter(Handle):
         self._backend = backend
         self._manager = manager  # a reference, because the manager is closed once no handle refers to it
         self._log = backend.log_of(descriptor)
+        self._keeping = self._log if isinstance(self._log, KeepingLog) else None
         self._descriptor = descriptor
         self._digest = digest
         self._overhead = ENTRY_HEADER_BYTES + digest.size
@@ -788,7 +789,7 @@ def _check_end(descriptor: LedgerDescriptor, last: int) -> None:
 
 def keeping_log(writer: LedgerWriter) -> KeepingLog | None:
     """Return what keeps entries until they are acknowledged; None in a store, which has no bookies to lose."""
-    return cast(KeepingLog, writer._log) if writer._backend.is_cluster else None
+    return writer._keeping
 
 
 def ends_with(writer: LedgerWriter, entry_id: int) -> bool:

@@ -6,10 +6,11 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
 from weakref import WeakValueDictionary
 
-from pybk.backend.ledger_backend import BackendIdentity, NamedRecord, Quorums, Replicated
+from pybk import storage
+from pybk.backend.ledger_backend import AtomicGroups, BackendIdentity, NamedRecord, Quorums
 from pybk.deferral import LateModule
 from pybk.errors import IllegalOperationError, UsageError
 from pybk.feature_level import FeatureLevel
@@ -27,9 +28,8 @@ from pybk.threads.workers import start_thread
 if TYPE_CHECKING:
     from pybk import health
     from pybk.healing import scrub as store_scrub
-    from pybk.healing.scrub import StoreScrub
+    from pybk.healing.scrub import ScrubReport, ScrubStatus, StoreScrub
     from pybk.health import Health
-    from pybk.metadata.registration import BookieRegistration
     from pybk.storage.readonly import ReadOnlyStore
     from pybk.storage.transaction_group import LedgerEntries
 else:
@@ -205,14 +205,28 @@ class BackgroundScrub:
             self._thread.join()
 
 
-class StoreBackend:
+@runtime_checkable
+class StoreUpkeep(Protocol):
+    """A capability: the disks of the ledgers are the manager's own to look after. Threads: any."""
+
+    def checkpoint(self) -> None:
+        """Write all durable entries to their tiers, and free log files that are no longer needed."""
+
+    def check_entries(self, progress: Callable[[int, int], None]) -> ScrubReport:
+        """Check the checksum of each stored entry, in the calling thread; ``progress`` takes bytes done and in all."""
+
+    def scrub_status(self) -> ScrubStatus:
+        """Return how the checks of the entries proceed."""
+
+
+class StoreBackend(AtomicGroups, StoreUpkeep):
     """A store, live or read-only, as a backend; ``LedgerBackend`` describes the calls.
 
     Threads: any.
     """
 
     changes_by_password = False
-    is_cluster = False
+    single_writer = True
 
     def __init__(self, store: Store | ReadOnlyStore) -> None:
         self.store = store
@@ -331,10 +345,6 @@ class StoreBackend:
         """Close a ledger after the last entry staged so far."""
         self._live().close_ledger(descriptor, fence=False)
 
-    def proven_lac(self, descriptor: LedgerDescriptor) -> int:
-        """Return -1: nobody but the store closes its ledgers."""
-        return -1
-
     def reseal(self, descriptor: LedgerDescriptor, sealed: LedgerMetadata) -> None:
         """Record the seal of a closed ledger."""
         self._live().reseal(descriptor, sealed)
@@ -361,12 +371,6 @@ class StoreBackend:
         if follows:
             self.store.keep_looking()
 
-    def replicate(self, what: int | str) -> Replicated:
-        """Raise, because a store has only one copy."""
-        raise IllegalOperationError(
-            f"{self.where} is a store of one process and keeps one copy; only a cluster's ledgers can be replicated"
-        )
-
     def confirmed(self, ledger_id: int) -> tuple[int, int | None]:
         """Return the last add confirmed, and the bytes up to there unless some durable entries are unconfirmed."""
         descriptor = self.descriptor(ledger_id)
@@ -374,12 +378,6 @@ class StoreBackend:
         if last == descriptor.last_durable:
             return last, descriptor.length_durable
         return last, None if last >= 0 else 0
-
-    def bookies(self) -> list[BookieRegistration]:
-        """Raise, because a store has no bookies."""
-        raise IllegalOperationError(
-            f"{self.where} is a store of one process; only a cluster has bookies: LedgerManager.connect"
-        )
 
     # ---- named records -------------------------------------------------------------------------------------------
 
@@ -481,3 +479,15 @@ class StoreBackend:
         scheduler.checkpoint()
         scheduler.collect()
         scheduler.look_for_space()
+
+    def check_entries(self, progress: Callable[[int, int], None]) -> ScrubReport:
+        """Check the entries now, as a check in the background if there is one."""
+        if self.scrub is not None:
+            return self.scrub.begin().check_all(progress)
+        return store_scrub.check_store(self.store, progress)
+
+    def scrub_status(self) -> ScrubStatus:
+        """Return the status of the checks in the background, or what the process that writes the store noted last."""
+        if self.scrub is not None and self.scrub.begun is not None:
+            return store_scrub.status_of_notes(self.where, self.scrub.begun.notes())
+        return store_scrub.status_of_notes(self.where, storage.load_notes(self.store.fs, self.store.volumes.root))

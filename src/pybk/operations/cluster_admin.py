@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from pybk.backend.ledger_backend import ReplicatedLedgers
 from pybk.errors import (
     CorruptError,
     IllegalOperationError,
@@ -108,7 +109,7 @@ class ClusterAdmin:
     """
 
     def __init__(self, manager: LedgerManager) -> None:
-        if not backend_of(manager).is_cluster:
+        if not isinstance(backend_of(manager), ReplicatedLedgers):
             raise UsageError(
                 f"{manager.location} is a store, which has no bookies; ClusterAdmin takes a manager of a cluster, such "
                 "as of LedgerManager.connect(url)"

@@ -447,4 +447,4 @@ class BlobCatalog:
         in_use = self._in_use
         if upload.token in in_use.uploads:
             return False
-        return upload.token in in_use.abandoned or not self.backend.is_cluster or upload.since_ns < before_ns
+        return upload.token in in_use.abandoned or self.backend.single_writer or upload.since_ns < before_ns

@@ -25,7 +25,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
-from pybk.backend.ledger_backend import Lock
+from pybk.backend.ledger_backend import Lock, ReplicatedLedgers
 from pybk.errors import (
     ClosedError,
     EntryUnknownError,
@@ -551,7 +551,7 @@ class ListWriter:
             if not self.closed:
                 epoch = self.appender.epoch
                 try:
-                    if self._backend.is_cluster and self._ended is None:
+                    if isinstance(self._backend, ReplicatedLedgers) and self._ended is None:
                         self.flush()  # what was lost is appended again before the log is closed
                     self.operate(
                         lambda: self.steps.perform(ledger_list.close(self._name, epoch, time.time_ns, seal=seal))

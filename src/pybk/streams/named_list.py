@@ -127,7 +127,7 @@ class NamedList(Handle):
         """
         if create:
             backend = backend_of(self._manager)
-            is_new = not backend.is_cluster and self._steps.read() is None
+            is_new = backend.single_writer and self._steps.read() is None
             if is_new and next(backend.ledgers(), None) is not None:
                 streams.sweep.check_not_lost(self._steps)
             uid, kept = secrets.token_bytes(UID_BYTES), self._spec.asked.as_properties()

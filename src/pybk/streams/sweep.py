@@ -80,13 +80,14 @@ have lost one."""
 def check_not_lost(steps: LedgerSteps) -> None:
     """Raise CorruptError if a list has no record, but ledgers with records, so that its record was lost.
 
-    To create the list anew would hide them. Not in a cluster, whose ledgers may be too many to be looked through; there
-    ``rebuild`` replaces the record of a list that has no ledger yet.
+    To create the list anew would hide them. Not in a cluster, where other processes write at the same time, and whose
+    ledgers may be too many to be looked through. There ``rebuild`` replaces the record of a list that has no ledger
+    yet.
 
     Cost: One pass over the metadata of a store's ledgers for each manager and kind of list.
     """
     manager, name, kind = steps.manager, steps.name, steps.spec.kind
-    if backend_of(manager).is_cluster or steps.read() is not None:
+    if not backend_of(manager).single_writer or steps.read() is not None:
         return
     lost = _LOST.setdefault(manager, {})
     if kind not in lost:
