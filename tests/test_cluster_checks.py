@@ -58,7 +58,7 @@ def test_a_strict_policy_may_keep_a_writer_from_replacing_bookies(zones: str, *,
     """Bookies 0 and 2 are stopped. Those that are left are as many as an ensemble has."""
     cluster = mapped(ledger(7, (0, (0, 1, 2)), quorum=(3, 2), last=None))
     found = stop_check(
-        *(cluster, running(zones), {bookie(0), bookie(2)}, (), lambda _: True), policy=PlacementPolicy(2, strict)
+        cluster, running(zones), {bookie(0), bookie(2)}, (), lambda _: True, policy=PlacementPolicy(2, strict)
     )
     assert found.ok == ok
 
@@ -125,7 +125,7 @@ def test_copies_of_a_bookie_that_has_yet_to_look_at_what_it_lost_do_not_count() 
 
     def check(number: int, count: int) -> StopCheck:
         return stop_check(
-            *(cluster, running("abc"), {bookie(number)}, marks[:count], lambda _: True), in_limbo={bookie(1): 3}
+            cluster, running("abc"), {bookie(number)}, marks[:count], lambda _: True, in_limbo={bookie(1): 3}
         )
 
     found = check(0, 2)

@@ -11,7 +11,6 @@ import pytest
 
 from tests.paths import ROOT
 
-FUNCTION_LINES_MAX = 70
 BANNED_MODULES = {"base", "common", "helper", "helpers", "misc", "shared", "tools", "util", "utils"}
 SOURCES = sorted(
     path for folder in ("src", "bench", "deploy", "examples", "tests") for path in (ROOT / folder).rglob("*.py")
@@ -41,15 +40,6 @@ TESTS = [path for path in SOURCES if path.is_relative_to(ROOT / "tests") and pat
 """All but the one module that knows private names of the classes that users see."""
 
 LIBRARY = [path for path in SOURCES if path.is_relative_to(ROOT / "src")]
-
-
-def long_functions(nodes: Iterable[ast.AST]) -> Iterator[tuple[str, int, int]]:
-    """Yield name, line and length of functions that are too long."""
-    for node in nodes:
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            lines = (node.end_lineno or node.lineno) - node.lineno + 1
-            if lines > FUNCTION_LINES_MAX:
-                yield node.name, node.lineno, lines
 
 
 def bad_imports(nodes: Iterable[ast.AST]) -> Iterator[tuple[int, str]]:
@@ -111,7 +101,6 @@ def untidy(path: Path, *groups: list[Path]) -> Iterator[tuple[object, str]]:
     text = path.read_text(encoding="utf-8")
     tree = ast.parse(text)
     nodes = list(ast.walk(tree))
-    yield from ((found, f"functions have at most {FUNCTION_LINES_MAX} lines") for found in long_functions(nodes))
     yield from ((found, "import as `from pybk.x import y`, and no pickle") for found in bad_imports(nodes))
     yield from ((found, "finish it or leave it out") for found in unfinished(text))
     yield from ((name, "name a module by what it knows") for name in BANNED_MODULES & {path.stem, path.parent.name})
@@ -155,9 +144,6 @@ def nodes_of(text: str) -> list[ast.AST]:
 
 
 def test_rules_report_files_that_break_them() -> None:
-    long = "def f():\n" + "    pass\n" * FUNCTION_LINES_MAX
-    assert list(long_functions(nodes_of(long))) == [("f", 1, FUNCTION_LINES_MAX + 1)]
-    assert not list(long_functions(nodes_of(long[: -len("    pass\n")])))
     bad = "from . import x\nimport pybk\nimport pickle\nfrom pickle import loads\nimport pybk.flags as f\n"
     assert [line for line, _ in bad_imports(nodes_of(bad))] == [1, 2, 3, 4, 5]
     assert not list(bad_imports(nodes_of("from pybk.flags import LedgerType\n")))

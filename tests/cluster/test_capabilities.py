@@ -17,8 +17,8 @@ from tests.cluster.inside import inside
 from tests.internals import backend_of
 from tests.storage.real_store import open_quick
 
-CAPABILITIES = (AtomicGroups, ReplicatedLedgers, StoreUpkeep)
-OFFERED = {StoreBackend: {AtomicGroups, StoreUpkeep}, ClusterBackend: {ReplicatedLedgers}}
+CAPABILITIES: tuple[type, ...] = (AtomicGroups, ReplicatedLedgers, StoreUpkeep)
+OFFERED: dict[type, set[type]] = {StoreBackend: {AtomicGroups, StoreUpkeep}, ClusterBackend: {ReplicatedLedgers}}
 
 
 @pytest.mark.parametrize("kind", OFFERED)

@@ -277,7 +277,8 @@ def test_plans_and_workers_agree_on_what_a_strict_policy_allows() -> None:
         zones, sets = [stand[each].zone for each in ensemble], write_sets(size, write_quorum)
         for each in map(bookie, range(size, size + 4)):
             allowed = fits(
-                *(each, candidates),
+                each,
+                candidates,
                 place=place,
                 ensemble=ensemble,
                 hints=frozenset(),

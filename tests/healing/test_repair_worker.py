@@ -570,7 +570,7 @@ def test_a_live_writer_is_not_fenced_however_long_it_is_idle(four: Inside, monke
     four.bookies[places[0]].close()
     wait_until(lambda: all(cluster_backend_of(each).membership.find(ensemble[0]) is None for each in (client, other)))
     metadata.mark_under_replicated(
-        *(writer.ledger_id, ensemble[0], 0), reason=RepairReason.LOST, state=RepairState.WAITING_FOR_OWNER
+        writer.ledger_id, ensemble[0], 0, reason=RepairReason.LOST, state=RepairState.WAITING_FOR_OWNER
     )
     backend = cluster_backend_of(four.bookies[places[1]])
     repairer = LoneWorker(four.bookies[places[1]], backend.recover_abandoned)

@@ -88,7 +88,9 @@ class World:
         """Run the check of one replica to its end; time passes meanwhile."""
         machine = ReplicaCheckMachine(
             metadata,
-            *(sample.place, sample.first, sample.last),
+            sample.place,
+            sample.first,
+            sample.last,
             bytes_max=1 << 20,
             window=1,
             checked=sample.bookie != self.limbo,

@@ -49,13 +49,11 @@ requests: st.SearchStrategy[WireRequest] = st.one_of(
     st.builds(ReadLac, ids, st.booleans(), st.none() | lacs, ids),
     st.builds(
         lambda ledger, ends, stride, size, flags: Read(ledger, min(ends), max(ends), stride, size, *flags),
-        *(
-            ids,
-            st.tuples(ids, ids),
-            st.integers(1, STRIDE_MAX),
-            st.integers(0, MESSAGE_BYTES_MAX),
-            st.tuples(st.booleans(), st.booleans()),
-        ),
+        ids,
+        st.tuples(ids, ids),
+        st.integers(1, STRIDE_MAX),
+        st.integers(0, MESSAGE_BYTES_MAX),
+        st.tuples(st.booleans(), st.booleans()),
     ),
     st.builds(Force, ids),
     st.builds(Move, ids, st.sampled_from(StorageHint)),

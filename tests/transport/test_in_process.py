@@ -75,7 +75,8 @@ def alone(
 ) -> InProcessLink:
     """Return a link that belongs to no links."""
     return InProcessLink(
-        *(BOOKIE, server),
+        BOOKIE,
+        server,
         grants=rights,
         on_outcome=on_outcome,
         look_at=look_at,

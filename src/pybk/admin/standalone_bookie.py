@@ -108,7 +108,8 @@ def serve(
     signals = Signals()
     logger.info(
         "a bookie starts in %s, with pybk %s",
-        *(settings.directory, __version__),
+        settings.directory,
+        __version__,
         extra=log_event("bookie.starting", directory=settings.directory, version=__version__),
     )
     settings = replace(settings, http=_checked_http(settings))
@@ -125,7 +126,8 @@ def serve(
         fields = {"bookie": str(bookie.bookie), "addresses": list(bookie.addresses), "took_ms": _since(began)}
         logger.info(
             "bookie %s serves at %s",
-            *(bookie.bookie, ", ".join(bookie.addresses)),
+            bookie.bookie,
+            ", ".join(bookie.addresses),
             extra=log_event("bookie.started", **fields),
         )
         ready(bookie, "" if http is None else http.url)
@@ -241,7 +243,8 @@ def _drain(settings: BookieSettings, signals: Signals, watchdog: _Watchdog, book
     notify("STOPPING=1", f"STATUS=bookie {bookie.bookie.bookie_id} drains")
     logger.info(
         "bookie %s lets writers leave, for %g s at most; another signal closes it at once",
-        *(bookie.bookie, settings.drain_s),
+        bookie.bookie,
+        settings.drain_s,
         extra=log_event("bookie.draining", **named),
     )
     try:

@@ -70,7 +70,8 @@ class OwnCookie:
             return
         logger.info(
             "bookie %s is %s now",
-            *(self._bookie, found.state),
+            self._bookie,
+            found.state,
             extra=log_event("bookie.state", bookie=str(self._bookie), state=found.state.value),
         )
         self.state = found.state

@@ -274,7 +274,11 @@ class BookieServer:
         """Guards ``_ended``, which says that ``close`` was called, and lets a second ``close`` wait for the first."""
         self._ended = False
         self._deleted_ledgers: Final = DeletedLedgers(
-            *(metadata, replicas, bookie, lambda ledger_id: self.post(partial(self._drop, ledger_id)), self._rest),
+            metadata,
+            replicas,
+            bookie,
+            lambda ledger_id: self.post(partial(self._drop, ledger_id)),
+            self._rest,
             remember=lambda proofs: self.post(partial(self._remember_deleted, proofs)),
         )
         self._served = 0
@@ -312,7 +316,8 @@ class BookieServer:
             return
         logger.warning(
             "bookie %s registers %s, and did not check that it can be reached there",
-            *(self.bookie, address),
+            self.bookie,
+            address,
             extra=log_event("bookie.unchecked_address", bookie=str(self.bookie), address=address),
         )
 
@@ -334,7 +339,8 @@ class BookieServer:
         registered = self.registered = self._metadata.register(self.registration())
         logger.info(
             "bookie %s is registered at %s",
-            *(self.bookie, self.addresses[0]),
+            self.bookie,
+            self.addresses[0],
             extra=log_event("bookie.registered", bookie=str(self.bookie), address=self.addresses[0]),
         )
         self._cookie.follow(self._state_changed)
@@ -915,7 +921,8 @@ class BookieServer:
             fields = {"bookie": str(self.bookie)}
             logger.error(
                 "bookie %s takes no more entries: %s",
-                *(self.bookie, self._age.error),
+                self.bookie,
+                self._age.error,
                 extra=log_event("bookie.metadata_outdated", **fields),
             )
             self._retired = True
@@ -999,7 +1006,8 @@ class BookieServer:
                 named = {"bookie": str(self.bookie)}
                 logger.info(
                     "ledger %d is out of limbo at %s",
-                    *(ledger_id, self.bookie),
+                    ledger_id,
+                    self.bookie,
                     extra=log_event("ledger.limbo.lifted", ledger=ledger_id, **named),
                 )
                 if not self.replicas.in_limbo():

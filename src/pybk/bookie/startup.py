@@ -237,9 +237,11 @@ def put_all_in_limbo(replicas: Replicas, metadata: ClusterMetadata, bookie: Book
     for loss in losses:
         fields = {"bookie": str(bookie)}
         logger.warning("bookie %s lost something durable: %s", bookie, loss, extra=log_event("bookie.loss", **fields))
+    ledgers = len(replicas.in_limbo())
     logger.warning(
         "bookie %s: %d ledgers are in limbo until their other bookies have brought back what it lacks",
-        *(bookie, ledgers := len(replicas.in_limbo())),
+        bookie,
+        ledgers,
         extra=log_event("bookie.limbo.begun", bookie=str(bookie), ledgers=ledgers),
     )
 
@@ -249,7 +251,8 @@ def report_limbo(replicas: Replicas, bookie: Bookie) -> None:
     if ledgers := len(replicas.in_limbo()):
         logger.warning(
             "bookie %s: %d ledgers are in limbo still",
-            *(bookie, ledgers),
+            bookie,
+            ledgers,
             extra=log_event("bookie.limbo.begun", bookie=str(bookie), ledgers=ledgers),
         )
 

@@ -139,7 +139,9 @@ class LimboRepair:
             logger.warning(
                 "%d ledgers stay in limbo at %s, as they have neither metadata nor a tombstone: %s; bring back their "
                 "metadata (pybk metadata restore, or rebuild), or empty the bookie and replace it",
-                *(len(new), self.bookie.bookie, listed(sorted(new))),
+                len(new),
+                self.bookie.bookie,
+                listed(sorted(new)),
             )
         return bool(in_limbo)
 

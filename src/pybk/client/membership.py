@@ -190,7 +190,10 @@ class Membership:
             logger.warning(
                 "bookie %s is left out: it runs pybk %s, which knows feature levels up to %d, and the cluster has %d; "
                 "upgrade and restart it",
-                *(name, found.version or "before 0.2", found.level_max, level),
+                name,
+                found.version or "before 0.2",
+                found.level_max,
+                level,
             )
         self._unusable = tuple(unusable)
         self._places = {found.bookie: (found.addresses[0], found.public_key or None) for found in there.values()}
@@ -309,7 +312,9 @@ class Membership:
                 logger.warning(
                     "ledger %d is under-replicated from its first entry on: too few bookies take entries (%s), so "
                     "members of its ensemble are away or read-only (%s); it is ledger %d of this client that is",
-                    *(metadata.ledger_id, self._there(known), ", ".join(map(str, sorted(choice.away)))),
+                    metadata.ledger_id,
+                    self._there(known),
+                    ", ".join(map(str, sorted(choice.away))),
                     self._short_from_start,
                 )
         return choice
@@ -442,7 +447,10 @@ class Membership:
             logger.warning(
                 "ledger %d is misplaced: %d of its write sets span fewer than %d zones; it is choice %d of this "
                 "client that is; there are %s",
-                *(metadata.ledger_id, choice.short, policy.needed(metadata.write_quorum), self._misplaced),
+                metadata.ledger_id,
+                choice.short,
+                policy.needed(metadata.write_quorum),
+                self._misplaced,
                 self._there_by_zone(),
             )
 

@@ -580,7 +580,9 @@ class AuditorDriver:
             self._post(partial(self._read_again, sorted(effect.ledgers)))
         elif isinstance(effect, PublishMark):
             metadata.mark_under_replicated(
-                *(effect.key.ledger_id, effect.key.bookie, effect.first_entry_id),
+                effect.key.ledger_id,
+                effect.key.bookie,
+                effect.first_entry_id,
                 reason=effect.reason,
                 size_bytes=effect.size_bytes,
                 since_ns=effect.since_ns,

@@ -64,7 +64,11 @@ def misses_nothing(driver: Driver, ledger: RemoteLedger, bookie: Bookie) -> bool
     place, last = fragment.ensemble.index(bookie), max(ends.values())
     for entries in ([span.last for span in needed], None):  # a bookie that is behind shows that by its last entries
         check = check_replica(
-            *(driver, ledger, place, fragment.first_entry_id, last),
+            driver,
+            ledger,
+            place,
+            fragment.first_entry_id,
+            last,
             digest=None,
             entry_bytes=_ENTRY_BYTES,
             entries=entries,

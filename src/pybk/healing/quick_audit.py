@@ -311,7 +311,9 @@ class QuickAudits(Rounds):
         check = check_replica(
             self._backend.driver,
             RemoteLedger(*stored, self._metadata.describe(stored.metadata)),
-            *(sample.place, sample.first, sample.last),
+            sample.place,
+            sample.first,
+            sample.last,
             digest=None,
             entry_bytes=_ENTRY_BYTES,
             entries=sample.entries,

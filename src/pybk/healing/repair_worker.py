@@ -552,7 +552,10 @@ class RepairWorker:
             planned, misplaced = RepairReason.REBALANCE in reasons, RepairReason.MISPLACED in reasons
             # After a failed try a bookie that is not among the best may do what those did not.
             return self._membership.may_take(
-                *(own, metadata, fragment, place),
+                own,
+                metadata,
+                fragment,
+                place,
                 among_best=not (tried or planned),
                 spread=planned,
                 gains=misplaced,

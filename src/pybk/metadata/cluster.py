@@ -234,7 +234,9 @@ class ClusterMetadata(
             return
         logger.info(
             "the cluster uses secret %d; valid are %s, and this process has %s",
-            *(keys.current, sorted(keys.by_epoch.keys() | keys.unknown), sorted(keys.held)),
+            keys.current,
+            sorted(keys.by_epoch.keys() | keys.unknown),
+            sorted(keys.held),
         )
         if self._on_keys is not None:
             self._on_keys(keys)

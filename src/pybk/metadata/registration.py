@@ -390,7 +390,8 @@ class RegisteredBookie:
                 self._superseded = True
                 logger.warning(
                     "%s is registered by another process now: %s",
-                    *(bookie, error),
+                    bookie,
+                    error,
                     extra=log_event("bookie.superseded", bookie=str(bookie)),
                 )
                 return

@@ -444,7 +444,11 @@ class ClusterAdmin:
         metadata = self._metadata
         placement = metadata.read_settings().placement
         return stop_check(
-            *(_scan(metadata)[0], self.bookies(), stopped, all_marks(metadata), self._has_writer),
+            _scan(metadata)[0],
+            self.bookies(),
+            stopped,
+            all_marks(metadata),
+            self._has_writer,
             policy=PlacementPolicy(placement.min_zones, placement.strict),
             in_limbo={each.bookie: each.in_limbo for each in metadata.list_bookies() if each.in_limbo},
         )
@@ -834,7 +838,9 @@ class ClusterAdmin:
                     skipped += 1
                     continue
                 metadata.mark_under_replicated(
-                    *(move.ledger_id, move.source, move.first_entry_id),
+                    move.ledger_id,
+                    move.source,
+                    move.first_entry_id,
                     reason=RepairReason.REBALANCE,
                     size_bytes=move.size_bytes,
                     target=move.target.bookie_id,

@@ -202,7 +202,12 @@ class Connections:
             logger.warning(
                 "a connection was ended that had sent no message, because %d are open (at most %d), %d of them before "
                 "their handshake's end (at most %d), and the last has descriptor %d (at most %d; RLIMIT_NOFILE)",
-                *(len(self.open), self._max, len(self._greeting), GREETING_MAX, descriptor, self._descriptor_max),
+                len(self.open),
+                self._max,
+                len(self._greeting),
+                GREETING_MAX,
+                descriptor,
+                self._descriptor_max,
             )
             self._shut(next(iter(self.greeting)), addresses)
 

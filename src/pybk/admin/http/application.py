@@ -233,7 +233,10 @@ class AdminApplication:
         peer = "" if request.client is None else request.client.host
         logger.info(
             "%s %s by %s from %s in %.0f ms",
-            *(request.method, _path_in(request.scope), request["pybk.token"].name, peer),
+            request.method,
+            _path_in(request.scope),
+            request["pybk.token"].name,
+            peer,
             (time.monotonic() - began) * 1e3,
             extra=NOT_LIMITED,
         )
