@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 import pytest
 
 from pybk import BlobStore, RemoteConsumer, public
-from pybk.manager.opening import opening_form
+from pybk.manager.handle import opening_form
 from pybk.threads.call_threads import asyncio_form
 from tests.waiting import WAIT_S
 

@@ -215,6 +215,7 @@ class CountingStore(BlobStore):
 def test_an_object_reads_each_part_that_it_reuses_once(tmp_path: Path) -> None:
     content = b"".join(bytes([number]) * PART for number in (1, 2, 1, 3))
     with CountingStore.open(tmp_path, password=b"p") as blobs:
+        assert isinstance(blobs, CountingStore)
         opened(blobs).save(content)
         assert blobs.reads == 0
         snapshots = opened(blobs)

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import _thread
 import atexit
+import inspect
 import logging
 import os
 import sys
@@ -26,16 +27,49 @@ import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from enum import Enum
+from functools import partial, wraps
 from types import TracebackType
-from typing import Any, Final, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, ParamSpec, Protocol, Self, TypeVar
 from weakref import WeakKeyDictionary
 
+from pybk.deferral import LateModule
 from pybk.errors import ForkedProcessError, IllegalOperationError, LogFencedError
 from pybk.threads.call_threads import asyncio_form, end_calls, in_own_thread
+
+if TYPE_CHECKING:
+    from pybk.manager import opening
+    from pybk.manager.opening import Closing, Opening
+else:
+    opening = LateModule("pybk.manager.opening")
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+P = ParamSpec("P")
+H = TypeVar("H", bound="Closing")
+
+
+def opening_form(call: Callable[P, H]) -> Callable[P, Opening[H]]:
+    """Return the method ``x_async`` for a method ``x`` that opens a handle: it returns its ``Opening``.
+
+    The form calls the method of the object, so a subclass that overrides the method overrides the form. ``classmethod``
+    takes that of a class method.
+    """
+    call, name = getattr(call, "__func__", call), call.__name__
+
+    @wraps(call)
+    def form(*arguments: P.args, **options: P.kwargs) -> Opening[H]:
+        method: Callable[..., H] = getattr(arguments[0], name)
+        shown = ", ".join(f"{each!r:.200}" for each in arguments[1:])
+        return opening.Opening(f"{call.__qualname__}_async({shown})", partial(method, *arguments[1:], **options))
+
+    signature = inspect.signature(call)
+    form.__name__, form.__qualname__ = f"{name}_async", f"{call.__qualname__}_async"
+    form.__doc__ = f"Make the call ``{name}`` in a thread of pybk; ``await`` it or use ``async with``."
+    returned = f"Opening[{signature.return_annotation}]"
+    vars(form)["__signature__"] = signature.replace(return_annotation=returned)
+    form.__annotations__ = {**form.__annotations__, "return": returned}
+    return form
 
 
 class WithBlock(ABC):

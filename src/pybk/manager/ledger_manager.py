@@ -48,7 +48,6 @@ from pybk.ledger.ledger_metadata import (
 from pybk.manager.arguments import (
     LEDGER_ID_MAX,
     ClusterOptions,
-    LedgerOptions,
     Tiers,
     bound_of,
     config_of,
@@ -66,7 +65,7 @@ from pybk.manager.arguments import (
     system_type,
     user_type,
 )
-from pybk.manager.handle import Ending, settle_dropped, where_called
+from pybk.manager.handle import Ending, opening_form, settle_dropped, where_called
 from pybk.manager.ledger_writer import LedgerWriter
 from pybk.manager.local_backend import BackgroundScrub, StoreBackend, StoreUpkeep
 from pybk.metrics import UNSEALED_LEDGERS, MetricsSnapshot
@@ -81,7 +80,6 @@ if TYPE_CHECKING:
     from pybk.health import Health
     from pybk.manager.atomic_group import AtomicGroup
     from pybk.manager.ledger_reader import LedgerReader
-    from pybk.manager.opening import Opening
     from pybk.metadata.registration import BookieRegistration
 
 logger = logging.getLogger(__name__)
@@ -166,21 +164,7 @@ class LedgerManager:
                 return cls._opened(StoreBackend(storage.ReadOnlyStore.open(root, tiers=tiers, config=config)))
             return cls._opened(_live(Store.open(root, tiers=tiers, config=config)))
 
-    @classmethod
-    def open_async(
-        cls,
-        path: str | os.PathLike[str],
-        *,
-        tiers: Tiers | None = None,
-        read_only: bool = False,
-        config: StoreConfig | None = None,
-        **cluster: Unpack[ClusterOptions],
-    ) -> Opening[LedgerManager]:
-        """Open as ``open`` does, in a thread; ``await`` it or use ``async with``."""
-        return handles.Opening(
-            f"LedgerManager.open_async({cut_value(path, 200)})",
-            lambda: cls.open(path, tiers=tiers, read_only=read_only, config=config, **cluster),
-        )
+    open_async = classmethod(opening_form(open))
 
     @classmethod
     def connect(
@@ -205,15 +189,7 @@ class LedgerManager:
             connecting.note(location=manager.location)
         return manager
 
-    @classmethod
-    def connect_async(
-        cls, metadata: str, *, cluster_secret: ClusterSecret | None = None, config: StoreConfig | None = None
-    ) -> Opening[LedgerManager]:
-        """Connect as ``connect`` does, in a thread; ``await`` it or use ``async with``."""
-        return handles.Opening(
-            f"LedgerManager.connect_async({cut_value(metadata, 200)})",
-            lambda: cls.connect(metadata, cluster_secret=cluster_secret, config=config),
-        )
+    connect_async = classmethod(opening_form(connect))
 
     def close(self) -> None:
         """Wait for outstanding appends and close the store or the connection; open ledgers are not closed.
@@ -356,6 +332,8 @@ class LedgerManager:
             insecure=insecure,
         )
 
+    create_ledger_async = opening_form(create_ledger)
+
     def create_system_ledger(
         self,
         ledger_type: LedgerType,
@@ -396,6 +374,8 @@ class LedgerManager:
             quorums=quorums_of(ensemble_size, write_quorum, ack_quorum),
             insecure=insecure,
         )
+
+    create_system_ledger_async = opening_form(create_system_ledger)
 
     def _create_ledger(
         self,
@@ -472,37 +452,6 @@ class LedgerManager:
                 backend.unlock(descriptor, keys, seal)
                 return LedgerWriter(backend, descriptor, seal.digest, self)
 
-    def create_ledger_async(self, **options: Unpack[LedgerOptions]) -> Opening[LedgerWriter]:
-        """Create a ledger as ``create_ledger`` does, in a thread; ``await`` it or use ``async with``."""
-        return handles.Opening(f"create_ledger_async() in {self._backend.where}", lambda: self.create_ledger(**options))
-
-    def create_system_ledger_async(
-        self,
-        ledger_type: LedgerType,
-        *,
-        password: bytes = b"",
-        secret: bytes | Secret | None = None,
-        custom_metadata: Mapping[str, bytes] | None = None,
-        ensemble_size: int | None = None,
-        write_quorum: int | None = None,
-        ack_quorum: int | None = None,
-        insecure: bool = False,
-    ) -> Opening[LedgerWriter]:
-        """Create a ledger as ``create_system_ledger`` does, in a thread; ``await`` it or use ``async with``."""
-        return handles.Opening(
-            f"create_system_ledger_async({ledger_type!r:.100}) in {self._backend.where}",
-            lambda: self.create_system_ledger(
-                ledger_type,
-                password=password,
-                secret=secret,
-                custom_metadata=custom_metadata,
-                ensemble_size=ensemble_size,
-                write_quorum=write_quorum,
-                ack_quorum=ack_quorum,
-                insecure=insecure,
-            ),
-        )
-
     def open_ledger(
         self,
         ledger_id: int,
@@ -553,6 +502,8 @@ class LedgerManager:
         with operation(self._on_span, "pybk.ledger.open", ledger_id=ledger_id):
             return self._open_ledger(backend, ledger_id, given, flags, recover=recover, require_seal=require_seal)
 
+    open_ledger_async = opening_form(open_ledger)
+
     def _open_ledger(
         self,
         backend: LedgerBackend,
@@ -576,29 +527,6 @@ class LedgerManager:
         if require_seal and descriptor.metadata.state is not LedgerState.CLOSED:
             check_end(descriptor.metadata, seal)
         return handles.LedgerReader(backend, descriptor, seal, flags, check_end, self)
-
-    def open_ledger_async(
-        self,
-        ledger_id: int,
-        *,
-        password: bytes = b"",
-        secret: bytes | Secret | None = None,
-        read_flags: ReadFlag = ReadFlag.NONE,
-        recover: bool | None = None,
-        require_seal: bool = False,
-    ) -> Opening[LedgerReader]:
-        """Open a ledger as ``open_ledger`` does, in a thread; ``await`` it or use ``async with``."""
-        return handles.Opening(
-            f"open_ledger_async({ledger_id!r:.100}) in {self._backend.where}",
-            lambda: self.open_ledger(
-                ledger_id,
-                password=password,
-                secret=secret,
-                read_flags=read_flags,
-                recover=recover,
-                require_seal=require_seal,
-            ),
-        )
 
     def _unlock(self, descriptor: LedgerDescriptor, given: Credentials) -> LedgerSeal:
         """Check a ledger's password, set its keys in the backend, and return the verifier of its entries and seal."""

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
 import threading
 import warnings
 from collections.abc import Awaitable, Callable, Generator
 from contextlib import suppress
-from functools import partial, wraps
+from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Generic, ParamSpec, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
 
 from pybk.deferral import asyncio
 from pybk.errors import LogLockedError
@@ -23,13 +22,14 @@ _LOOK_SECONDS: Final = 1.0
 """The interval at which an opening checks a lock without a release: its log may have been closed or deleted."""
 
 
-class _Handle(Protocol):
+class Closing(Protocol):
+    """What has ``close``."""
+
     def close(self) -> None:
         """Close the handle."""
 
 
-P = ParamSpec("P")
-H = TypeVar("H", bound=_Handle)
+H = TypeVar("H", bound=Closing)
 D = TypeVar("D")
 
 
@@ -87,29 +87,6 @@ class Opening(Generic[H], Awaitable[H]):
         """Close the handle as its own ``__aexit__`` does."""
         handle: Any = self._handle
         await handle.__aexit__(kind, error, traceback)
-
-
-def opening_form(call: Callable[P, H]) -> Callable[P, Opening[H]]:
-    """Return the method ``x_async`` for a method ``x`` that opens a handle: it returns its ``Opening``.
-
-    The form calls the method of the object, so a subclass that overrides the method overrides the form. ``classmethod``
-    takes that of a class method.
-    """
-    call, name = getattr(call, "__func__", call), call.__name__
-
-    @wraps(call)
-    def form(*arguments: P.args, **options: P.kwargs) -> Opening[H]:
-        method: Callable[..., H] = getattr(arguments[0], name)
-        shown = ", ".join(f"{each!r:.200}" for each in arguments[1:])
-        return Opening(f"{call.__qualname__}_async({shown})", partial(method, *arguments[1:], **options))
-
-    signature = inspect.signature(call)
-    form.__name__, form.__qualname__ = f"{name}_async", f"{call.__qualname__}_async"
-    form.__doc__ = f"Make the call ``{name}`` in a thread of pybk; ``await`` it or use ``async with``."
-    opening = f"Opening[{signature.return_annotation}]"
-    vars(form)["__signature__"] = signature.replace(return_annotation=opening)
-    form.__annotations__ = {**form.__annotations__, "return": opening}
-    return form
 
 
 class LockedOpening(Opening[H]):
@@ -207,7 +184,7 @@ async def _delivered(delivery: _Delivery[D], in_a_thread: Callable[[Callable[[],
         raise
 
 
-def _close(handle: _Handle) -> None:
+def _close(handle: Closing) -> None:
     handle.close()
 
 

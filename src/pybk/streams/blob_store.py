@@ -31,10 +31,9 @@ from pybk.flags import StorageHint
 from pybk.ledger.digest import DigestType
 from pybk.manager.arguments import hints_of, whole_from
 from pybk.manager.atomic_group import GroupMember, GroupPart, member_of
-from pybk.manager.handle import Handle
+from pybk.manager.handle import Handle, opening_form
 from pybk.manager.ledger_manager import LedgerManager, backend_of
 from pybk.manager.ledger_reader import LedgerReader
-from pybk.manager.opening import Opening, opening_form
 from pybk.streams.blob import BlobReader, BlobWriter, usual_chunk_bytes
 from pybk.streams.blob_catalog import BlobCatalog
 from pybk.streams.blob_record import BlobRecord, BlobVersion
@@ -131,7 +130,7 @@ class BlobStore(Handle):
         storage_hints: Iterable[StorageHint] = (),
         quorums: tuple[int | None, int | None, int | None] = (None, None, None),
         config: StoreConfig | None = None,
-    ) -> Self:
+    ) -> BlobStore:
         """Open a blob store; one without blobs need not be made.
 
         Args:
@@ -175,12 +174,7 @@ class BlobStore(Handle):
             undo.pop_all()
         return store
 
-    @classmethod
-    def open_async(
-        cls, where: str | os.PathLike[str] | LedgerManager, name: str = "blobs", **options: object
-    ) -> Opening[Self]:
-        """Open as ``open`` does, in a thread; ``await`` it or use ``async with``."""
-        return Opening(f"BlobStore.open_async({name!r:.100})", partial(cls.open, where, name, **options))  # type: ignore[arg-type]
+    open_async = classmethod(opening_form(open))
 
     def close(self) -> None:
         """Let go of the blob store; a second call does nothing. Files that are open for reading stay so.

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from datetime import datetime
 from functools import partial
 from operator import attrgetter
-from typing import Any, Final, NamedTuple, Self, TypedDict, Unpack
+from typing import Any, Final, NamedTuple, TypedDict, Unpack
 from weakref import ref
 
 from pybk.config import StoreConfig
@@ -19,7 +19,7 @@ from pybk.ledger.digest import DigestType
 from pybk.manager.append_future import seconds_of
 from pybk.manager.arguments import flag_of, hints_of, whole_from
 from pybk.manager.atomic_group import member_of
-from pybk.manager.handle import where_called
+from pybk.manager.handle import opening_form, where_called
 from pybk.manager.ledger_manager import LedgerManager
 from pybk.manager.opening import Opening
 from pybk.metadata.store import Watch
@@ -141,7 +141,7 @@ class Log(NamedList, kinds=(ListKind.LOG, ListKind.CURSOR), first_seq=FIRST_SEQ)
         storage_hints: Iterable[StorageHint] = (),
         quorums: tuple[int | None, int | None, int | None] = (None, None, None),
         config: StoreConfig | None = None,
-    ) -> Self:
+    ) -> Log:
         """Open a log. Nothing is fenced: that is what ``writer`` does.
 
         A log has no password of its own before its first writer, because it has no ledger yet: that of the first writer
@@ -159,10 +159,7 @@ class Log(NamedList, kinds=(ListKind.LOG, ListKind.CURSOR), first_seq=FIRST_SEQ)
         begin = partial(cls._find, create=create and mode == "w")
         return cls._opened(where, name, spec, mode, begin, create=create, config=config)
 
-    @classmethod
-    def open_async(cls, where: str | os.PathLike[str] | LedgerManager, name: str, **options: Any) -> Opening[Self]:
-        """Open as ``open`` does, in a thread; ``await`` it or use ``async with``."""
-        return Opening(f"Log.open_async({name!r:.100})", partial(cls.open, where, name, **options))
+    open_async = classmethod(opening_form(open))
 
     @classmethod
     def rebuild(

@@ -7,7 +7,6 @@ import secrets
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from functools import partial
-from typing import Any, Self
 from weakref import WeakSet
 
 from pybk.config import StoreConfig
@@ -16,9 +15,8 @@ from pybk.errors import ClosedError, IllegalOperationError, LogExistsError, Usag
 from pybk.flags import StorageHint
 from pybk.ledger.digest import DigestType
 from pybk.manager.arguments import flag_of, hints_of
-from pybk.manager.handle import Handle, where_called
+from pybk.manager.handle import Handle, opening_form, where_called
 from pybk.manager.ledger_manager import LedgerManager, backend_of
-from pybk.manager.opening import Opening, opening_form
 from pybk.metadata.store import Watch
 from pybk.streams import ledger_list
 from pybk.streams.ledger_spec import LedgerSpec, LogSettings, spec_of
@@ -70,7 +68,7 @@ class Namespace(Handle):
         storage_hints: Iterable[StorageHint] = (),
         quorums: tuple[int | None, int | None, int | None] = (None, None, None),
         config: StoreConfig | None = None,
-    ) -> Self:
+    ) -> Namespace:
         """Open the namespace of a store or a cluster.
 
         Args:
@@ -103,10 +101,7 @@ class Namespace(Handle):
             undo.pop_all()
         return names
 
-    @classmethod
-    def open_async(cls, where: str | os.PathLike[str] | LedgerManager, **options: Any) -> Opening[Self]:
-        """Open as ``open`` does, in a thread; ``await`` it or use ``async with``."""
-        return Opening("Namespace.open_async()", partial(cls.open, where, **options))
+    open_async = classmethod(opening_form(open))
 
     def close(self) -> None:
         """Close the logs that were opened by this, and its manager if it is its own.

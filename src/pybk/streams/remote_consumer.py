@@ -23,8 +23,7 @@ import time
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
-from functools import partial
-from typing import Any, Final, Self
+from typing import Any, Final
 
 from pybk import errors
 from pybk.errors import (
@@ -36,8 +35,7 @@ from pybk.errors import (
     UsageError,
 )
 from pybk.manager.append_future import seconds_of
-from pybk.manager.handle import Handle, fork_error, in_children
-from pybk.manager.opening import Opening
+from pybk.manager.handle import Handle, fork_error, in_children, opening_form
 from pybk.streams.format import Position
 from pybk.streams.log_record import LogRecord, RecordSource
 from pybk.streams.subscription import (
@@ -383,7 +381,7 @@ class RemoteConsumer(RecordSource):
         in_children(self, RemoteConsumer._disable)
 
     @classmethod
-    def connect(cls, path: str | os.PathLike[str], *, wait: float = 0.0) -> Self:
+    def connect(cls, path: str | os.PathLike[str], *, wait: float = 0.0) -> RemoteConsumer:
         """Connect to the server of a subscription.
 
         Args:
@@ -406,10 +404,7 @@ class RemoteConsumer(RecordSource):
             else:
                 return cls(name, connection)
 
-    @classmethod
-    def connect_async(cls, path: str | os.PathLike[str], *, wait: float = 0.0) -> Opening[Self]:
-        """Connect as ``connect`` does, in a thread; ``await`` it or use ``async with``."""
-        return Opening("RemoteConsumer.connect_async()", partial(cls.connect, path, wait=wait))
+    connect_async = classmethod(opening_form(connect))
 
     def _disable(self) -> None:
         """Refuse calls in a forked child; its copy of the socket is closed."""

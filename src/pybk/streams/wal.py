@@ -34,7 +34,7 @@ from pybk.ledger.keys import KeyRing
 from pybk.manager.append_future import seconds_of
 from pybk.manager.arguments import flag_of, hints_of, whole_from
 from pybk.manager.atomic_group import member_of
-from pybk.manager.handle import where_called
+from pybk.manager.handle import opening_form, where_called
 from pybk.manager.ledger_manager import LedgerManager, backend_of
 from pybk.streams import ledger_list
 from pybk.streams.appender import PlainBatch, record_data
@@ -769,12 +769,7 @@ class WriteAheadLog(NamedList, kinds=(ListKind.WAL,), first_seq=_FIRST_LSN):
         owner = writer.appender.epoch, writer.appender.generation
         return streams.CheckpointWriter(self._steps, owner, covered, meta, keep, writer, truncate=truncate)
 
-    def checkpoint_async(
-        self, lsn: int | None = None, *, meta: str = "", keep: int = 2, truncate: bool = True
-    ) -> Opening[CheckpointWriter]:
-        """Begin a checkpoint as ``checkpoint`` does, in a thread; use it with ``async with``, which commits it."""
-        begin = partial(self.checkpoint, lsn, meta=meta, keep=keep, truncate=truncate)
-        return handles.Opening("WriteAheadLog.checkpoint_async()", begin)
+    checkpoint_async = opening_form(checkpoint)
 
     def checkpoints(self) -> list[WalCheckpoint]:
         """Return the checkpoints that are kept, the oldest first."""
