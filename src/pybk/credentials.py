@@ -172,10 +172,10 @@ class Secret:
         first = self.read()
         if first is None:
             return ()
-        following = self.read_next()
+        following = self._read_next()
         return (first,) if following is None else (first, following)
 
-    def read_next(self) -> bytes | None:
+    def _read_next(self) -> bytes | None:
         """Return the secret that replaces a cluster's, None if none was given.
 
         Raises:
@@ -422,7 +422,7 @@ def _read_again(given: Secret, following: _Following) -> tuple[bytes, ...]:
     if present is None:
         raise UsageError(f"{given.source} holds no cluster secret any more; put it back, or start again")
     try:
-        following.secret, following.problem = given.read_next(), ""
+        following.secret, following.problem = given._read_next(), ""
     except UsageError as error:
         if str(error) != following.problem:
             logger.warning("the cluster's secrets stay as they are: %s", error)

@@ -14,6 +14,9 @@ K = TypeVar("K")
 V = TypeVar("V")
 T = TypeVar("T")
 
+INT64_MAX: Final = (1 << 63) - 1
+"""The largest number that 8 bytes with a sign hold; on disk, on the wire and in JSON, numbers end there."""
+
 _MESSAGE: Final = "this mapping cannot be changed; change a copy of it: dict(mapping)"
 
 

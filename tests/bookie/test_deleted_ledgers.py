@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from pybk.bookie.deleted_ledgers import PAGE_LEDGERS, DeletedLedgers
+from pybk.bookie.deleted_ledgers import DeletedLedgers
 from pybk.errors import MetadataUnreachableError
 from pybk.metadata.cluster import ClusterMetadata
+from pybk.metadata.ledgers import LEDGERS_PAGE
 from tests.metadata.harness import SimWorld
 from tests.metadata.records import bookie, cluster_on, ledger
 from tests.metadata.simulated_store import Fault
@@ -69,7 +70,7 @@ def test_idle_ledgers_cost_one_read_a_minute_however_many_there_are() -> None:
     one = Bookie(world, set(range(5_000)))
     one.deleted.look()
     assert one.asked["get", "ledgers"] == 5_000, "once, at the start"
-    assert len(one.pauses) == 5_000 / PAGE_LEDGERS - 1, "between pages"
+    assert len(one.pauses) == 5_000 / LEDGERS_PAGE - 1, "between pages"
     one.deleted.look()
     assert one.position == 1, "and not after the first look, as first entries may have been on their way"
     one.asked.clear()
@@ -191,7 +192,7 @@ def test_a_page_that_is_missing_makes_the_bookie_look_at_all_its_ledgers() -> No
 def test_a_bookie_that_ends_while_it_looks_records_nothing() -> None:
     world = SimWorld()
     cluster_on(world.open()).begin_deletions()
-    one = Bookie(world, set(range(PAGE_LEDGERS + 1)))
+    one = Bookie(world, set(range(LEDGERS_PAGE + 1)))
     replicas: Any = SimpleNamespace(ledgers=lambda: sorted(one.ledgers), state=lambda ledger_id: None)
     DeletedLedgers(one.metadata, replicas, bookie(1), one.drop, lambda seconds: True).look()
     assert one.position is None

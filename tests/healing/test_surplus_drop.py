@@ -221,7 +221,7 @@ def test_ledgers_without_a_key_are_orphans_and_stay(four: Inside) -> None:
 
 
 def test_a_pass_reads_pages_and_takes_its_time(four: Inside, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(surplus_drop, "PAGE", 2)
+    monkeypatch.setattr(surplus_drop, "LEDGERS_PAGE", 2)
     client = four.connect()
     ledgers = [fill(client, ensemble_size=4) for _ in range(5)]
     # Ledgers are closed once two bookies have their entries; this one may be late.

@@ -21,6 +21,7 @@ from pybk.errors import CorruptError, UnsupportedFormatError
 from pybk.ledger.ledger_metadata import LedgerMetadata, LedgerState
 from pybk.storage.format.index_rows import NamedRow
 from pybk.storage.named_records import NAME_BYTES_MAX
+from pybk.values import INT64_MAX
 
 BACKUP_FORMAT: Final = 1
 MANIFEST_BYTES_MAX: Final = 4 << 30
@@ -28,7 +29,6 @@ MANIFEST_BYTES_MAX: Final = 4 << 30
 STORE: Final = "store"
 CLUSTER: Final = "cluster"
 
-_INT_MAX: Final = (1 << 63) - 1
 _ID_BYTES: Final = 16
 _REMEDY: Final = "restore this file from another copy of the backup, or begin a new backup in an empty directory"
 
@@ -243,7 +243,7 @@ def _kept(line: dict[str, Any]) -> KeptLedger:
     return KeptLedger(metadata, last, line["lac"], _whole(line["length"]), pieces)
 
 
-def _whole(value: Any, most: int = _INT_MAX) -> int:
+def _whole(value: Any, most: int = INT64_MAX) -> int:
     """Return a number of a manifest; raise ValueError for a value that cannot be in one."""
     if type(value) is not int or not 0 <= value <= most:
         raise ValueError(f"{value!r:.50} is not a whole number from 0 to {most}")

@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final
 
 from pybk.errors import CorruptError
+from pybk.metadata.ledgers import LEDGERS_PAGE
 from pybk.transport.cluster_keys import proves_deletion
 
 if TYPE_CHECKING:
@@ -25,9 +26,6 @@ if TYPE_CHECKING:
     from pybk.metadata.cluster import ClusterMetadata
 
 logger = logging.getLogger(__name__)
-
-PAGE_LEDGERS: Final = 500
-"""Ledgers whose tombstones are asked for in one request."""
 
 PAUSE_SECONDS: Final = 0.1
 """Pause between two such requests."""
@@ -121,10 +119,10 @@ class DeletedLedgers:
     def _deleted(self, ledger_ids: list[int]) -> dict[int, bytes] | None:
         """Return the proofs in tombstones that were made with their ledgers' passwords; None if the bookie ends."""
         deleted: dict[int, bytes] = {}
-        for start in range(0, len(ledger_ids), PAGE_LEDGERS):
+        for start in range(0, len(ledger_ids), LEDGERS_PAGE):
             if start and self._pause(PAUSE_SECONDS):
                 return None
-            page = ledger_ids[start : start + PAGE_LEDGERS]
+            page = ledger_ids[start : start + LEDGERS_PAGE]
             proofs = self._metadata.deletion_proofs(page)
             found = zip(page, proofs, strict=True)
             deleted |= {each: proof for each, proof in found if proof is not None and self._is_proven(each, proof)}

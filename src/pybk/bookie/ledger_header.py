@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final, NamedTuple, Protocol
 
-from pybk.flags import LedgerType, StorageHint, WriteFlag
+from pybk.flags import LedgerType, StorageHint, WriteFlag, is_bookie_record
 from pybk.ledger.digest import DigestType
 from pybk.ledger.ledger_metadata import LedgerMetadata
 from pybk.metadata.ledger_description import description_body
@@ -66,7 +66,7 @@ class LedgerHeader(NamedTuple):
     @property
     def stored_type(self) -> LedgerType:
         """The type of the ledger's extents in the store; a type of a bookie's own records becomes the default type."""
-        return LedgerType("") if self.ledger_type.is_bookie_record else self.ledger_type
+        return LedgerType("") if is_bookie_record(self.ledger_type) else self.ledger_type
 
     def keep(self) -> dict[str, bytes]:
         """Return the custom metadata in which a part of the ledger stores this header; see ``kept``."""
@@ -88,4 +88,4 @@ def names_bookie_record(metadata: LedgerMetadata) -> bool:
     This version refuses such headers from clients; older versions accepted them, so a directory may have some.
     """
     named = metadata.custom_metadata.get(_TYPE_KEY, b"")
-    return LedgerType(named.decode()).is_bookie_record
+    return is_bookie_record(LedgerType(named.decode()))

@@ -21,6 +21,7 @@ from pybk.bookie.startup import put_all_in_limbo
 from pybk.flags import WriteFlag
 from pybk.ledger.ledger_metadata import LedgerState
 from pybk.metadata.epochs import MetadataEpoch, outdated
+from pybk.metadata.ledgers import LEDGERS_PAGE
 from pybk.metadata.registration import BookieState
 
 if TYPE_CHECKING:
@@ -36,7 +37,6 @@ logger = logging.getLogger(__name__)
 GROW_SECONDS: Final = 600.0
 """The time for which the epoch's ticks may stay the same while a bookie runs."""
 
-_PAGE: Final = 500
 _NAMED_MAX: Final = 5
 """Ledgers that an error names; the rest is counted."""
 
@@ -150,8 +150,8 @@ def _begin(
         return False
     logger.warning("bookie %s: the cluster's metadata were restored or rebuilt (epoch %s)", bookie, epoch)
     closed: dict[int, bool] = {}
-    for at in range(0, len(known), _PAGE):
-        page = known[at : at + _PAGE]
+    for at in range(0, len(known), LEDGERS_PAGE):
+        page = known[at : at + LEDGERS_PAGE]
         for ledger_id, found in zip(page, metadata.read_ledgers(page, damaged=_log_damaged), strict=True):
             closed[ledger_id] = found is not None and found.metadata.state is LedgerState.CLOSED
             if not closed[ledger_id]:

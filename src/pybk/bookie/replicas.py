@@ -39,7 +39,7 @@ from pybk.bookie.replica_state import ReplicasHealth, ReplicaState
 from pybk.config import StoreConfig
 from pybk.errors import CookieError, CorruptError, UsageError
 from pybk.feature_level import BOOKIE_STORE_LEVEL
-from pybk.flags import LedgerType, StorageHint, WriteFlag
+from pybk.flags import LedgerType, StorageHint, WriteFlag, is_bookie_record
 from pybk.ledger.digest import DigestType
 from pybk.ledger.ledger_metadata import INSTANCE_BYTES, LedgerMetadata
 from pybk.metrics import Metrics
@@ -159,7 +159,7 @@ class Replicas:
         part with such a type is an extent if it has entries, because fences and limbo marks have none.
         """
         kind = metadata.ledger_type
-        if not kind.is_bookie_record or not names_bookie_record(metadata):
+        if not is_bookie_record(kind) or not names_bookie_record(metadata):
             return kind
         if kind == LedgerType.BOOKIE or self.store.descriptor(metadata.ledger_id).last_durable >= 0:
             return LedgerType("")

@@ -39,6 +39,7 @@ from pybk.errors import (
     UsageError,
 )
 from pybk.feature_level import NEWEST_LEVEL
+from pybk.flags import is_bookie_record
 from pybk.health import BookieCondition, Health, bookie_health
 from pybk.ledger.ledger_metadata import Bookie
 from pybk.log_events import log_event
@@ -1066,7 +1067,7 @@ def _check_type(ledger_id: int, ledger_type: LedgerType) -> None:
     Raises:
         UsageError: It has such a type.
     """
-    if ledger_type.is_bookie_record:
+    if is_bookie_record(ledger_type):
         raise UsageError(
             f"ledger {ledger_id} has type {ledger_type!r}, which bookies use for their own records: no replicated "
             "ledger may have it; create the ledger with another type"

@@ -33,6 +33,7 @@ from pybk.errors import CookieError, CorruptError, PybkError
 from pybk.feature_level import NEWEST_LEVEL
 from pybk.ledger.ledger_metadata import INSTANCE_BYTES, Bookie
 from pybk.log_events import log_event
+from pybk.metadata.ledgers import LEDGERS_PAGE
 from pybk.replication.messages import Reply, Status
 from pybk.transport.client_links import Links
 from pybk.transport.codec import Ping
@@ -52,9 +53,6 @@ logger = logging.getLogger(__name__)
 _PROBE_MS: Final = 500
 _PROBE_NS: Final = _PROBE_MS * 1_000_000
 """The time that another process that serves as this bookie has to answer a ping."""
-
-_PAGE: Final = 500
-"""Number of ledgers whose metadata is read in one request."""
 
 
 # ---- the directory -------------------------------------------------------------------------------------------------
@@ -260,7 +258,7 @@ def report_limbo(replicas: Replicas, bookie: Bookie) -> None:
 def _pages(metadata: ClusterMetadata) -> Iterator[tuple[list[LedgerMetadata], list[int]]]:
     """Yield the metadata of the cluster's ledgers in pages, each with the ids of those whose metadata is damaged."""
     after = -1
-    while ids := metadata.list_ledgers(after=after, count=_PAGE):
+    while ids := metadata.list_ledgers(after=after, count=LEDGERS_PAGE):
         damaged: list[int] = []
 
         def note(ledger_id: int, error: PybkError, damaged: list[int] = damaged) -> None:

@@ -79,6 +79,7 @@ from pybk.health import (
 from pybk.ledger.entry import ENTRY_HEADER_BYTES
 from pybk.ledger.keys import KeyRing
 from pybk.ledger.ledger_metadata import Bookie, Fragment, LedgerMetadata, LedgerState
+from pybk.metadata.ledgers import LEDGERS_PAGE
 from pybk.metrics import READ_REPAIRS, Gauge, MetricKey
 from pybk.replication.fragments import fragment_of
 from pybk.replication.quorum import Quorum
@@ -101,9 +102,6 @@ if TYPE_CHECKING:
 
 STRAGGLER_BYTES: Final = 16 << 20
 """A bookie is replaced once it has not acknowledged more confirmed bytes than this."""
-
-_PAGE: Final = 500
-"""Ledgers that one request for a listing asks for."""
 
 _ENTRIES_GUESSED: Final = 64
 """Entries that the first read of a ledger asks for, while their size is unknown."""
@@ -621,7 +619,7 @@ class ClusterBackend(ReplicatedLedgers):
         return self._metadata.list_bookies()
 
     def _stored(self, after: int = -1) -> Iterator[StoredLedger]:
-        while ids := self._metadata.list_ledgers(after=after, count=_PAGE):
+        while ids := self._metadata.list_ledgers(after=after, count=LEDGERS_PAGE):
             yield from self._metadata.read_sound_ledgers(ids)
             after = ids[-1]
 

@@ -64,10 +64,10 @@ class LedgerType(str):
         """Return whether the type is one of the system's own."""
         return self.startswith(".")
 
-    @property
-    def is_bookie_record(self) -> bool:
-        """Return whether bookies mark their own records with the type; no replicated ledger may have it."""
-        return str(self) in _BOOKIE_TYPES
+
+def is_bookie_record(ledger_type: LedgerType) -> bool:
+    """Return whether bookies mark their own records with a type; no replicated ledger may have it."""
+    return str(ledger_type) in _BOOKIE_TYPES
 
 
 LedgerType.METADATA = LedgerType(".metadata")

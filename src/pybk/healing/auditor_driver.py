@@ -82,7 +82,7 @@ from pybk.healing.situation import BookieFacts, MarkKey, Space
 from pybk.ledger.ledger_metadata import LedgerMetadata
 from pybk.log_events import log_event
 from pybk.metadata.deletions import PAGE_LEDGERS_MAX
-from pybk.metadata.ledgers import ledger_in_key
+from pybk.metadata.ledgers import LEDGERS_PAGE, ledger_in_key
 from pybk.metadata.locks import Election
 from pybk.metadata.registration import (
     BOOKIES_KEY,
@@ -93,7 +93,7 @@ from pybk.metadata.registration import (
     BookieState,
 )
 from pybk.metadata.removed_bookies import collect_removed
-from pybk.metadata.underreplication import UNDER_REPLICATED_KEY, UnderReplicatedLedger, missing_key
+from pybk.metadata.underreplication import MARKS_PAGE, UNDER_REPLICATED_KEY, UnderReplicatedLedger, missing_key
 from pybk.metrics import AUDITOR_FINDINGS
 
 if TYPE_CHECKING:
@@ -125,9 +125,6 @@ So it takes a hundredth of the time, which appends do not notice, unless ``_REST
 """
 
 _REST_MAX_S: Final = 1.0
-
-_PAGE: Final = 500
-_MARKS_PAGE: Final = 1000
 
 T = TypeVar("T")
 
@@ -549,14 +546,14 @@ class AuditorDriver:
         yield self._read_bookies()
         marks: list[UnderReplicatedLedger] = []
         after = -1
-        while found := self._metadata.list_under_replicated(after=after, count=_MARKS_PAGE):
+        while found := self._metadata.list_under_replicated(after=after, count=MARKS_PAGE):
             marks += found
             after = found[-1].ledger_id
         yield MarksRead(tuple(marks))
         if not self._swept:
             self._metadata.begin_deletions()  # bookies look at pages from now on
         after = -1
-        for page in self._metadata.ledger_pages(count=_PAGE, known=self._version):
+        for page in self._metadata.ledger_pages(count=LEDGERS_PAGE, known=self._version):
             self._deleted.update(each for each in page.deleted if not self._swept or each in self._machine.map)
             ledgers = {each: (stored.metadata, stored.version) for each, stored in page.ledgers.items()}
             yield LedgersRead(reading, after, page.through, ledgers, page.unknown, page.same)

@@ -31,6 +31,7 @@ from pybk.healing.auditor import SUSPICION_NS, Check, ReplicaChecked
 from pybk.healing.chores import Rounds
 from pybk.healing.scrub_schedule import ScrubSchedule, part_of
 from pybk.ledger.ledger_metadata import Bookie, LedgerMetadata
+from pybk.metadata.ledgers import LEDGERS_PAGE
 from pybk.replication.fragments import fragment_end
 from pybk.replication.replica_check import ReplicaCheckMachine, Span, spans_of
 
@@ -62,7 +63,6 @@ SILENT_S: Final = 60.0
 
 SAVE_S: Final = 60.0
 
-_PAGE: Final = 500
 _ENTRY_BYTES: Final = 1 << 20
 """Has each entry be asked for alone."""
 
@@ -269,8 +269,8 @@ class QuickAudits(Rounds):
 
     def _audit(self, ledger_ids: list[int], schedule: ScrubSchedule | None = None) -> Generator[float, None, bool]:
         """Audit ledgers, and note how far that is in a schedule; return False if this process leads no more."""
-        for at in range(0, len(ledger_ids), _PAGE):
-            page = ledger_ids[at : at + _PAGE]
+        for at in range(0, len(ledger_ids), LEDGERS_PAGE):
+            page = ledger_ids[at : at + LEDGERS_PAGE]
             for ledger_id, stored in zip(page, self._metadata.read_ledgers(page, damaged=_skipped), strict=True):
                 yield PAUSE_S
                 if not self._auditor.leads:

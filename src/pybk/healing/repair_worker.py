@@ -60,7 +60,7 @@ from pybk.healing.ledger_work import LedgerWork, Presence, ledger_work, live_cop
 from pybk.healing.open_fragment import misses_nothing
 from pybk.healing.throttle import SAMPLE_NS, ForegroundCap, ForegroundGuard, TokenBucket
 from pybk.ledger.ledger_metadata import LedgerState
-from pybk.metadata.underreplication import RepairReason, RepairState, UnderReplicatedLedger, missing_key
+from pybk.metadata.underreplication import MARKS_PAGE, RepairReason, RepairState, UnderReplicatedLedger, missing_key
 from pybk.metrics import REPAIR_COPIED_BYTES, REPAIR_LEDGERS, HistogramSnapshot
 from pybk.replication.messages import MetadataRead
 from pybk.replication.rereplication import RereplicationMachine
@@ -104,7 +104,6 @@ SETTLE_MAX_S: Final = 60.0
 
 TRIES: Final = 5
 
-_PAGE: Final = 1000
 _COOKIES_S: Final = 5.0
 """Seconds for which the states of bookies are remembered."""
 
@@ -284,7 +283,7 @@ class RepairWorker:
         """Return the marks by ledger, without the ledgers that no worker can mend now."""
         marks: dict[int, list[UnderReplicatedLedger]] = {}
         after = -1
-        while page := self._metadata.list_under_replicated(after=after, count=_PAGE):
+        while page := self._metadata.list_under_replicated(after=after, count=MARKS_PAGE):
             for mark in page:
                 marks.setdefault(mark.ledger_id, []).append(mark)
             after = page[-1].ledger_id

@@ -33,6 +33,7 @@ from pybk.client.machine_errors import error_of
 from pybk.client.remote_ledger import RemoteLedger
 from pybk.errors import PybkError, StorageError
 from pybk.healing.chores import Rounds
+from pybk.metadata.ledgers import LEDGERS_PAGE
 from pybk.replication.messages import AnnounceDrop, Done, DropAnnounced, DropEnded, DropEntries, Effect, Event, Failed
 from pybk.replication.surplus import SurplusDropMachine, is_surplus
 
@@ -49,9 +50,6 @@ logger = logging.getLogger(__name__)
 
 LOOK_S: Final = 10.0
 """Seconds between two looks at the settings, and the least pause between two pages."""
-
-PAGE: Final = 500
-"""Ledgers whose metadata are read by one request."""
 
 DELAY_SECONDS: Final = 3600.0
 """The time for which a copy is kept after it was found surplus, and that of a pass over all ledgers."""
@@ -159,7 +157,7 @@ class SurplusDrops(Rounds):
     @property
     def pause_s(self) -> float:
         """Seconds until the next ``look``, so that a pass over all ledgers takes ``delay_s``."""
-        return self.delay_s / max(1, -(-len(self._bookie.replicas.ledgers()) // PAGE))
+        return self.delay_s / max(1, -(-len(self._bookie.replicas.ledgers()) // LEDGERS_PAGE))
 
     def _look_round(self) -> Iterator[float]:
         """Look at one page, once that is due and the cluster is quiet; yields the seconds to rest before it continues.
@@ -195,7 +193,7 @@ class SurplusDrops(Rounds):
         """Look at the next page, and yield after each copy that is due whether it was dropped."""
         if not self._left:
             self._begin_pass()
-        page = self._left[: -PAGE - 1 : -1]
+        page = self._left[: -LEDGERS_PAGE - 1 : -1]
         for found in self.find_surplus(page):
             if self.stopping.is_set():
                 break

@@ -16,6 +16,7 @@ from pybk.client.broadcast import find_writer
 from pybk.client.remote_ledger import RemoteLedger
 from pybk.errors import PybkError
 from pybk.healing.chores import Rounds
+from pybk.metadata.ledgers import LEDGERS_PAGE
 
 if TYPE_CHECKING:
     from pybk.client.backend import ClusterBackend
@@ -30,8 +31,6 @@ LOOK_MAX_S: Final = 60.0
 
 PAUSE_S: Final = 0.02
 """Seconds between two ledgers, so that bookies are asked about fifty per second at most."""
-
-_PAGE: Final = 500
 
 
 class WriterWatch(Rounds):
@@ -58,8 +57,8 @@ class WriterWatch(Rounds):
             return
         self._looked_at = time.monotonic()
         ledger_ids = self._auditor.short_ledgers()
-        for at in range(0, len(ledger_ids), _PAGE):
-            for stored in self._metadata.read_ledgers(ledger_ids[at : at + _PAGE], damaged=_skipped):
+        for at in range(0, len(ledger_ids), LEDGERS_PAGE):
+            for stored in self._metadata.read_ledgers(ledger_ids[at : at + LEDGERS_PAGE], damaged=_skipped):
                 yield PAUSE_S
                 if not self._auditor.leads:
                     return

@@ -15,7 +15,7 @@ from pybk.errors import CorruptError, IllegalOperationError, UnsupportedFormatEr
 from pybk.feature_level import FeatureLevel
 from pybk.flags import LedgerType, StorageHint, WriteFlag
 from pybk.ledger.digest import DigestType
-from pybk.values import FrozenDict
+from pybk.values import INT64_MAX, FrozenDict
 
 METADATA_FORMAT: Final = 1
 FRAGMENTS_FORMAT: Final = 2
@@ -53,7 +53,6 @@ DESCRIPTION_BYTES_MAX: Final = (4 << 10) + 2 * CUSTOM_METADATA_BYTES_MAX
 DESCRIPTION_BYTES_MAX_BASE: Final = 4 << 10
 """The same for a ledger of key format 0, whose description has no custom metadata."""
 
-_INT_MAX: Final = (1 << 63) - 1
 _INTS: Final = (
     ("ledger_id", 0),
     ("ensemble_size", 1),
@@ -345,7 +344,7 @@ class LedgerMetadata:
                     f"{SEALS_FORMAT}: open it with the pybk that wrote it, or newer"
                 )
             key_format = values.get("key_format", 0)
-            if type(key_format) is int and KEY_FORMAT_MAX < key_format <= _INT_MAX:
+            if type(key_format) is int and KEY_FORMAT_MAX < key_format <= INT64_MAX:
                 raise UnsupportedFormatError(
                     f"{where}: a ledger of key format {key_format}; this pybk derives keys of formats 0 to "
                     f"{KEY_FORMAT_MAX}: open it with the pybk that wrote it, or newer"
@@ -479,8 +478,8 @@ _encode_json = json.JSONEncoder(ensure_ascii=False, sort_keys=True, separators=(
 def _check_ints(metadata: LedgerMetadata, minima: Iterable[tuple[str, int]]) -> None:
     for name, minimum in minima:
         value = getattr(metadata, name)
-        if type(value) is not int or not minimum <= value <= _INT_MAX:
-            raise UsageError(f"{name} is {value!r}; it takes a whole number from {minimum} to {_INT_MAX}")
+        if type(value) is not int or not minimum <= value <= INT64_MAX:
+            raise UsageError(f"{name} is {value!r}; it takes a whole number from {minimum} to {INT64_MAX}")
 
 
 def _check_seal(seal: bytes, last_digest: bytes) -> None:
@@ -524,7 +523,7 @@ def _checked_fragments(fragments: Sequence[Any], ensemble_size: int) -> tuple[Fr
     """Return fragments as a tuple; raise UsageError if they are not valid (I5: first entries strictly ascend)."""
     before = -1
     for first, ensemble in fragments:
-        in_order = first == 0 if before < 0 else before < first <= _INT_MAX
+        in_order = first == 0 if before < 0 else before < first <= INT64_MAX
         if type(first) is not int or not in_order:
             raise UsageError(f"a fragment begins with entry {first!r} after {before}; the first with 0, others ascend")
         before = first

@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 
 from pybk.errors import MetadataExistsError, MetadataOutdatedError, MetadataVersionError
 from pybk.metadata.authenticated_values import AuthenticatedValues, ValueKind
-from pybk.values import decode_json, encode_json
+from pybk.values import INT64_MAX, decode_json, encode_json
 
 EPOCH_KEY: Final = "epoch"
 OUTDATED_KEY: Final = "outdated"
@@ -29,8 +29,6 @@ REMEDY: Final = (
     "an export (`pybk metadata restore URL FILE --overwrite`), or make the metadata again from the directories of the "
     "bookies (`pybk metadata rebuild URL DIRECTORY...`)"
 )
-
-_INT_MAX: Final = (1 << 63) - 1
 
 
 class MetadataEpoch(NamedTuple):
@@ -144,6 +142,6 @@ def encode(epoch: MetadataEpoch) -> bytes:
 def decode(values: dict[str, Any]) -> MetadataEpoch:
     """Return the epoch in the decoded payload of a value; raises KeyError or ValueError if it is not one."""
     number, ticks, limbo = values["number"], values["ticks"], values["limbo"]
-    if not all(type(each) is int and 0 <= each <= _INT_MAX for each in (number, ticks)) or type(limbo) is not bool:
+    if not all(type(each) is int and 0 <= each <= INT64_MAX for each in (number, ticks)) or type(limbo) is not bool:
         raise ValueError(f"epoch {number!r}/{ticks!r}, limbo {limbo!r}")
     return MetadataEpoch(number, ticks, limbo)

@@ -42,6 +42,9 @@ DELETED_IDS_REMEDY: Final = (
 """The remedy for a damaged value of deleted ids."""
 
 IDS_KEY: Final = "ids"
+LEDGERS_PAGE: Final = 500
+"""Ledgers whose ids, metadata or tombstones one request reads."""
+
 ID_BLOCK: Final = 1000
 LEDGER_ID_MAX: Final = (1 << 63) - 1
 

@@ -63,7 +63,7 @@ from pybk.log_events import log_event
 from pybk.metadata.authenticated_values import AuthenticatedValues, ValueKind
 from pybk.metadata.store import Node, Watch
 from pybk.replication.locations import Location
-from pybk.values import FrozenDict, decode_json, encode_json, from_base64, to_base64
+from pybk.values import INT64_MAX, FrozenDict, decode_json, encode_json, from_base64, to_base64
 
 logger = logging.getLogger(__name__)
 
@@ -73,8 +73,6 @@ BOOKIE_ID_BYTES_MAX: Final = 128
 OWNER_BYTES: Final = 16
 REGISTRATION_BYTES_MAX: Final = 64 << 10
 VERSION_BYTES_MAX: Final = 64
-
-_INT_MAX: Final = (1 << 63) - 1
 
 
 def _is_text(name: str) -> bool:
@@ -182,8 +180,8 @@ class BookieCookie:
         """Check the values."""
         for name in ("boots", "state_since_ns", "until_ns", "level_max"):
             number: Any = getattr(self, name)
-            if type(number) is not int or not 0 <= number <= _INT_MAX:
-                raise UsageError(f"{self.bookie}: {name} is {number!r}; it takes a whole number from 0 to {_INT_MAX}")
+            if type(number) is not int or not 0 <= number <= INT64_MAX:
+                raise UsageError(f"{self.bookie}: {name} is {number!r}; it takes a whole number from 0 to {INT64_MAX}")
         if (self.until_ns > 0) != (self.state is BookieState.MAINTENANCE):
             raise UsageError(
                 f"{self.bookie}: state {self.state} with until_ns {self.until_ns}; only maintenance has an end"

@@ -26,7 +26,7 @@ from pybk.errors import (
 from pybk.metadata.authenticated_values import AuthenticatedValues, ValueKind
 from pybk.metadata.metadata_keys import MetadataKeys
 from pybk.metadata.store import MetadataStore, Node, Watch
-from pybk.values import decode_json, encode_json, whole
+from pybk.values import INT64_MAX, decode_json, encode_json, whole
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +40,6 @@ _DAY_S: Final = 86_400.0
 _YEAR_S: Final = 365 * _DAY_S
 _BYTES_MIN: Final = 64 << 10
 _BYTES_MAX: Final = 1 << 40
-_INT_MAX: Final = (1 << 63) - 1
 
 
 class _Section:
@@ -59,7 +58,7 @@ class _Section:
     def __post_init__(self) -> None:
         """Refuse values that cannot work, naming them, and give each number its own type."""
         for name, value in self.as_dict().items():
-            default = type(self).default_of(name)
+            default = type(self)._default_of(name)
             if isinstance(default, bool):
                 if type(value) is not bool:
                     raise UsageError(f"setting {self.section}.{name} is {value!r:.100}; it takes True or False")
@@ -83,7 +82,7 @@ class _Section:
         return float(found) if isinstance(default, float) else int(found)
 
     @classmethod
-    def default_of(cls, name: str) -> Any:
+    def _default_of(cls, name: str) -> Any:
         """Return a setting's default."""
         return next(each.default for each in fields(cls) if each.name == name)  # type: ignore[arg-type]
 
@@ -140,7 +139,7 @@ class RepairSettings(_Section):
         "least_bytes_per_second": (_BYTES_MIN, _BYTES_MAX),
         "surplus_delay_s": (0.0, _YEAR_S),
         "hold_below": (0.0, 1.0),
-        "paused_until_ns": (0, _INT_MAX),
+        "paused_until_ns": (0, INT64_MAX),
     }
 
     grace_s: float = 600.0
@@ -202,9 +201,9 @@ class ScrubSettings(_Section):
         "light_s": (1.0, 10 * _YEAR_S),
         "deep_s": (1.0, 10 * _YEAR_S),
         "bytes_per_second": (_BYTES_MIN, _BYTES_MAX),
-        "quick_asked_ns": (0, _INT_MAX),
-        "light_asked_ns": (0, _INT_MAX),
-        "deep_asked_ns": (0, _INT_MAX),
+        "quick_asked_ns": (0, INT64_MAX),
+        "light_asked_ns": (0, INT64_MAX),
+        "deep_asked_ns": (0, INT64_MAX),
     }
 
     quick_s: float = 7 * _DAY_S
@@ -410,7 +409,7 @@ def decode_settings(values: dict[str, Any]) -> ClusterSettings:
             raise ValueError(f"{name} is {section!r:.100}")
         found[name] = kind(**{each.name: section[each.name] for each in fields(kind) if each.name in section})
     changed_ns = values.get("changed_ns", 0)
-    if type(changed_ns) is not int or not 0 <= changed_ns <= _INT_MAX:
+    if type(changed_ns) is not int or not 0 <= changed_ns <= INT64_MAX:
         raise ValueError(f"changed_ns is {changed_ns!r}")
     encode_json(values)  # raises a ValueError for a text that could not be written again
     return ClusterSettings(**found, changed_by=values.get("changed_by", ""), changed_ns=changed_ns)

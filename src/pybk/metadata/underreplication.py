@@ -41,7 +41,7 @@ from pybk.ledger.ledger_metadata import Bookie
 from pybk.metadata.authenticated_values import AuthenticatedValues, ValueKind, new_token, token_of
 from pybk.metadata.ledgers import leaves_after, ledger_path
 from pybk.metadata.store import Node, Watch
-from pybk.values import decode_json, encode_json, from_base64, to_base64
+from pybk.values import INT64_MAX, decode_json, encode_json, from_base64, to_base64
 
 logger = logging.getLogger(__name__)
 
@@ -49,12 +49,14 @@ UNDER_REPLICATED_KEY: Final = "underreplicated"
 NEWS_KEY: Final = "underreplicated-news"
 """The key that is changed after each new mark, because a watch reports changes of one level of keys only."""
 
+MARKS_PAGE: Final = 1000
+"""Marks that one request reads."""
+
 MARK_ERROR_CHARS_MAX: Final = 500
 """Characters of an error that a mark keeps; the rest is cut off."""
 
 MARK_TRIES_MAX: Final = 1 << 31
 
-_INT_MAX: Final = (1 << 63) - 1
 _TARGET_CHARS_MAX: Final = 128
 _LAST_DIGITS: Final = 4
 """Digits of a ledger's id in the last component of a key."""
@@ -390,7 +392,7 @@ class UnderReplication(AuthenticatedValues):
             logger.warning("a mark of an under-replicated ledger is replaced by one of all entries: %s", error)
             return new.with_causes({RepairReason.MISSING: 0, new.reason: 0})._replace(state=RepairState.QUEUED)
         causes = found.causes_by_reason()
-        causes[new.reason] = min(new.first_entry_id, causes.get(new.reason, _INT_MAX))
+        causes[new.reason] = min(new.first_entry_id, causes.get(new.reason, INT64_MAX))
         merged = found.with_causes(causes)._replace(
             since_ns=min(found.since_ns or new.since_ns, new.since_ns),
             size_bytes=max(found.size_bytes, new.size_bytes),
@@ -429,7 +431,7 @@ def missing_key(ledger_id: int, bookie: Bookie) -> str:
     return f"{UNDER_REPLICATED_KEY}/{ledger_path(ledger_id)}-{bookie.instance.hex()}"
 
 
-def _checked(number: int, name: str, most: int = _INT_MAX) -> int:
+def _checked(number: int, name: str, most: int = INT64_MAX) -> int:
     if type(number) is not int or not 0 <= number <= most:
         raise UsageError(f"{name} of a mark is {number!r}; it takes a whole number from 0 to {most}")
     return number
@@ -442,7 +444,7 @@ def record_json(record: UnderReplicatedLedger) -> bytes:
         "ledger_id": record.ledger_id,
         "bookie_id": record.bookie.bookie_id,
         "instance": to_base64(record.bookie.instance),
-        "first_entry_id": min((first for reason, first in causes.items() if reason.observed), default=_INT_MAX),
+        "first_entry_id": min((first for reason, first in causes.items() if reason.observed), default=INT64_MAX),
     }
     if causes.keys() != {RepairReason.MISSING}:
         values["causes"] = {reason.value: first for reason, first in causes.items()}
@@ -462,7 +464,7 @@ def decode_record(values: dict[str, Any]) -> UnderReplicatedLedger:
     causes: dict[RepairReason, int] = {}
     for name, first in dict(values.get("causes", {RepairReason.MISSING: values["first_entry_id"]})).items():
         reason = RepairReason(name) if name in _RANKS else RepairReason.MISSING
-        causes[reason] = min(_number(first), causes.get(reason, _INT_MAX))
+        causes[reason] = min(_number(first), causes.get(reason, INT64_MAX))
     if not causes:
         raise ValueError("no causes")
     state = values.get("state", RepairState.QUEUED.value)
@@ -485,6 +487,6 @@ def decode_record(values: dict[str, Any]) -> UnderReplicatedLedger:
 
 
 def _number(value: object) -> int:
-    if type(value) is not int or not 0 <= value <= _INT_MAX:
-        raise ValueError(f"{value!r} is not a whole number from 0 to {_INT_MAX}")
+    if type(value) is not int or not 0 <= value <= INT64_MAX:
+        raise ValueError(f"{value!r} is not a whole number from 0 to {INT64_MAX}")
     return value

@@ -32,10 +32,11 @@ from pybk.ledger.ledger_metadata import Bookie, LedgerState
 from pybk.manager.arguments import existing_id, member_of
 from pybk.manager.ledger_manager import LedgerManager, backend_of
 from pybk.metadata import resealing
+from pybk.metadata.ledgers import LEDGERS_PAGE
 from pybk.metadata.registration import REQUESTS_SECONDS, BookieCookie, BookieState
 from pybk.metadata.resealing import SecretStatus
 from pybk.metadata.settings import ClusterSettings
-from pybk.metadata.underreplication import RepairReason, RepairState, UnderReplicatedLedger
+from pybk.metadata.underreplication import MARKS_PAGE, RepairReason, RepairState, UnderReplicatedLedger
 from pybk.operations.cluster_checks import (
     BookieStatus,
     ClusterStatus,
@@ -80,9 +81,6 @@ MAINTENANCE_SECONDS_MAX: Final = 30 * 86_400.0
 
 LONG_OPEN_NS: Final = 7 * 86_400 * 10**9
 """The age of an open ledger from which on it may have been forgotten."""
-
-_PAGE: Final = 500
-"""Ledgers or marks that are read at a time."""
 
 RETRY_S: Final = 1.0
 """Seconds between two tries of what is refused for what passes by itself."""
@@ -831,8 +829,8 @@ class ClusterAdmin:
         if failures:
             raise SafetyCheckError(f"no copy is moved: {'; '.join(failures)}", failures=tuple(failures))
         moves = skipped = 0
-        for begin in range(0, len(plan.moves), _PAGE):
-            page = plan.moves[begin : begin + _PAGE]
+        for begin in range(0, len(plan.moves), LEDGERS_PAGE):
+            page = plan.moves[begin : begin + LEDGERS_PAGE]
             for move, version in zip(page, metadata.ledger_versions([each.ledger_id for each in page]), strict=True):
                 if version != move.version:
                     skipped += 1
@@ -888,7 +886,7 @@ class ClusterAdmin:
         metadata = self._metadata
         marks, cluster, long_open = all_marks(metadata), ClusterMap(), list[int]()
         before_ns, after = time.time_ns() - LONG_OPEN_NS, -1
-        while ids := metadata.list_ledgers(after=after, count=_PAGE):
+        while ids := metadata.list_ledgers(after=after, count=LEDGERS_PAGE):
             for stored in metadata.read_sound_ledgers(ids):
                 found = stored.metadata
                 cluster.apply(found.ledger_id, found, stored.version)
@@ -1042,7 +1040,7 @@ def _scan(metadata: ClusterMetadata) -> tuple[ClusterMap, list[int]]:
     cluster = ClusterMap()
     unreadable: list[int] = []
     after = -1
-    while ids := metadata.list_ledgers(after=after, count=_PAGE):
+    while ids := metadata.list_ledgers(after=after, count=LEDGERS_PAGE):
         unreadable += _read_into(cluster, metadata, ids)
         after = ids[-1]
     return cluster, unreadable
@@ -1066,7 +1064,7 @@ def all_marks(metadata: ClusterMetadata) -> list[UnderReplicatedLedger]:
     """Return all marks of ledgers with too few copies, read in pages."""
     found: list[UnderReplicatedLedger] = []
     after = -1
-    while page := metadata.list_under_replicated(after=after, count=_PAGE):
+    while page := metadata.list_under_replicated(after=after, count=MARKS_PAGE):
         found += page
         after = page[-1].ledger_id
     return found
@@ -1078,6 +1076,6 @@ def _copies_of(
     """Return the copies of the ledgers that are marked."""
     cluster = ClusterMap()
     ids = sorted({mark.ledger_id for mark in marks})
-    for begin in range(0, len(ids), _PAGE):
-        _read_into(cluster, metadata, ids[begin : begin + _PAGE])
+    for begin in range(0, len(ids), LEDGERS_PAGE):
+        _read_into(cluster, metadata, ids[begin : begin + LEDGERS_PAGE])
     return Copies(cluster, {each.bookie for each in bookies if each.registered}, marks)

@@ -18,12 +18,10 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, TypeAlias
 from pybk.deferral import np
 from pybk.errors import CorruptError, UnsupportedFormatError, UsageError
 from pybk.ledger.entry import EntryBatch, gather
-from pybk.values import decode_json, encode_json
+from pybk.values import INT64_MAX, decode_json, encode_json
 
 if TYPE_CHECKING:
     import numpy.typing as npt
-
-_INT64_MAX = (1 << 63) - 1
 
 
 class Position(NamedTuple):
@@ -58,8 +56,8 @@ class Position(NamedTuple):
         if len(parts) != len(cls._fields) or not all(each.isascii() and each.isdigit() for each in parts):
             raise UsageError(f"{text!r:.50} is not a position; one looks like 3:17:0:1234")
         numbers = [int(each) for each in parts]
-        if max(numbers) > _INT64_MAX:
-            raise UsageError(f"{text!r:.50} is not a position: a number is above {_INT64_MAX}")
+        if max(numbers) > INT64_MAX:
+            raise UsageError(f"{text!r:.50} is not a position: a number is above {INT64_MAX}")
         return cls(*numbers)
 
 

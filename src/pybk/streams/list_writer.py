@@ -5,8 +5,8 @@ for the moment in which the appender switches.
 
 If the ledger of the open segment is lost, because bookies or the metadata store did not answer, the list is repaired:
 by the next append, by an operation, or in the background, so that futures end which no thread waits for. It is tried
-again each ``_LOOK_SECONDS`` until ``bookie_patience_seconds`` have passed. Then what was lost fails; later appends try
-once more.
+again each ``_REPAIR_SECONDS`` until ``bookie_patience_seconds`` have passed. Then what was lost fails; later appends
+try once more.
 """
 
 from __future__ import annotations
@@ -66,10 +66,10 @@ SEGMENT_AGE_S: Final = 4 * 3600.0
 OPEN_REMEDY: Final = (
     "close it there; in Python you can also wait for it with wait=..., or take it over with steal=True, which fences it"
 )
-LOOK_SECONDS: Final = 0.05
+LOCK_LOOK_SECONDS: Final = 0.05
 """How often to look whether a live writer has let go of a log or a store."""
 
-_LOOK_SECONDS: Final = 0.5
+_REPAIR_SECONDS: Final = 0.5
 """How often a lost segment is tried to be repaired."""
 
 _WITHOUT_BOOKIES: Final = (NotEnoughBookiesError, LedgerRecoveryError, EntryUnknownError, MetadataUnreachableError)
@@ -233,7 +233,7 @@ class ListWriter:
                 what = "owner" if self.steps.spec.kind is ListKind.CURSOR else "writer"
                 raise LogLockedError(f"{self._title} has a live {what} ({holder}); {remedy}")
             else:
-                time.sleep(LOOK_SECONDS)
+                time.sleep(LOCK_LOOK_SECONDS)
 
     def let_go(self) -> None:
         """Let another writer have the log, which recovers what is open; a second call does nothing."""
@@ -427,7 +427,7 @@ class ListWriter:
             left = until - time.monotonic()
             if left <= 0:
                 raise bookies_error(self._title, cause, self.patience_s, outcome_unknown=False)
-            time.sleep(min(_LOOK_SECONDS, left))
+            time.sleep(min(_REPAIR_SECONDS, left))
 
     def _repaired(self) -> PybkError | None:
         """Repair the list, if that is due; return why a lost ledger cannot be replaced now."""
@@ -435,7 +435,7 @@ class ListWriter:
             self.appender.notice_loss()
             if not self.appender.needs_repair:  # another thread has done it
                 return None
-            if self._tried is not None and time.monotonic() < self._tried[0] + _LOOK_SECONDS / 2:
+            if self._tried is not None and time.monotonic() < self._tried[0] + _REPAIR_SECONDS / 2:
                 return self._tried[1]  # by another thread, just now
             try:
                 self.operate(self._repair)
@@ -478,7 +478,7 @@ class ListWriter:
         if cause is None:
             return
         if time.monotonic() < until:
-            background().call_later(_LOOK_SECONDS, partial(weakly(ListWriter.repair_lost, self), until))
+            background().call_later(_REPAIR_SECONDS, partial(weakly(ListWriter.repair_lost, self), until))
             return
         with self._operation:
             if self.appender.lost:

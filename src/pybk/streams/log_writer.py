@@ -30,8 +30,7 @@ from pybk.streams.record_future import RecordFuture
 from pybk.streams.retention import RetentionKeeper
 from pybk.streams.subscription_lag import SubscriptionLag
 from pybk.threads.call_threads import asyncio_form
-
-_INT64_MAX = (1 << 63) - 1
+from pybk.values import INT64_MAX
 
 
 class NewRecord(NamedTuple):
@@ -380,4 +379,4 @@ class _One:
 
 
 def _int64(value: object, name: str) -> int:
-    return whole_from(value, 0, name, "a number", _INT64_MAX)
+    return whole_from(value, 0, name, "a number", INT64_MAX)

@@ -41,10 +41,11 @@ from pybk.streams.appender import PlainBatch, record_data
 from pybk.streams.ledger_spec import LedgerSpec, LogSettings, spec_of
 from pybk.streams.ledger_steps import LedgerSteps
 from pybk.streams.list_record import META_BYTES_MAX, SEQ_MAX, ListKind, checked_name
-from pybk.streams.list_writer import LOOK_SECONDS, ListWriter, lock_name
+from pybk.streams.list_writer import LOCK_LOOK_SECONDS, ListWriter, lock_name
 from pybk.streams.named_list import NamedList, locked_opening
 from pybk.streams.record_future import RecordFuture
 from pybk.threads.call_threads import asyncio_form, in_thread
+from pybk.values import INT64_MAX
 
 if TYPE_CHECKING:
     from pybk.manager.opening import Opening
@@ -61,7 +62,6 @@ logger = logging.getLogger(__name__)
 _FIRST_LSN: Final = 1
 _NEAR: Final = 64
 """Records between two that are wanted, up to which reading all takes no longer than searching for the second."""
-_INT64_MAX: Final = (1 << 63) - 1
 
 
 class RecoveryInfo(NamedTuple):
@@ -533,7 +533,7 @@ class WriteAheadLog(NamedList, kinds=(ListKind.WAL,), first_seq=_FIRST_LSN):
     def _checked(self, data: object, time_ns: object) -> bytes:
         """Return a record's data as bytes, or say what is wrong with it."""
         if time_ns is not None:
-            whole_from(time_ns, 0, "time_ns", "nanoseconds since 1970", _INT64_MAX)
+            whole_from(time_ns, 0, "time_ns", "nanoseconds since 1970", INT64_MAX)
         if type(data) is bytes and len(data) <= self._data_bytes_max:
             return data
         return record_data(data, self._data_bytes_max)
@@ -966,7 +966,7 @@ def _opened_once_free(path: str, config: StoreConfig | None, wait_s: float) -> L
         except StoreLockedError:
             if time.monotonic() >= deadline:
                 raise
-            time.sleep(LOOK_SECONDS)
+            time.sleep(LOCK_LOOK_SECONDS)
 
 
 @member_of.register(WriteAheadLog)

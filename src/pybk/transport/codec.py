@@ -39,7 +39,6 @@ _STATUS_BITS: Final = 0xFF
 _WATCHED: Final = 1 << 8
 _DAMAGED: Final = 1 << 9
 _PACKET: Final = 1 << 10
-_INT_MAX: Final = (1 << 63) - 1
 _PACKET_NUMBERS: Final = Struct("<4q")
 _STATUSES: Final = {int(status): status for status in Status}
 

@@ -22,6 +22,7 @@ from pybk.ledger.entry import ENTRY_HEADER_BYTES
 from pybk.replication.messages import EntryRun
 from pybk.storage.format.extent import STRIDE_MAX
 from pybk.transport.cluster_keys import MAC_BYTES, Mac
+from pybk.values import INT64_MAX
 
 MAGIC: Final = b"PB"
 VERSION: Final = 1
@@ -37,7 +38,6 @@ MESSAGE_BYTES_MAX: Final = 24 << 20
 INLINE_BYTES_MAX: Final = 8 << 10
 """The largest entries that are copied into the head's frame, because a copy is cheaper than another frame."""
 
-_INT_MAX: Final = (1 << 63) - 1
 _SIZE_MAX: Final = (1 << 32) - 1
 _VECTOR_MIN: Final = 32
 
@@ -308,7 +308,7 @@ def runs(header: Header, head: bytes, frames: Sequence[memoryview]) -> tuple[Ent
         raise FrameError(f"sizes up to byte {body_at} in a frame of {len(head)}")
     found = []
     for number, (first, stride, count, body_bytes) in enumerate(table):
-        if not count or first < 0 or not 0 < stride <= STRIDE_MAX or first + (count - 1) * stride > _INT_MAX:
+        if not count or first < 0 or not 0 < stride <= STRIDE_MAX or first + (count - 1) * stride > INT64_MAX:
             raise FrameError(f"{count} entries from {first} with stride {stride} are not a run")
         sizes = _unpack_sizes(view[at : at + 4 * count], count, body_bytes)
         at += 4 * count

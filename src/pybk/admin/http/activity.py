@@ -23,11 +23,11 @@ from pybk.manager.ledger_manager import backend_of
 from pybk.operations.cluster_checks import space_by_tiers
 from pybk.streams.ledger_steps import bounds_of
 from pybk.streams.list_record import ListKind, ListRecord
+from pybk.values import INT64_MAX
 
 LOGS_MAX: Final = 200
 """The most logs of a page."""
 
-_INT_MAX: Final = (1 << 63) - 1
 _ROOT: Final = "/api/v1"
 
 
@@ -227,7 +227,7 @@ def space(view: View) -> tuple[Space, ...]:
 
 
 @route("GET", f"{_ROOT}/series", cluster=False)
-def series(view: View, since: Annotated[int, Meta(ge=0, le=_INT_MAX)] = 0) -> Series:
+def series(view: View, since: Annotated[int, Meta(ge=0, le=INT64_MAX)] = 0) -> Series:
     """Return rates and latencies of the last quarter of an hour, second by second.
 
     They begin with the first request to this process. What is read, appended and free is kept also while nobody asks.
@@ -239,7 +239,7 @@ def series(view: View, since: Annotated[int, Meta(ge=0, le=_INT_MAX)] = 0) -> Se
 
 
 @route("GET", f"{_ROOT}/events", cluster=False)
-def events(view: View, after: Annotated[int, Meta(ge=0, le=_INT_MAX)] = 0) -> EventPage:
+def events(view: View, after: Annotated[int, Meta(ge=0, le=INT64_MAX)] = 0) -> EventPage:
     """Return the last events, at most 200.
 
     Args:

@@ -72,7 +72,7 @@ from pybk.storage.volumes import Volumes
 if TYPE_CHECKING:
     from pybk.storage.io.filesystem import FileSystem
 
-_LSN_MAX: Final = (1 << 64) - 1
+LSN_MAX: Final = (1 << 64) - 1
 _COMMIT_WORD: Final = int.from_bytes(COMMIT_MAGIC, sys.byteorder)
 _GROUP: Final = int(RecordKind.GROUP)
 _SCAN_BYTES: Final = 1 << 20
@@ -170,7 +170,7 @@ class LogEnd(NamedTuple):
 
 
 def scan_commits(
-    file: OpenLogFile, offset: int, lsn: int, up_to_lsn: int = _LSN_MAX, reach: Callable[[int], None] | None = None
+    file: OpenLogFile, offset: int, lsn: int, up_to_lsn: int = LSN_MAX, reach: Callable[[int], None] | None = None
 ) -> Iterator[ReplayedCommit]:
     """Yield the consecutive commits of one file, up to the first bytes that are not the expected commit.
 

@@ -39,6 +39,7 @@ from pybk.storage.format.log_file import (
 from pybk.storage.format.watermark import Watermark
 from pybk.storage.io.filesystem import FileSystem
 from pybk.storage.log.recovery import (
+    LSN_MAX,
     OpenLogFile,
     RecoveredLog,
     ReplayedCommit,
@@ -55,7 +56,6 @@ from pybk.storage.log.recovery import (
 if TYPE_CHECKING:
     from pybk.storage.volumes import Volumes
 
-_LSN_MAX: Final = (1 << 64) - 1
 _NEW_WATERMARK: Final = "watermark.new"
 _DROPPED_LISTED_MAX: Final = 10
 """Number of dropped records that are reported one by one; the others are only counted."""
@@ -126,7 +126,7 @@ class SalvagedLog:
                 )
                 continue
             self._skip_to(header.first_lsn)
-            last = _LSN_MAX if following is None else following[1].first_lsn - 1
+            last = LSN_MAX if following is None else following[1].first_lsn - 1
             for commit in self._commits(file, last):
                 yield file, commit
         self._skip_to(self._durable + 1)

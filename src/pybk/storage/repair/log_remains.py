@@ -25,7 +25,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from pybk.errors import CorruptError
-from pybk.flags import WriteFlag
+from pybk.flags import WriteFlag, is_bookie_record
 from pybk.ledger.ledger_metadata import LedgerMetadata, LedgerState
 from pybk.storage.format.catalog import CatalogState
 from pybk.storage.format.extent import EXTENT_KEY
@@ -223,7 +223,7 @@ class _Remains:
         found = []
         for ledger_id, row in self.ledgers.items():
             metadata = row.metadata
-            of_bookie = metadata.ledger_type.is_bookie_record or EXTENT_KEY in metadata.custom_metadata
+            of_bookie = is_bookie_record(metadata.ledger_type) or EXTENT_KEY in metadata.custom_metadata
             if metadata.state is not LedgerState.CLOSED and ledger_id not in self._continued and not of_bookie:
                 end = row.last_entry_id + 1
                 self.ledgers[ledger_id] = row._replace(last_entry_id=end, last_add_confirmed=end)
