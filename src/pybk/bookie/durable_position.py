@@ -1,4 +1,4 @@
-"""Where a bookie's log durably ends, as it is recorded outside the bookie's directory, and what a start makes of that.
+"""The durable end of a bookie's log, recorded outside the bookie's directory, and the check of it at a start.
 
 The record is written by a thread that no append waits for, at most once a second and only if the log moved, and at
 close. It shows a directory that was put back to an older state in two ways: the log ends before the recorded position,

@@ -31,10 +31,10 @@ class LedgerType(str):
     """Ledgers in which the system keeps its own metadata."""
 
     FENCE: ClassVar[LedgerType]
-    """In a bookie's store: the replicated ledger that it names is fenced."""
+    """A mark in a bookie's store: the replicated ledger that it names is fenced."""
 
     LIMBO: ClassVar[LedgerType]
-    """In a bookie's store: of the replicated ledger that it names, something durable may be missing."""
+    """A mark in a bookie's store: the replicated ledger that it names may lack something durable there."""
 
     BOOKIE: ClassVar[LedgerType]
     """A bookie's own record in its store, which names the bookie and its cluster."""
@@ -80,13 +80,13 @@ class StorageHint(StrEnum):
     """The tier where a ledger's entries should live."""
 
     NVME = "nvme"
-    """In the log itself, so that they are written once."""
+    """The log itself: entries are written once."""
 
     SSD = "ssd"
-    """In a B+tree."""
+    """A B+tree."""
 
     HDD = "hdd"
-    """In cold segments."""
+    """Cold segments."""
 
 
 class Flags(IntFlag, boundary=STRICT):

@@ -118,7 +118,7 @@ class ChoreThread:
         self._under_way: set[Chore] = set()
         """Chores whose work is under way; each change is a single operation."""
         self._failed: dict[Chore, float] = {}
-        """By chore whose last work failed: when it is asked again."""
+        """The chores whose last work failed, each with the time when it is asked again."""
         self._admitted = 1
         """Works that may be under way."""
         self._waits_since = math.inf

@@ -31,7 +31,7 @@ from pybk.replication.locations import PlacementPolicy, keeps_spread
 from pybk.replication.placement import FULL_ABOVE, Candidate
 
 TOLERANCE: Final = 0.10
-"""By how much a bookie may be fuller or emptier than the level, as a part of its capacity."""
+"""The part of its capacity by which a bookie may be fuller or emptier than the level."""
 
 MOVED_MAX: Final = 0.05
 """The part of the bytes of all copies that one plan moves at most."""

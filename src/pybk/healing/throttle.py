@@ -33,7 +33,7 @@ _SAMPLES: Final = 60
 """The samples whose median is the latency to compare with: ten minutes."""
 
 _SAMPLES_MIN: Final = 3
-"""With fewer samples the median says little, and nothing is slowed down."""
+"""The number of samples below which the median says little, and nothing is slowed down."""
 
 _SUFFERS_FACTOR: Final = 3.0
 _SUFFERS_NS: Final = 50_000_000
@@ -79,7 +79,7 @@ _CAP_MAX: Final = float(1 << 40)
 _CAP_GROWS: Final = 1.25
 _CAP_GROWS_BLINDLY: Final = 1.1
 _JUDGED_MIN: Final = 50
-"""With fewer appends than these the 99th percentile says little."""
+"""The number of appends below which the 99th percentile says little."""
 
 _SILENT_LOOKS: Final = 5
 """After so many looks in a row without appends, a second each, nobody is there for whom copies would make way."""

@@ -28,13 +28,13 @@ _SPARE_SHARE: Final = 4
 """This part of the free space is left when records are packed, because the index and the log need space, too."""
 INDEX_SPARE_BYTES: Final = 512 << 10
 _CATALOG_SPARE_BYTES: Final = 32 << 10
-"""For the rows of files, the mark, and the next commit, which names the files that are removed."""
+"""The bytes for the rows of files, the mark, and the next commit, which names the files that are removed."""
 
 CHANGES_WHEN_FULL_BYTES: Final = 512 << 10
 """Changes of catalog and index for which space is allocated in advance, besides those that the next checkpoint has."""
 
 INDEX_ROW_BYTES: Final = 1 << 10
-"""What a ledger's row takes in the index at most, as far as space is estimated."""
+"""The bytes that a ledger's row is estimated to take in the index at most."""
 
 
 def check_tier_space(store: LiveStore, tier: StorageHint, nbytes: int) -> None:

@@ -97,7 +97,7 @@ class Deliveries:
         self._void = self._number
         """The last delivery before this; none up to it counts any more."""
         self._runs: deque[_Run] = deque()
-        """In the order of time; records in them may be acknowledged, or handed out again since."""
+        """Runs in the order of time; records in them may be acknowledged, or handed out again since."""
         self._again: list[_Again] = []
         """A heap; only those that ``_due`` has with the same time count."""
         self._due: dict[int, float] = {}

@@ -1,4 +1,4 @@
-"""How event loops and threads call each other: the threads that make calls of coroutines, and how one wakes a loop.
+"""Calls between event loops and threads: the threads that make calls of coroutines, and the call that wakes a loop.
 
 Calls of coroutines are made in threads, so that event loops keep running. The default executor of the loop is not used:
 it belongs to the application, and it has few threads. Calls that end by themselves share a few threads. Calls that may
@@ -182,7 +182,7 @@ def asyncio_form(call: Callable[P, R], *, own_thread: bool = False) -> Callable[
 
 
 class WakeUp:
-    """What one thread waits for; unlike a ``threading.Event``, a signal handler may wake it.
+    """A signal that one thread waits for; unlike a ``threading.Event``, a signal handler may send it.
 
     It begins asleep. Threads: ``wake`` from any, ``wait`` and ``sleep`` from the one that waits.
     """

@@ -10,7 +10,7 @@ from pybk.storage.tiers.file_tier import ColdTier, LogTier
 from pybk.storage.tiers.lmdb_tier import LmdbTier
 
 TIERS: Final[tuple[Tier, ...]] = (LogTier(), LmdbTier(), ColdTier())
-"""If two tiers take one hint, the last of them gets its entries."""
+"""All tiers; if two take one hint, the last of them gets its entries."""
 
 
 def tiers_by_kind() -> dict[str, Tier]:
