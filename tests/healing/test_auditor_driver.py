@@ -144,6 +144,25 @@ def test_changes_wake_the_auditor_and_no_other_candidate() -> None:
     candidate.close()
 
 
+def test_changes_that_come_while_a_heartbeat_is_late_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The session lives on, so nobody is elected anew, which would read everything."""
+    server = SimServer()
+    store, client = server.store(), cluster_on(server.store())
+    alive, lateness = store.alive, [False]
+    monkeypatch.setattr(store, "alive", lambda session: alive(session) and not lateness[-1])
+    auditor = AuditorDriver(cluster_on(store), "auditor", Metrics(), lambda: None)
+    do_all(server, auditor)
+    lateness.append(True)
+    client.create_ledger(ledger(1))
+    do_all(server, auditor)
+    assert not auditor.leads
+    lateness.append(False)
+    do_all(server, auditor)
+    assert auditor.leads
+    assert auditor.ledger_ids() == [1]
+    auditor.close()
+
+
 def do_all(server: SimServer, *auditors: AuditorDriver) -> None:
     """Do what is due until nothing is, as the thread of the chores does."""
     while server.deliver() or any(map(has_done, auditors)):

@@ -456,7 +456,7 @@ class AuditorDriver:
             for changed in (self._changed_ledgers, self._changed_marks, self._tried_marks):
                 changed.clear()
             self._changes_due = False
-        if not self._election.leads:
+        if not self._was_elected:  # it was deposed, and not only its heartbeat late
             return
         marked = {found for key in keys if (found := ledger_in_key(key)) is not None}
         marks = self._marks_at(keys, marked, tried)  # before the metadata (H5)
