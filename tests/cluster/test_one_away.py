@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from pybk import LogEnd, LogReader, LogRecord, Subscription
+from pybk.bookie import server
 from pybk.errors import NotEnoughBookiesError
+from pybk.healing import auditor_driver
 from pybk.ledger.ledger_metadata import Bookie, Fragment
 from pybk.manager.ledger_manager import LedgerManager
 from pybk.streams.blob_store import BlobStore
@@ -104,6 +106,12 @@ def test_one_of_three_bookies_may_be_down_when_anything_is_made(tmp_path: Path) 
             assert found == RECORDS, "the bookie that was away has everything"
 
 
+def _small_ledger(client: LedgerManager) -> int:
+    with client.create_ledger(password=PASSWORD) as writer:
+        writer.append(RECORDS[0])
+    return writer.ledger_id
+
+
 def _fill(cluster: Inside) -> Callable[[], None]:
     """Have the third bookie be full; return what ends that."""
     cluster.bookies[2].close()
@@ -115,6 +123,26 @@ def _retire(cluster: Inside) -> Callable[[], None]:
     """Have the third bookie finish what it does before it ends, as after a SIGTERM; return what ends it."""
     service_of(cluster.bookies[2]).retire()
     return cluster.bookies[2].close
+
+
+def test_a_full_bookie_drops_deleted_ledgers_before_others_look_for_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(auditor_driver, "TICK_S", 0.1)
+    monkeypatch.setattr(auditor_driver, "ANNOUNCE_S", 3600.0)
+    with inside(tmp_path, autorecovery=True) as cluster:
+        client = cluster.connect()
+        ledger_ids = [_small_ledger(client) for _ in range(2)]
+        replicas = [service_of(each).replicas for each in cluster.bookies[:2]]
+        metadata = cluster_backend_of(client).membership.metadata
+        wait_until(lambda: metadata.last_deletion_page() is not None)
+        cluster.bookies[2].close()
+        full = cluster.open_bookie(2, free_bytes_low=FULL, free_bytes_ok=FULL)
+        for ledger_id in ledger_ids:
+            client.delete_ledger(ledger_id, password=PASSWORD)
+            wait_until(lambda: ledger_id not in service_of(full).replicas.ledgers())  # noqa: B023
+        assert all(each.ledgers() == ledger_ids for each in replicas), "the others look once a minute"
 
 
 @pytest.mark.parametrize("refuse", [_fill, _retire], ids=["full", "ends"])

@@ -109,7 +109,10 @@ POSITION_SECONDS: Final = 1.0
 """The interval at which a bookie records its log's durable end, if that moved, while requests arrive."""
 
 COLLECT_SECONDS: Final = 60.0
-"""The interval of searches for deleted ledgers; the first one, this long after the start, checks all ledgers."""
+"""The interval of searches for deleted ledgers; the first one, this long after the start, checks all ledgers.
+
+A bookie without space searches every ``LOOK_SECONDS``, because deleted ledgers are what gives it space again.
+"""
 
 Effects = list[BookieEffect]
 
@@ -899,7 +902,7 @@ class BookieServer:
                 if self._register(registered, small=now >= register_at):
                     register_at = now + REGISTER_SECONDS
                 self._cookie.record_place(NEWEST_LEVEL)
-                if now >= collect_at and self._age.error is None:
+                if (now >= collect_at or self.replicas.health().full) and self._age.error is None:
                     self.collect()
                     collect_at = now + COLLECT_SECONDS
             except CookieError as error:

@@ -406,11 +406,14 @@ class AuditorDriver:
     def _announce_deletions(self) -> None:
         """Announce to bookies, once a minute, which ledgers were deleted; the first time, all that have a tombstone.
 
+        At each tick while a bookie is read-only, because a full one has no space before it knows of deletions.
+
         What nobody needs any more is removed then: the pages that all bookies are past, with the tombstones that they
         announced, and what removed bookies left.
         """
         now = time.monotonic()
-        if now < self._announce_at:
+        any_read_only = any(facts.read_only for facts in self._machine.situation.bookies.values())
+        if now < self._announce_at and not any_read_only:
             return
         self._announce_at = now + ANNOUNCE_S
         if not self._swept:
