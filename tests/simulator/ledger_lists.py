@@ -638,14 +638,14 @@ class World:
                 self.next_ledger += 1
                 self.ledgers[self.next_ledger] = ModelLedger(step, process.seen)
                 return self.next_ledger
-            case RecoverLedger(segment):
+            case RecoverLedger(segment, counts):
                 if segment.ledger_id not in self.ledgers:
                     assert segment.ledger_id not in self.listed(), "a listed ledger is gone"
                     return None
                 ledger = self.existing(segment.ledger_id)
                 self.fence(process, segment.ledger_id)
                 ledger.close(self.random, by_writer=False)
-                return ledger.end()
+                return ledger.end() if counts else SegmentEnd(None, None, 0)
             case SwitchTo(segment):
                 lost = process.what == "repair"
                 if not lost:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import shlex
+import subprocess
+import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
@@ -25,6 +28,7 @@ from pybk.errors import (
 )
 from pybk.manager.ledger_manager import backend_of
 from pybk.streams.list_record import ListKind, new_list
+from tests.storage.real_store import python_path
 from tests.streams.test_log import PASSWORD, data_of, opened
 
 RECORD = "logs/log"
@@ -201,6 +205,49 @@ def test_a_log_whose_record_was_lost_is_not_made_anew(
     assert main([str(tmp_path) if word == "PATH" else word for word in shlex.split(command)]) == 0, capsys.readouterr()
     with LedgerManager.open(tmp_path) as manager, open_kind(manager, "my log", password=PASSWORD) as log:
         assert len(log) == 1
+
+
+WRITE_AND_DIE = """
+import os, sys
+from pybk import LedgerManager, Log, WriteAheadLog
+manager = LedgerManager.open(sys.argv[1])
+wal = WriteAheadLog.open(manager, "my log")
+wal.append(b"a")
+log = Log.open(manager, "my log")
+writer = log.writer()
+writer.append(b"a")
+manager.checkpoint()
+os._exit(0)
+"""
+
+
+@pytest.mark.parametrize("kind", ["log", "wal"])
+def test_the_command_that_the_error_of_lost_records_names_lets_the_log_be_made_again(
+    kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYBK_PASSWORD", PASSWORD.decode())
+    command = [sys.executable, "-c", WRITE_AND_DIE, str(tmp_path)]
+    subprocess.run(command, env={**os.environ, "PYTHONPATH": python_path()}, check=True)
+    for path in [*tmp_path.glob("nvme/*.cold"), *tmp_path.glob("nvme/*.log"), *tmp_path.glob("ssd/entries/*")]:
+        path.unlink()
+    assert main(["store", "rebuild-index", str(tmp_path), "--accept-loss"]) == 0, capsys.readouterr()
+
+    def append(manager: LedgerManager) -> None:
+        with ExitStack() as stack:
+            if kind == "wal":
+                stack.enter_context(WriteAheadLog.open(manager, "my log", password=PASSWORD)).append(b"b")
+            else:
+                log = stack.enter_context(Log.open(manager, "my log", password=PASSWORD))
+                stack.enter_context(log.writer()).append(b"b")
+
+    with LedgerManager.open(tmp_path) as manager, pytest.raises(CorruptError) as raised:
+        append(manager)
+    (named,) = re.findall(r"`pybk ([^`]+)`", str(raised.value))
+    words = [str(tmp_path) if word == "PATH" else word for word in shlex.split(named)]
+    assert main([*words, "--yes"]) == 0, capsys.readouterr()
+    with LedgerManager.open(tmp_path) as manager:
+        assert len(list(manager.list_ledgers())) == 1, "that of the other log"
+        append(manager)
 
 
 def test_the_name_of_a_log_whose_ledgers_were_deleted_after_its_record_was_lost_is_free(tmp_path: Path) -> None:

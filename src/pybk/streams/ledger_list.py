@@ -172,10 +172,13 @@ class CreateLedger(NamedTuple):
 class RecoverLedger(NamedTuple):
     """Fence the writer of a segment's ledger, and close it.
 
-    Result: its ``SegmentEnd``; None if the ledger was deleted, because the record does not list it any more.
+    Result: its ``SegmentEnd``, without records unless ``counts``; None if the ledger was deleted, because the record
+    does not list it any more.
     """
 
     segment: Segment
+    counts: bool = True
+    """Whether the ledger's records are counted, which needs those at its beginning and its end."""
 
 
 class SwitchTo(NamedTuple):
@@ -666,7 +669,7 @@ def drop(name: str) -> Steps[None]:
         record = found.record
         uid = record.uid
         if record.open_segments:
-            ends = yield from _recovered(record)
+            ends = yield from _recovered(record, counts=False)  # so that a log with damaged records can be deleted
             if ends is not None:
                 yield WriteList(record.closed(ends, 0).emptied(), found.version)
         elif not record.dropped or not record.sealed or record.segments:
@@ -845,11 +848,11 @@ def _title(record: ListRecord) -> str:
     return title_of(record.name, of_cursor=record.kind is ListKind.CURSOR)
 
 
-def _recovered(record: ListRecord) -> Steps[dict[int, SegmentEnd] | None]:
+def _recovered(record: ListRecord, *, counts: bool = True) -> Steps[dict[int, SegmentEnd] | None]:
     """Fence the writer of every open segment, the older first (rule T2); None if the record has changed since."""
     ends = {}
     for each in record.open_segments:
-        end: SegmentEnd | None = yield RecoverLedger(each)
+        end: SegmentEnd | None = yield RecoverLedger(each, counts)
         if end is None:
             return None
         ends[each.number] = end

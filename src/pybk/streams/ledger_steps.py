@@ -698,8 +698,8 @@ class LedgerSteps:
                 return self._move(record, version)
             case CreateLedger():
                 return self._create(step)
-            case RecoverLedger(segment):
-                return self._end_of(segment)
+            case RecoverLedger(segment, counts):
+                return self._end_of(segment, counts=counts)
             case SwitchTo(segment):
                 return self._writing.switch(segment)
             case CloseLedger(segment):
@@ -836,20 +836,36 @@ class LedgerSteps:
                 f"log {self.name!r} is deleted, but for a ledger of it that could not be; delete it again"
             )
 
-    def _end_of(self, segment: Segment) -> SegmentEnd | None:
+    def _end_of(self, segment: Segment, *, counts: bool = True) -> SegmentEnd | None:
         """Close a ledger unless that is done, and return what it holds; None if it is gone, and not listed any more."""
         where = f"log {self.name!r}, ledger {segment.ledger_id}"
         try:
             with self.open_segment(segment, recover=True) as reader:
-                return segment_end(reader, segment, where=where)
+                return segment_end(reader, segment, where=where) if counts else SegmentEnd(None, None, reader.length)
+        except CorruptError as error:
+            if type(error) is CorruptError and self.spec.kind is not ListKind.CURSOR:  # its error has its own remedy
+                raise self._uncounted(segment, error) from error
+            raise
         except NoSuchLedgerError as error:
             found = self.read()
             if found is None or segment.ledger_id not in found.record.ledgers:
                 return None
+            if not counts:
+                return SegmentEnd(None, None, 0)
             raise CorruptError(
                 f"log {self.name!r}: ledger {segment.ledger_id} of segment {segment.number} is missing; restore it, or "
                 "give its records up"
             ) from error
+
+    def _uncounted(self, segment: Segment, error: CorruptError) -> CorruptError:
+        """Return the error for a segment whose records cannot be counted."""
+        return CorruptError(
+            f"{self.title}: the records of its open ledger {segment.ledger_id} cannot be counted, so nothing can be "
+            f"appended ({error}); restore the ledger from a backup, or give the log up: "
+            f"`pybk {self.spec.kind} delete PATH {shlex.quote(self.name)}` deletes it, so that it can be made again",
+            path=error.path,
+            offset=error.offset,
+        )
 
     def _close(self, segment: Segment) -> SegmentEnd | Lost:
         try:
