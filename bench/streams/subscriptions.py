@@ -224,7 +224,7 @@ def ack_remotely(count: int, directory: Path, scale: Scale) -> Iterator[Run]:
             def run(_: float) -> float:
                 subscription.seek(0)
                 held: list[LogRecord] = []
-                while len(held) < subscription.backlog:
+                while len(held) < subscription.backlog():
                     held += consumer.read_many(1000)
                 begin = time.process_time()
                 consumer.ack(held[::2])

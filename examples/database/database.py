@@ -205,7 +205,7 @@ class Database:
     def _load_checkpoint(self) -> None:
         """Replace the tables by those of the newest checkpoint."""
         while True:
-            generation, found, tables = self.wal.generation, self.wal.latest_checkpoint(), Tables()
+            generation, found, tables = self.wal.generation(), self.wal.latest_checkpoint(), Tables()
             try:
                 if found is not None:
                     with found.open() as file:

@@ -80,7 +80,7 @@ else:
         "streams.blob_store": "BlobData BlobInfo BlobStore BlobUpload",
         "streams.checkpoint": "CheckpointWriter WalCheckpoint",
         "streams.format": "Position Records",
-        "streams.log": "Log LogSegment LogWriterOptions SubscriptionState",
+        "streams.log": "Log LogSegment SubscriptionState",
         "streams.log_reader": "LogEnd LogReader Start TxId",
         "streams.log_record": "LogRecord",
         "streams.ledger_spec": "LogSettings",

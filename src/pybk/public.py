@@ -138,7 +138,7 @@ from pybk.streams.blob_store import BlobData, BlobInfo, BlobStore, BlobUpload
 from pybk.streams.checkpoint import CheckpointWriter, WalCheckpoint
 from pybk.streams.format import Position, Records
 from pybk.streams.ledger_spec import LogSettings
-from pybk.streams.log import Log, LogSegment, LogWriterOptions, SubscriptionState
+from pybk.streams.log import Log, LogSegment, SubscriptionState
 from pybk.streams.log_reader import LogEnd, LogReader, Start, TxId
 from pybk.streams.log_record import LogRecord
 from pybk.streams.log_writer import LogWriter, NewRecord
@@ -236,7 +236,6 @@ __all__ = [
     "LogSegment",
     "LogSettings",
     "LogWriter",
-    "LogWriterOptions",
     "LostEntries",
     "MetadataCheckReport",
     "MetadataError",

@@ -204,7 +204,7 @@ def test_a_restart_reads_the_index_and_what_came_after(manager: LedgerManager, i
     events.close()
     with WriteAheadLog.open(manager, "events", insecure=True) as wal:
         assert [each.lsn for each in wal.checkpoints()] == [CHECKPOINT_EVENTS]
-        assert wal.first_lsn == 1
+        assert wal.first_lsn() == 1
         if index != "whole":
             with wal.checkpoint(truncate=False) as file:
                 file.write(b"an index of another version")

@@ -209,6 +209,6 @@ def test_settings_are_shown_and_changed_while_another_owns_the_log(
         )
         assert (status, "quorums          1/1/1\n" in out) == (0, True), err
         assert wal.append(b"b") == 2, "its owner was not fenced"
-        assert wal.settings == LogSettings(quorums=(1, 1, 1), segment_bytes=9)
+        assert wal.settings() == LogSettings(quorums=(1, 1, 1), segment_bytes=9)
         kept = json.loads(run(capfdbinary, "wal", "settings", cluster.url, "orders", "--defaults", "--json")[1])
         assert (kept["quorums"], kept["segment_bytes"]) == (None, None)

@@ -71,7 +71,7 @@ def truncation_after_a_take_over(scene: Scene) -> Situation:
     wal.roll()
     stolen = scene.stack.enter_context(WriteAheadLog.open(manager, "wal", password=PASSWORD, steal=True))
     return Situation(
-        lambda: wal.truncate_before(2), lambda: stolen.truncate_before(2), lambda: int(stolen.first_lsn == 2)
+        lambda: wal.truncate_before(2), lambda: stolen.truncate_before(2), lambda: int(stolen.first_lsn() == 2)
     )
 
 
@@ -103,7 +103,7 @@ def record_that_was_dropped(scene: Scene) -> Situation:
     wal = scene.stack.enter_context(WriteAheadLog.open(scene.store(), "wal", password=PASSWORD))
     wal.append_many([b"1", b"2"])
     wal.truncate_before(2)
-    return Situation(lambda: wal.read(1), lambda: wal.read(wal.first_lsn))
+    return Situation(lambda: wal.read(1), lambda: wal.read(wal.first_lsn()))
 
 
 @raises(TruncateGuardError)
@@ -118,14 +118,14 @@ def records_that_a_subscription_needs(scene: Scene) -> Situation:
         subscription.close()
         log.truncate(1)
 
-    return Situation(lambda: log.truncate(1), acknowledge, lambda: log.first_seq)
+    return Situation(lambda: log.truncate(1), acknowledge, lambda: log.first_seq())
 
 
 @raises(RewoundError)
 def records_that_were_cut(scene: Scene) -> Situation:
     wal = scene.stack.enter_context(WriteAheadLog.open(scene.store(), "wal", password=PASSWORD))
     wal.append_many([b"1", b"2", b"3"])
-    generation = wal.generation
+    generation = wal.generation()
     wal.truncate_after(1)
     wal.append(b"new")
     return Situation(

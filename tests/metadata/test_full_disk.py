@@ -52,6 +52,6 @@ def test_ledgers_and_subscriptions_of_a_cluster_are_deleted_and_logs_truncated_o
                     client.delete_ledger(writer.ledger_id)
                 subscription.delete()
                 log.truncate(50)
-                assert log.first_seq == 50
+                assert log.first_seq() == 50
                 assert log.subscriptions() == []
             assert not {writer.ledger_id for writer in writers} & set(client.list_ledgers())

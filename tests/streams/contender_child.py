@@ -42,7 +42,7 @@ def owned_wal(manager: LedgerManager, *, steal: bool) -> Iterator[tuple[int, App
     """Own a write-ahead log, as ``owned_log``."""
     wait = 0.0 if steal else WAIT_S
     with WriteAheadLog.open(manager, NAME, insecure=True, wait=wait, steal=steal, segment_bytes=2000) as wal:
-        yield wal.epoch, wal.append
+        yield wal.epoch(), wal.append
 
 
 OWNED = {"log": owned_log, "wal": owned_wal}

@@ -16,7 +16,7 @@ if __name__ == "__main__":
     log = Log.open(manager, "log", insecure=True)
     subscription = log.subscribe("all")
     with log.writer():
-        subscription.ack(subscription.first_unacked)
+        subscription.ack(subscription.first_unacked())
         sys.stdout.write("ready\n")
         sys.stdout.flush()
         while True:

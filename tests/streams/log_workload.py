@@ -20,7 +20,7 @@ def work(log: Log, writer: LogWriter, random: Random, report: Report) -> Iterato
 
     Each truncation is reported before it begins, where it may be half done, and after it was done.
     """
-    report(f"open {log.first_seq} {writer.last_seq}")
+    report(f"open {log.first_seq()} {writer.last_seq}")
     reader = log.reader()
     while True:
         chance = random.random()
@@ -35,7 +35,7 @@ def work(log: Log, writer: LogWriter, random: Random, report: Report) -> Iterato
         elif chance < 0.78:
             writer.roll()
         elif chance < 0.86:
-            seq = max(log.first_seq, writer.last_seq + 1 - random.randint(0, 30))
+            seq = max(log.first_seq(), writer.last_seq + 1 - random.randint(0, 30))
             report(f"truncating {seq}")
             log.truncate(seq)
             report(f"truncated {seq}")
@@ -80,10 +80,10 @@ class Model:
 
     def check(self, log: Log) -> None:
         """Compare the log with the model; what was not finished may be done or not, and is taken from the log."""
-        if log.first_seq == self.truncating:
+        if log.first_seq() == self.truncating:
             self.first = self.truncating
         self.truncating = None
-        assert log.first_seq == self.first
+        assert log.first_seq() == self.first
         found = list(log.reader())
         assert [record.seq for record in found] == list(range(self.first, self.first + len(found)))
         kept = {record.seq: (record.txid or 0, record.data) for record in found}

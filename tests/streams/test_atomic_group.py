@@ -93,7 +93,7 @@ def test_a_group_changes_logs_blobs_and_properties_together(manager: LedgerManag
         [record] = log.reader()
         assert (record.data, record.txid, record.key, record.time_ns) == (b"two", 7, b"k", 5)
         assert blobs.get("picture") == b"bytes"
-        assert dict(log.properties) == {"state": "done"}
+        assert dict(log.properties()) == {"state": "done"}
         assert list(group.results(wal)) == [2, 3]
         assert list(group.results(writer)) == [record.position]
         assert group.results(file) == [blobs.stat("picture")]
@@ -121,7 +121,7 @@ def test_a_record_is_consumed_and_its_result_produced_exactly_once(manager: Ledg
     ):
         producer.append_many([b"%d" % number for number in range(10)])
         random, tries = Random(1), 0
-        while target.last_seq < 9:
+        while target.last_seq() < 9:
             with source.subscribe("doubling", start=LogEnd.EARLIEST) as subscription:
                 for record in subscription:
                     tries += 1
@@ -137,7 +137,7 @@ def test_a_record_is_consumed_and_its_result_produced_exactly_once(manager: Ledg
         assert tries > 12
         assert data_of(target) == [b"%d" % (2 * number) for number in range(10)]
         with source.subscribe("doubling") as subscription:
-            assert subscription.backlog == 0
+            assert subscription.backlog() == 0
             assert subscription.properties == {"last": 9}
 
 
@@ -156,14 +156,14 @@ def test_what_cannot_be_acknowledged_fails_the_group(manager: LedgerManager) -> 
         other = log.subscribe("first", steal=True)
         with pytest.raises(LogFencedError):
             group.commit()
-        assert other.backlog == 1
+        assert other.backlog() == 1
         other.close()
         with pytest.raises(LogFencedError):
             subscription.close()
         with log.subscribe("memory", start=LogEnd.EARLIEST, durable=False) as subscription:
             with manager.transaction() as group:
                 group.ack(subscription, 0)
-            assert subscription.backlog == 0
+            assert subscription.backlog() == 0
         assert data_of(wal) == []
 
 
@@ -240,10 +240,10 @@ def test_a_member_that_takes_nothing_fails_the_group_before_anything_is_staged(m
         with pytest.raises(UsageError, match="16777216"):
             group.commit()
         assert data_of(wal) == data_of(log) == []
-        assert dict(log.properties) == {}
+        assert dict(log.properties()) == {}
         assert [each.name for each in blobs.list()] == ["old"]
         assert wal.append(b"after") == 1
-        assert wal.ledgers == (wal.ledgers[0],), "no repair was needed"
+        assert wal.ledgers() == (wal.ledgers()[0],), "no repair was needed"
 
 
 def test_transaction_ids_are_in_order_in_a_group_too(manager: LedgerManager) -> None:
@@ -326,7 +326,7 @@ def test_groups_and_appends_of_many_threads_rolls_and_property_changes_do_not_bl
 
         def has_turns(number: int) -> bool:
             """Return whether a thread continues: all of them do until the log has rolled twice while they work."""
-            return turns[number] < 30 or (len(one.ledgers) <= 2 and time.monotonic() < until)
+            return turns[number] < 30 or (len(one.ledgers()) <= 2 and time.monotonic() < until)
 
         def work(number: int) -> None:
             try:
@@ -350,8 +350,8 @@ def test_groups_and_appends_of_many_threads_rolls_and_property_changes_do_not_bl
         in_one = [data for data in data_of(one) if data != b"alone"]
         assert in_one == data_of(two)
         assert len(in_one) == turns.total()
-        assert dict(log.properties) == {f"turn {number}": str(turns[number] - 1) for number in range(4)}
-        assert len(one.ledgers) > 2, "it rolled while others worked"
+        assert dict(log.properties()) == {f"turn {number}": str(turns[number] - 1) for number in range(4)}
+        assert len(one.ledgers()) > 2, "it rolled while others worked"
 
 
 def test_groups_have_an_asyncio_form(manager: LedgerManager) -> None:
@@ -388,7 +388,7 @@ class Model:
             assert found == [b"%d" % number for number in range(1, len(found) + 1)]
             assert data_of(log) == found
             assert self.acknowledged <= len(found) <= self.begun
-            assert log.properties.get("last", "0") == str(len(found))
+            assert log.properties().get("last", "0") == str(len(found))
             assert (blobs.get("last") if blobs.exists("last") else b"0") == b"%d" % len(found)
         return len(found)
 
@@ -415,7 +415,7 @@ def work(manager: LedgerManager, model: Model, random: Random) -> Iterator[None]
     log = Log.open(manager, "log", insecure=True)
     blobs = BlobStore.open(manager, insecure=True, keep=1)
     writer = log.writer()
-    number = wal.last_lsn
+    number = wal.last_lsn()
     while True:
         number += 1
         model.begun = max(model.begun, number)
@@ -499,7 +499,7 @@ def test_an_interrupt_at_any_line_leaves_no_ledger_of_a_blob(manager: LedgerMana
             fired = interrupted_at(line, ("pybk/manager/atomic_group.py",), group.commit)
             group.abort()  # does nothing once the commit has begun
             blobs.sweep()
-            assert len(list(manager.list_ledgers())) == len(wal.ledgers) + len(blobs.list()), line
+            assert len(list(manager.list_ledgers())) == len(wal.ledgers()) + len(blobs.list()), line
             line += 1
         assert 0 < len(blobs.list()) < line, "some interrupts come before the group is staged, some after"
         assert all(blobs.get(each.name) == b"bytes" for each in blobs.list())
@@ -521,7 +521,7 @@ def test_an_interrupt_at_any_line_leaves_the_group_whole_or_absent(manager: Ledg
             fired = interrupted_at(line, files, group.commit)
             wal.append(b"alone")
             writer.append(b"alone")
-            assert wal.last_lsn == writer.last_seq + 1, line
+            assert wal.last_lsn() == writer.last_seq + 1, line
             line += step
         found = data_of(wal)
         assert found == data_of(log)

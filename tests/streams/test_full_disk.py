@@ -89,21 +89,21 @@ class Disk:
 def truncate_wal(disk: Disk) -> None:
     with disk.freeing():
         disk.wal.truncate_before(101)
-    assert disk.wal.first_lsn == 101
+    assert disk.wal.first_lsn() == 101
 
 
 def cut_wal(disk: Disk) -> None:
     disk.wal.truncate_after(1)
-    assert disk.wal.last_lsn == 1
+    assert disk.wal.last_lsn() == 1
 
 
 def acknowledge_and_truncate(disk: Disk) -> None:
     disk.subscription.ack(range(1, 100))
-    assert disk.subscription.first_unacked == 100
+    assert disk.subscription.first_unacked() == 100
     disk.subscription.close()
     with disk.freeing():
         disk.log.truncate(100)
-    assert disk.log.first_seq == 100
+    assert disk.log.first_seq() == 100
 
 
 def unsubscribe_and_truncate(disk: Disk) -> None:
@@ -117,7 +117,7 @@ def apply_retention(disk: Disk) -> None:
     disk.subscription.delete()
     with disk.freeing():
         disk.log.set_retention(Retention(max_bytes=1))
-        wait_until(lambda: disk.log.first_seq >= 100)
+        wait_until(lambda: disk.log.first_seq() >= 100)
 
 
 def delete_log(disk: Disk) -> None:
@@ -132,7 +132,7 @@ def delete_log(disk: Disk) -> None:
 def subscribe(disk: Disk) -> None:
     subscription = disk.log.subscribe("new", start=LogEnd.EARLIEST)
     subscription.ack(0)
-    assert subscription.first_unacked == 1
+    assert subscription.first_unacked() == 1
     subscription.close()
     assert disk.log.delete_subscription("new")
 
@@ -141,7 +141,7 @@ def seal(disk: Disk) -> None:
     disk.wal.seal()
     disk.writer.close()
     disk.log.seal()
-    assert disk.log.is_sealed
+    assert disk.log.is_sealed()
 
 
 def delete_blob(disk: Disk) -> None:

@@ -131,11 +131,11 @@ def test_an_interrupt_at_any_line_leaves_a_named_log_that_continues(tmp_path: Pa
             done[writer.append(b"after", txid=50).seq] = b"after"
             done.update((each.seq, b"x") for each in writer.append_many([b"x", b"x"]))
             records = list(log.reader())
-            assert [each.seq for each in records] == list(range(log.first_seq, log.first_seq + len(records)))
+            assert [each.seq for each in records] == list(range(log.first_seq(), log.first_seq() + len(records)))
             kept = {each.seq: each.data for each in records}
-            assert log.first_seq <= (what == "truncate"), f"line event {line}"
-            assert {seq: kept.get(seq) for seq in done if seq >= log.first_seq} == {
-                seq: data for seq, data in done.items() if seq >= log.first_seq
+            assert log.first_seq() <= (what == "truncate"), f"line event {line}"
+            assert {seq: kept.get(seq) for seq in done if seq >= log.first_seq()} == {
+                seq: data for seq, data in done.items() if seq >= log.first_seq()
             }, f"line event {line}"
             check_search(log, records)
             writer.close()

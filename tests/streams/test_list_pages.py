@@ -151,14 +151,14 @@ def test_a_log_is_cut_inside_a_page(manager: LedgerManager) -> None:
         for number in range(SEGMENTS):
             wal.append(b"%d" % number)
             wal.roll()
-        ledgers = wal.ledgers
-        end = wal.first_lsn + PAGE
+        ledgers = wal.ledgers()
+        end = wal.first_lsn() + PAGE
         wal.truncate_after(end)
         assert wal.append(b"more") == end + 1
-        assert wal.ledgers[: PAGE + 1] == ledgers[: PAGE + 1]
+        assert wal.ledgers()[: PAGE + 1] == ledgers[: PAGE + 1]
         assert not set(manager.list_ledgers()) & set(ledgers[PAGE + 1 :])
         assert len(record_of(manager, "wals/wal").pages) == len(parts_of(manager, "wals"))
-        assert [each.data for each in wal.read_many(range(wal.first_lsn, wal.last_lsn + 1))] == [
+        assert [each.data for each in wal.read_many(range(wal.first_lsn(), wal.last_lsn() + 1))] == [
             *(b"%d" % number for number in range(PAGE + 1)),
             b"more",
         ]
@@ -168,9 +168,9 @@ def test_retention_reads_pages(manager: LedgerManager, log: Log) -> None:
     nbytes = log.segments()[-1].nbytes
     with log.writer() as writer:
         log.set_retention(Retention(max_bytes=5 * nbytes))
-        wait_until(lambda: log.first_seq >= SEGMENTS - 6)
+        wait_until(lambda: log.first_seq() >= SEGMENTS - 6)
         writer.append(b"%d" % SEGMENTS)
-    assert numbers_of(log) == list(range(log.first_seq, SEGMENTS + 1))
+    assert numbers_of(log) == list(range(log.first_seq(), SEGMENTS + 1))
 
 
 def test_a_raised_bound_lets_the_writer_drop_what_is_acknowledged(manager: LedgerManager, log: Log) -> None:
@@ -178,7 +178,7 @@ def test_a_raised_bound_lets_the_writer_drop_what_is_acknowledged(manager: Ledge
         log.set_retention(Retention())
         subscription.ack_through(SEGMENTS - 1)
         subscription.close()  # raises the bound, and changes nothing of the log's record
-        wait_until(lambda: log.first_seq == SEGMENTS)
+        wait_until(lambda: log.first_seq() == SEGMENTS)
 
 
 def test_a_search_by_time_finds_records_of_pages(log: Log) -> None:

@@ -236,7 +236,7 @@ def test_a_sealed_log_ends(manager: LedgerManager) -> None:
             writer.seal()
         thread.join(WAIT_S)
         assert found == [b"a", b"b"]
-        assert log.is_sealed
+        assert log.is_sealed()
         with pytest.raises(LogSealedError, match="after record 1"):
             follower.read()
         with pytest.raises(LogSealedError):
@@ -251,14 +251,14 @@ def test_a_sealed_log_ends(manager: LedgerManager) -> None:
 def test_a_log_without_a_writer_is_sealed_by_its_handle(manager: LedgerManager) -> None:
     with opened(manager) as log:
         log.seal()
-        assert log.is_sealed
+        assert log.is_sealed()
         assert list(log.reader(follow=True)) == []
 
 
 def test_reads_wait_and_say_whether_they_are_at_the_end(manager: LedgerManager) -> None:
     with opened(manager) as log, log.writer() as writer, log.reader() as reader:
         assert reader.read(timeout=0) is None
-        assert reader.caught_up
+        assert reader.caught_up()
         waiting = threading.Thread(target=lambda: seen.append(reader.read(timeout=60)))
         seen: list[LogRecord | None] = []
         waiting.start()
@@ -266,7 +266,7 @@ def test_reads_wait_and_say_whether_they_are_at_the_end(manager: LedgerManager) 
         waiting.join(60)
         assert [record and record.position for record in seen] == [position]
         writer.append_many([b"b", b"c", b"d"])
-        assert (reader.lag, reader.caught_up) == (3, False)
+        assert (reader.lag(), reader.caught_up()) == (3, False)
         assert [record.data for record in reader.read_many(2)] == [b"b", b"c"]
         assert reader.seq == 3
         reader.seek(1)
@@ -326,10 +326,10 @@ def test_properties_change_together(manager: LedgerManager) -> None:
         assert changed.wait(WAIT_S)
         watch.cancel()
         log.set_properties({"owner": None, "more": "ü"})
-        assert dict(log.properties) == {"schema": "7", "more": "ü"}
+        assert dict(log.properties()) == {"schema": "7", "more": "ü"}
         with pytest.raises(UsageError, match="at most 16384"):
             log.set_properties({"long": "x" * 20_000, "schema": None})
-        assert dict(opened(manager).properties) == {"schema": "7", "more": "ü"}
+        assert dict(opened(manager).properties()) == {"schema": "7", "more": "ü"}
         with pytest.raises(UsageError, match="set_retention"):
             log.set_properties({"pybk.retention": "7 days"})
         for wrong in ({1: "a"}, {"a": 1}, {"": "a"}, [("a", "b")], None):

@@ -224,7 +224,11 @@ class LogMachine(RuleBasedStateMachine):
         if not hasattr(self, "log"):
             return
         assert list(self.log.reader()) == self.records
-        assert (self.log.first_seq, self.log.last_seq, len(self.log)) == (self.first, self.end - 1, len(self.records))
+        assert (self.log.first_seq(), self.log.last_seq(), len(self.log)) == (
+            self.first,
+            self.end - 1,
+            len(self.records),
+        )
         assert list(self.log.reader(LogEnd.LATEST)) == []
         if self.records:
             middle = self.records[len(self.records) // 2]

@@ -65,7 +65,7 @@ def test_sequence_id(manager: LedgerManager) -> None:
                 given += [each.seq for each in writer.append_many([b"b", b"c"])]
             with log.writer():
                 pass
-            log.truncate(log.last_seq + 1)
+            log.truncate(log.last_seq() + 1)
             assert (len(log), log.first(), log.last()) == (0, None, None)
         assert given == list(range(9))
         assert log.writer().last_seq == 8
@@ -92,4 +92,4 @@ def test_non_blocking_reads(manager: LedgerManager) -> None:
             record = wait_until(lambda: reader.read(timeout=0))
             assert record is not None
             assert record.position == position
-        assert reader.caught_up
+        assert reader.caught_up()

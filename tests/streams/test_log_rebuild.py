@@ -80,7 +80,7 @@ def test_a_rebuilt_log_keeps_all_that_records_carry(manager: LedgerManager) -> N
             assert each.txid is not None
             assert log.position_for(TxId(each.txid)) == log.position_for(TxId(each.txid - 9)) == each.position
             assert log.position_for(DAY + timedelta(hours=each.seq)) == each.position
-        assert (log.subscriptions(), dict(log.properties)) == (["sub"], {})
+        assert (log.subscriptions(), dict(log.properties())) == (["sub"], {})
         with pytest.raises(TruncateGuardError, match="sub"):
             log.truncate(5)
         with log.subscribe("sub", start=LogEnd.LATEST) as subscription:

@@ -46,7 +46,7 @@ def test_all_who_open_a_log_use_the_quorums_that_it_was_made_with(tmp_path: Path
     with inside(tmp_path, count=1) as cluster, cluster.connect() as first, cluster.connect() as second:
         Log.open(first, "log", password=PASSWORD, quorums=ONE).close()
         with Log.open(second, "log", password=PASSWORD) as log:
-            assert log.settings == LogSettings(quorums=ONE)
+            assert log.settings() == LogSettings(quorums=ONE)
             with log.writer() as writer, log.subscribe("all", start=LogEnd.EARLIEST) as subscription:
                 writer.append(b"one")
                 record = subscription.read(timeout=WAIT_S)
@@ -61,7 +61,7 @@ def test_a_write_ahead_log_keeps_its_quorums(tmp_path: Path) -> None:
             wal.append(b"one")
         with WriteAheadLog.open(second, password=PASSWORD) as wal:
             wal.append(b"two")
-            assert wal.settings == LogSettings(quorums=ONE, segment_bytes=7)
+            assert wal.settings() == LogSettings(quorums=ONE, segment_bytes=7)
         assert quorums_of(second) == {"wal": {ONE}}
 
 
@@ -102,7 +102,7 @@ def test_an_argument_replaces_what_is_kept_for_one_opening(tmp_path: Path) -> No
         Log.open(manager, "log", password=PASSWORD, quorums=ONE).close()
         with Log.open(manager, "log", password=PASSWORD, quorums=(2, 2, 2)) as log, log.writer() as writer:
             writer.append(b"one")
-            assert log.settings.quorums == ONE
+            assert log.settings().quorums == ONE
         assert quorums_of(manager) == {"log": {(2, 2, 2)}}
 
 
@@ -140,14 +140,14 @@ def test_a_namespace_makes_logs_with_its_settings(tmp_path: Path) -> None:
 
 def test_settings_are_no_property_of_the_application(tmp_path: Path) -> None:
     with Log.open(tmp_path / "store", "log", password=PASSWORD) as log:
-        assert dict(log.properties) == {}
+        assert dict(log.properties()) == {}
         log.set_settings(LogSettings(segment_bytes=1))
         log.set_properties({"mine": "1"})
-        assert log.settings == LogSettings(segment_bytes=1)
+        assert log.settings() == LogSettings(segment_bytes=1)
         with pytest.raises(UsageError, match="set_settings"):
             log.set_properties({SETTINGS_PROPERTY: "{}"})
         asyncio.run(log.set_settings_async(LogSettings()))
-        assert dict(log.properties) == {"mine": "1"}
+        assert dict(log.properties()) == {"mine": "1"}
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,7 @@ def follow_in_tasks(log: Log) -> list[tuple[list[LogRecord], int]]:
 def truncate(log: Log, over: threading.Event) -> None:
     """Drop records, always some of the last ones, until there are no more."""
     while not over.wait(0.01):
-        log.truncate(max(0, log.last_seq - 40))
+        log.truncate(max(0, log.last_seq() - 40))
 
 
 def check(seen: list[LogRecord], skipped: int, expected: Expected) -> None:
@@ -93,4 +93,4 @@ def test_every_reader_sees_every_record_once_in_order(manager: LedgerManager, tr
         seqs = [each.seq for each in late.result(WAIT_S)]
         assert seqs == sorted(set(seqs))
         assert len(log.segments()) > 1 or truncating
-        assert [each.seq for each in log.reader()] == list(range(log.first_seq, len(expected)))
+        assert [each.seq for each in log.reader()] == list(range(log.first_seq(), len(expected)))

@@ -462,7 +462,7 @@ def test_a_sealed_log_is_renamed_and_stays_sealed(logs: Namespace) -> None:
         log.seal()
     logs.rename("log", "new")
     with logs.log("new") as log:
-        assert log.is_sealed
+        assert log.is_sealed()
         with pytest.raises(LogSealedError):
             log.writer()
 

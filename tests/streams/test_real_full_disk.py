@@ -70,7 +70,7 @@ def work_and_close(path: Path) -> None:
         log.writer(),
         log.subscribe("all") as subscription,
     ):
-        subscription.ack(subscription.first_unacked)
+        subscription.ack(subscription.first_unacked())
 
 
 def command_truncates(path: Path, lsn: int) -> None:
@@ -98,10 +98,10 @@ def test_a_full_disk_is_emptied(device: Path, stop: object) -> None:
             with Log.open(manager, "log", insecure=True) as log, log.writer():
                 log.truncate(10)
                 subscription = log.subscribe("all")
-                assert subscription.first_unacked >= 30
+                assert subscription.first_unacked() >= 30
                 subscription.delete()
                 log.set_retention(Retention(max_bytes=1))
-                wait_until(lambda: log.first_seq >= 60)
+                wait_until(lambda: log.first_seq() >= 60)
             manager.checkpoint()
             with Namespace.open(manager, insecure=True) as names:
                 names.delete("log")

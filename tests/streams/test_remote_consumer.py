@@ -72,7 +72,7 @@ def test_a_remote_consumer_does_what_a_local_one_does(path: str, subscription: S
         assert record is not None
         assert (record.seq, record.data) == (0, b"0")
         consumer.ack(record)
-        assert subscription.first_unacked == 1
+        assert subscription.first_unacked() == 1
         records = consumer.read_many(5)
         assert [each.seq for each in records] == [1, 2, 3, 4, 5]
         consumer.ack(records[1:], properties={"offset": 7})
@@ -93,7 +93,7 @@ def test_a_remote_consumer_does_what_a_local_one_does(path: str, subscription: S
 
 
 def test_records_come_whole(path: str, subscription: Subscription, writer: LogWriter) -> None:
-    subscription.clear()
+    subscription.skip_all()
     given = NewRecord(os.urandom(100_000), txid=5, key=b"\xff", headers=[("h", b"\0"), ("h", b"")], time_ns=9)
     writer.append_many([given, b""])
     with RemoteConsumer.connect(path) as consumer:
@@ -113,7 +113,7 @@ def test_what_a_consumer_held_is_handed_out_when_it_leaves(path: str, subscripti
     waiting.start()
     leaving.close()
     waiting.join(SOON)
-    wait_until(lambda: drained(staying) is not None and subscription.backlog == 0)
+    wait_until(lambda: drained(staying) is not None and subscription.backlog() == 0)
     staying.close()
 
 
@@ -129,7 +129,7 @@ def drained(consumer: RemoteConsumer) -> int:
 def test_a_consumer_that_leaves_while_it_waits_takes_nothing_along(
     path: str, subscription: Subscription, writer: LogWriter
 ) -> None:
-    subscription.clear()
+    subscription.skip_all()
     for _ in range(20):
         with socket.socket(socket.AF_UNIX) as connection:
             connection.connect(path)
@@ -478,7 +478,7 @@ def test_persist_queue_136_processes_lose_nothing_when_some_are_killed(
         child.wait(SOON)
         assert child.stdout is not None
         child.stdout.close()
-    assert subscription.backlog == 0
+    assert subscription.backlog() == 0
     whole = [line.split() for line in lines if line.endswith("\n")]
     read = [int(words[1]) for words in whole if words[0] == "read"]
     acked = [int(words[1]) for words in whole if words[0] == "acked"]

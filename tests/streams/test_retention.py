@@ -273,7 +273,7 @@ def test_a_short_age_is_applied_soon_without_traffic(manager: LedgerManager) -> 
     with Log.open(manager, "log", insecure=True) as log, log.writer() as writer:
         writer.append(b"a")
         log.set_retention(Retention(max_age=0.01))
-        wait_until(lambda: log.first_seq == 1, seconds=25)
+        wait_until(lambda: log.first_seq() == 1, seconds=25)
 
 
 def test_it_is_kept_with_the_log(writer: ListWriter) -> None:

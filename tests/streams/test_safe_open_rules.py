@@ -73,9 +73,9 @@ def test_rule_1_a_ledger_that_the_list_does_not_name_takes_no_records(
     monkeypatch.setattr(backend, "write_record", lose_once)
     with opened(manager) as wal:
         assert len(made) > 1
-        assert made[0].isdisjoint(wal.ledgers), "the first ledger was not listed"
+        assert made[0].isdisjoint(wal.ledgers()), "the first ledger was not listed"
         assert wal.append(b"a") == 1
-        assert set(wal.ledgers) == ledgers_of(manager), "it is gone"
+        assert set(wal.ledgers()) == ledgers_of(manager), "it is gone"
 
 
 class Stopped(Exception):  # noqa: N818
@@ -123,7 +123,7 @@ def test_rule_8_a_ledger_is_deleted_only_once_no_list_names_it(
 
     def listed() -> set[int]:
         with suppress(PybkError), WriteAheadLog.open(manager, "wal", mode="r", password=PASSWORD) as reader:
-            return set(reader.ledgers)
+            return set(reader.ledgers())
         return set()
 
     delete: Callable[..., None] = manager.delete_ledger
@@ -138,7 +138,7 @@ def test_rule_8_a_ledger_is_deleted_only_once_no_list_names_it(
         for number in range(4):
             wal.append(b"%d" % number)
             wal.roll()
-        first = wal.ledgers
+        first = wal.ledgers()
         wal.truncate_before(3)
         assert deleted == list(first[:2])
     WriteAheadLog.delete(manager, "wal", password=PASSWORD)
@@ -151,7 +151,7 @@ def test_rule_10_a_follower_keeps_its_place_over_ledgers_of_any_length(manager: 
     lengths = [1, 7, 2, 30, 1, 1, 12, 3]
     with opened(manager) as wal:
         for length in lengths:
-            wal.append_many([b"%d" % (wal.last_lsn + 1 + number) for number in range(length)])
+            wal.append_many([b"%d" % (wal.last_lsn() + 1 + number) for number in range(length)])
             wal.roll()
         last = sum(lengths)
         for begin in range(1, last + 1):
@@ -201,7 +201,7 @@ def test_rule_12_a_promotion_returns_once_everything_is_applied(manager: LedgerM
     for future in futures:
         with suppress(LogFencedError):
             acknowledged = future.result(60)
-    assert acknowledged <= end == standby.last_lsn
+    assert acknowledged <= end == standby.last_lsn()
     with pytest.raises(LogFencedError):
         primary.append(b"late")
     assert standby.append(b"first") == end + 1

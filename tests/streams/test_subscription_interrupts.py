@@ -46,7 +46,7 @@ def test_an_interrupt_at_any_line_leaves_a_subscription_that_works(tmp_path: Pat
                 assert found == {seq for each in subscription.unacked_ranges() for seq in each}, f"line event {line}"
                 assert subscription.read_many(1, timeout=0) == []
                 subscription.ack(range(5, 9))
-                assert subscription.backlog == sum(map(len, subscription.unacked_ranges()))
+                assert subscription.backlog() == sum(map(len, subscription.unacked_ranges()))
                 subscription.close()
                 with log.subscribe("sub") as again:
                     left = {record.seq for record in again.read_many(10)}

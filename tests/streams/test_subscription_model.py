@@ -122,7 +122,7 @@ class World:
                 for each in [owner.ack_async(seq) for seq in chosen]:
                     assert each.result() == 1
             self.settle(set(chosen))
-        assert owner.backlog == len(self.unacked)
+        assert owner.backlog() == len(self.unacked)
 
     def settle(self, acked: set[int]) -> None:
         """Records were acknowledged."""
@@ -141,7 +141,7 @@ class World:
         """Move somewhere."""
         wanted = self.random.randint(0, self.end)
         found = owner.seek(wanted)
-        assert found == max(wanted, self.log.first_seq)
+        assert found == max(wanted, self.log.first_seq())
         self.acked = set(range(found))
         self.outstanding, self.waiting = set(), set()
 

@@ -75,7 +75,7 @@ def test_an_argument_of_a_call_is_refused(manager: LedgerManager, call: str) -> 
     with WriteAheadLog.open(manager, insecure=True) as wal:
         with pytest.raises(UsageError):
             CALLS[call](wal)
-        assert wal.last_lsn == 0
+        assert wal.last_lsn() == 0
 
 
 def test_log_sequence_numbers_begin_with_1(manager: LedgerManager) -> None:

@@ -45,7 +45,7 @@ def check(manager: LedgerManager, model: Model) -> None:
     with WriteAheadLog.open(manager, "wal", insecure=True) as wal:
         model.check(wal)
         lsn = wal.append(b"after")
-        assert lsn == max([*model.records, wal.first_lsn - 1]) + 1
+        assert lsn == max([*model.records, wal.first_lsn() - 1]) + 1
         assert wal.read(lsn).data == b"after"
 
 

@@ -170,7 +170,7 @@ def test_a_roll_that_fails_is_tried_again_without_traffic(
 
         monkeypatch.setattr(ledger_spec, "create_when_full", create)
         wal.append(bytes(200))
-        wait_until(lambda: len(wal.ledgers) == 2 and not failures)
+        wait_until(lambda: len(wal.ledgers()) == 2 and not failures)
         assert caplog.text.count("could not roll") == 2
         assert wal.append(b"b") == 2
         wal.close()

@@ -91,7 +91,7 @@ class WalMachine(RuleBasedStateMachine):
         self.generation += lsn < self.last
         for gone in [each for each in self.records if each > lsn]:
             del self.records[gone]
-        assert self.wal.generation == self.generation
+        assert self.wal.generation() == self.generation
 
     @rule(data=DATA, back=st.integers(0, 5), keep=st.integers(1, 3), whole=st.booleans())
     def checkpoint(self, data: bytes, back: int, keep: int, whole: bool) -> None:
@@ -140,7 +140,7 @@ class WalMachine(RuleBasedStateMachine):
             self.seen += list(self.wal.follow(begin, generation=self.seen_generation, timeout=0))
         except TruncatedError:  # or rewound
             self.seen = list(self.wal.follow(timeout=0))
-        self.seen_generation = self.wal.generation
+        self.seen_generation = self.wal.generation()
         for record in self.seen:
             assert self.records.get(record.lsn, record.data) == record.data
         assert not self.seen or self.seen[-1].lsn <= self.last
@@ -150,8 +150,8 @@ class WalMachine(RuleBasedStateMachine):
         found = list(self.wal.replay())
         assert [record.lsn for record in found] == list(range(self.first, self.last + 1))
         assert {record.lsn: record.data for record in found} == self.records
-        assert self.wal.first_lsn == self.first
-        assert self.wal.last_lsn == self.wal.durable_lsn == self.last
+        assert self.wal.first_lsn() == self.first
+        assert self.wal.last_lsn() == self.wal.durable_lsn() == self.last
         latest = self.wal.latest_checkpoint()
         assert [each.lsn for each in self.wal.checkpoints()] == [lsn for lsn, _ in self.checkpoints]
         if self.checkpoints:
@@ -165,7 +165,7 @@ class WalMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         if hasattr(self, "wal"):
             self.wal.close()
-            listed = len(self.wal.ledgers) + len(self.checkpoints)
+            listed = len(self.wal.ledgers()) + len(self.checkpoints)
             assert len(list(self.manager.list_ledgers())) == listed, "a ledger leaked"
         self.stack.close()
 

@@ -47,7 +47,7 @@ def test_what_a_dead_process_left_is_swept_and_nothing_else(manager: LedgerManag
         writing = wal.checkpoint()
         writing.write(b"more")
         ledgers = set(manager.list_ledgers())
-        segment = manager.ledger_metadata(wal.ledgers[0]).custom_metadata
+        segment = manager.ledger_metadata(wal.ledgers()[0]).custom_metadata
         blob = manager.ledger_metadata(max(ledgers)).custom_metadata
         early = {"pybk.blob": blob["pybk.blob"].replace(b'"epoch":2', b'"epoch":1')}
         assert early != blob
@@ -69,7 +69,7 @@ def test_a_lost_record_is_made_again(manager: LedgerManager) -> None:
     with opened(manager) as wal:
         with wal.checkpoint(5, truncate=False) as file:
             file.write(b"state of 5")
-        epoch = wal.epoch
+        epoch = wal.epoch()
     lose_record(manager)
     assert WriteAheadLog.sweep(manager, password=PASSWORD) == []
     with pytest.raises(UnauthorizedError):
@@ -79,7 +79,7 @@ def test_a_lost_record_is_made_again(manager: LedgerManager) -> None:
     with pytest.raises(IllegalOperationError, match="sound"):
         WriteAheadLog.rebuild(manager, "wal", password=PASSWORD)
     with opened(manager) as wal:
-        assert wal.epoch > epoch
+        assert wal.epoch() > epoch
         assert data_of(wal) == [b"%d" % number for number in range(1, 10)]
         latest = wal.latest_checkpoint()
         assert latest is not None
@@ -120,7 +120,7 @@ def test_what_a_cut_dropped_stays_dropped(manager: LedgerManager) -> None:
 def test_missing_records_are_given_up_on_demand_alone(manager: LedgerManager) -> None:
     rolled_log(manager)
     with opened_reader(manager) as reader:
-        middle = reader.ledgers[1]
+        middle = reader.ledgers()[1]
     lose_record(manager)
     manager.delete_ledger(middle, password=PASSWORD)
     with pytest.raises(CorruptError, match="records 4 to 6"):

@@ -15,7 +15,7 @@ def work(wal: WriteAheadLog, random: Random, report: Report) -> Iterator[None]:
 
     Each step is reported before it begins, where it may be half done, and after it was done.
     """
-    report(f"open {wal.first_lsn} {wal.last_lsn} {wal.generation}")
+    report(f"open {wal.first_lsn()} {wal.last_lsn()} {wal.generation()}")
     while True:
         chance = random.random()
         if chance < 0.5:
@@ -28,19 +28,19 @@ def work(wal: WriteAheadLog, random: Random, report: Report) -> Iterator[None]:
         elif chance < 0.78:
             wal.roll()
         elif chance < 0.86:
-            oldest = min((each.lsn + 1 for each in wal.checkpoints()), default=wal.last_lsn)
-            lsn = max(wal.first_lsn, min(oldest, wal.last_lsn - random.randint(0, 30)))
+            oldest = min((each.lsn + 1 for each in wal.checkpoints()), default=wal.last_lsn())
+            lsn = max(wal.first_lsn(), min(oldest, wal.last_lsn() - random.randint(0, 30)))
             report(f"truncating {lsn}")
             wal.truncate_before(lsn)
             report(f"truncated {lsn}")
         elif chance < 0.93:
             newest = max((each.lsn for each in wal.checkpoints()), default=0)
-            lsn = max(wal.first_lsn - 1, newest, wal.last_lsn - random.randint(0, 5))
+            lsn = max(wal.first_lsn() - 1, newest, wal.last_lsn() - random.randint(0, 5))
             report(f"cutting {lsn}")
             wal.truncate_after(lsn)
-            report(f"cut {lsn} {wal.generation}")
+            report(f"cut {lsn} {wal.generation()}")
         else:
-            lsn, state = wal.last_lsn, b"%d" % random.getrandbits(64)
+            lsn, state = wal.last_lsn(), b"%d" % random.getrandbits(64)
             report(f"checkpointing {lsn} {state.hex()}")
             with wal.checkpoint(lsn) as file:
                 file.write(state)
@@ -85,22 +85,22 @@ class Model:
     def check(self, wal: WriteAheadLog) -> None:
         """Compare the log with the model; what was not finished may be done or not, and is taken from the log."""
         what, *words = self.unfinished.split() or [""]
-        if what == "cutting" and wal.generation == self.generation + 1:
+        if what == "cutting" and wal.generation() == self.generation + 1:
             self.cut(int(words[0]))
-        elif what == "truncating" and wal.first_lsn == int(words[0]):
-            self.first = wal.first_lsn
+        elif what == "truncating" and wal.first_lsn() == int(words[0]):
+            self.first = wal.first_lsn()
         elif what == "checkpointing":
             self.take_checkpoint(wal, int(words[0]), bytes.fromhex(words[1]))
         self.unfinished = ""
-        assert wal.generation == self.generation
-        assert wal.first_lsn == self.first
+        assert wal.generation() == self.generation
+        assert wal.first_lsn() == self.first
         latest = wal.latest_checkpoint()
         assert [each.lsn for each in wal.checkpoints()] == [lsn for lsn, _ in self.checkpoints]
         if latest is not None:
             with latest.open() as file:
                 assert file.read() == self.checkpoints[-1][1]
         found = list(wal.replay())
-        assert [record.lsn for record in found] == list(range(wal.first_lsn, wal.first_lsn + len(found)))
+        assert [record.lsn for record in found] == list(range(wal.first_lsn(), wal.first_lsn() + len(found)))
         kept = {record.lsn: record.data for record in found}
         for lsn, data in self.records.items():
             if lsn >= self.first:

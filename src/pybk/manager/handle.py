@@ -38,7 +38,7 @@ from pybk.threads.call_threads import asyncio_form, end_calls, in_own_thread
 
 if TYPE_CHECKING:
     from pybk.manager import opening
-    from pybk.manager.opening import Closing, Opening
+    from pybk.manager.opening import Closing, LockWatch, Opening
 else:
     opening = LateModule("pybk.manager.opening")
 
@@ -49,11 +49,16 @@ P = ParamSpec("P")
 H = TypeVar("H", bound="Closing")
 
 
-def opening_form(call: Callable[P, H]) -> Callable[P, Opening[H]]:
+def opening_form(call: Callable[P, H], watch: Callable[..., LockWatch] | None = None) -> Callable[P, Opening[H]]:
     """Return the method ``x_async`` for a method ``x`` that opens a handle: it returns its ``Opening``.
 
     The form calls the method of the object, so a subclass that overrides the method overrides the form. ``classmethod``
     takes that of a class method.
+
+    Args:
+        call: The method.
+        watch: For a method that waits for a lock, with ``wait`` and ``steal``: returns, given its arguments, how the
+            lock is watched.
     """
     call, name = getattr(call, "__func__", call), call.__name__
 
@@ -61,7 +66,10 @@ def opening_form(call: Callable[P, H]) -> Callable[P, Opening[H]]:
     def form(*arguments: P.args, **options: P.kwargs) -> Opening[H]:
         method: Callable[..., H] = getattr(arguments[0], name)
         shown = ", ".join(f"{each!r:.200}" for each in arguments[1:])
-        return opening.Opening(f"{call.__qualname__}_async({shown})", partial(method, *arguments[1:], **options))
+        call_text, opens = f"{call.__qualname__}_async({shown})", partial(method, *arguments[1:])
+        if watch is None:
+            return opening.Opening(call_text, partial(opens, **options))
+        return opening.LockedOpening(call_text, opens, options, watch(*arguments, **options))
 
     signature = inspect.signature(call)
     form.__name__, form.__qualname__ = f"{name}_async", f"{call.__qualname__}_async"

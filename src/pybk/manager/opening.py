@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Awaitable, Callable, Generator, Mapping
 from contextlib import suppress
 from functools import partial
 from types import TracebackType
@@ -31,6 +31,9 @@ class Closing(Protocol):
 
 H = TypeVar("H", bound=Closing)
 D = TypeVar("D")
+
+LockWatch = Callable[[Callable[[], None]], "Watch"]
+"""Has a function called after a lock was released, until the watch is cancelled."""
 
 
 class Opening(Generic[H], Awaitable[H]):
@@ -94,24 +97,16 @@ class LockedOpening(Opening[H]):
 
     Args:
         call_text: As for ``Opening``.
-        call: Opens the handle, given ``wait`` and ``steal``; raises LogLockedError while the lock is held.
-        wait: Seconds to wait, as the caller gave them.
-        steal: Whether to take the lock from its holder then, as the caller gave it.
+        call: Opens the handle, given ``options``; raises LogLockedError while the lock is held.
+        options: What the caller gave. ``wait`` of them is how long to wait, seconds; with ``steal`` the lock is taken
+            from its holder then.
         watch: Has a function called after the lock was released.
     """
 
-    def __init__(
-        self,
-        call_text: str,
-        call: Callable[..., H],
-        *,
-        wait: float,
-        steal: bool,
-        watch: Callable[[Callable[[], None]], Watch],
-    ) -> None:
-        super().__init__(call_text, partial(call, wait=0.0, steal=steal))
-        self._attempt = partial(call, wait=0.0, steal=False)
-        self._wait = wait
+    def __init__(self, call_text: str, call: Callable[..., H], options: Mapping[str, Any], watch: LockWatch) -> None:
+        super().__init__(call_text, partial(call, **{**options, "wait": 0.0}))
+        self._attempt = partial(call, **{**options, "wait": 0.0, "steal": False})
+        self._wait = options.get("wait", 0.0)
         self._watch = watch
 
     async def _open(self) -> H:

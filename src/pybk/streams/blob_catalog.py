@@ -327,18 +327,10 @@ class BlobCatalog:
                 return False
             in_use.dying.add(ledger_id)
         try:
-            self.spec.delete_ledger(self.manager, ledger_id)
-        except NoSuchLedgerError:
-            return True
-        except (PybkError, OSError) as error:
-            logger.warning(
-                "blob store %r: ledger %d is not needed, and could not be deleted: %s", self.store, ledger_id, error
-            )
-            return False
+            return self.spec.delete_ledger(self.manager, ledger_id, f"blob store {self.store!r}")
         finally:
             with in_use.lock:
                 in_use.dying.discard(ledger_id)
-        return True
 
     # ---- cleaning ------------------------------------------------------------------------------------------------
 

@@ -139,11 +139,8 @@ class BlobStore(Handle):
             name: The blob store's name: 1 to 32 bytes in UTF-8 without ``/``, else as for logs.
             read_only: Open the directory for reading, also while another process writes. This process can open it for
                 writing after ``close`` only.
-            password: The password of its ledgers, as bytes or as a ``Secret`` that names a file or an environment
-                variable: what people choose. If it and the secret are None, both are taken from the environment:
-                from ``PYBK_PASSWORD`` and ``PYBK_SECRET``, or the files that the same with ``_FILE`` name.
-            secret: Random bytes instead of a password, in the same forms; 32 or more. With both, a ledger opens with
-                the one that it was made with, and new ones are made with the secret.
+            password: The password of its ledgers, as for ``WriteAheadLog.open``.
+            secret: Random bytes instead of a password, as for ``WriteAheadLog.open``.
             insecure: Do without both if none is given: blobs are guarded against damage, not against forgery.
             keep: The number of versions of a name to keep, 1 to 64, when another is published here.
             grace_s: Seconds for which a replaced or deleted blob is kept for readers in other processes, or of other

@@ -39,7 +39,7 @@ import secrets
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Final, NamedTuple, Self, TypeVar
 
@@ -720,7 +720,7 @@ def read_cursor(manager: LedgerManager, log: LedgerSteps, bound: CursorBound) ->
 
 
 def _spec_of(log: LedgerSteps) -> LedgerSpec:
-    return replace(log.full_spec(), ledger_type=ListKind.CURSOR)
+    return log.full_spec().of_cursors()
 
 
 def _writer_of(manager: LedgerManager, log: LedgerSteps, name: str) -> ListWriter:

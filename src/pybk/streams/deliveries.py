@@ -300,13 +300,9 @@ class Deliveries:
         holes = self._state.unacked(run.first, run.end)
         return next((seq for first, end in holes for seq in range(first, end) if self._is_of(seq, run)), None)
 
-    def _is_current(self, run: _Run) -> bool:
-        """Return whether a record of a run is not acknowledged, nor handed out again since."""
-        return self._first_of(run) is not None
-
     def _forget(self) -> None:
         """Drop everything that is acknowledged, or that stands twice."""
-        self._runs = deque(filter(self._is_current, self._runs))
+        self._runs = deque(run for run in self._runs if self._first_of(run) is not None)
         self._again = list(filter(self._waits, self._again))
         heapq.heapify(self._again)
         self._counts = {seq: count for seq, count in self._counts.items() if not self._state.is_acked(seq)}

@@ -22,7 +22,7 @@ from pybk.credentials import (
     mismatch,
     read_credentials,
 )
-from pybk.errors import PybkError, UnauthorizedError, UsageError
+from pybk.errors import NoSuchLedgerError, PybkError, UnauthorizedError, UsageError
 from pybk.flags import StorageHint, WriteFlag
 from pybk.ledger.digest import DigestType
 from pybk.manager.arguments import flag_of, hints_of, member_of, quorums_of, whole_from
@@ -173,6 +173,10 @@ class LedgerSpec:
         """Return how ledgers are made of a log that keeps these settings."""
         return replace(self, asked=self.asked.over(kept))
 
+    def of_cursors(self) -> LedgerSpec:
+        """Return how the ledgers of the cursors of a log's subscriptions are made."""
+        return replace(self, ledger_type=ListKind.CURSOR)
+
     def create(
         self, manager: LedgerManager, custom_metadata: Mapping[str, bytes], *, entries_when_full: int = 0
     ) -> LedgerWriter:
@@ -207,9 +211,16 @@ class LedgerSpec:
         given = self.given
         return manager.open_ledger(ledger_id, password=given.password, secret=given.secret, recover=recover)
 
-    def delete_ledger(self, manager: LedgerManager, ledger_id: int) -> None:
-        """Delete a ledger; raises as ``LedgerManager.delete_ledger``."""
-        manager.delete_ledger(ledger_id, password=self.given.password, secret=self.given.secret)
+    def delete_ledger(self, manager: LedgerManager, ledger_id: int, what: str) -> bool:
+        """Delete a ledger that is not needed, and return whether it is gone; an error is logged as one of ``what``."""
+        try:
+            manager.delete_ledger(ledger_id, password=self.given.password, secret=self.given.secret)
+        except NoSuchLedgerError:
+            return True
+        except (PybkError, OSError) as error:
+            logger.warning("%s: ledger %d is not needed, and could not be deleted: %s", what, ledger_id, error)
+            return False
+        return True
 
 
 def wrong_password(manager: LedgerManager, ledger_id: int, what: str, given: Credentials) -> UnauthorizedError:

@@ -45,38 +45,7 @@ from pybk.streams import ledger_list
 from pybk.streams.appender import Appender
 from pybk.streams.background import background, weakly
 from pybk.streams.format import HEADER_BYTES, TIME_BYTES, EntryFlag, SegmentHeader, decode_entry_header, highest_after
-from pybk.streams.ledger_list import (
-    CONFLICT,
-    LOST,
-    UNKNOWN,
-    CloseLedger,
-    Conflict,
-    CreateLedger,
-    DeleteLedger,
-    Found,
-    Lost,
-    MoveList,
-    PageGoneError,
-    ReadBounds,
-    ReadList,
-    ReadPage,
-    ReadShard,
-    RecoverLedger,
-    RecoverOwn,
-    RemoveList,
-    RemovePage,
-    Shard,
-    Step,
-    Steps,
-    SweepParts,
-    SwitchTo,
-    Unknown,
-    WriteBounds,
-    WriteList,
-    WritePage,
-    WriteShard,
-    Written,
-)
+from pybk.streams.ledger_list import Found, PageGoneError, Step, Steps, Written
 from pybk.streams.ledger_spec import SETTINGS_PROPERTY, LedgerSpec, LogSettings, wrong_password
 from pybk.streams.list_record import (
     PAGE_SEGMENTS,
@@ -346,6 +315,9 @@ _LOOK_SECONDS: Final = 1.0
 
 _ALL_ENTRIES: Final = 1 << 62
 
+FIRST_ENTRY: Final = 1
+"""Entry 0 of a segment's ledger is its header."""
+
 
 def names_of(manager: LedgerManager, kind: ListKind, prefix: str = "") -> list[str]:
     """Return the names of the lists of a kind in a store or cluster that begin with ``prefix``, ascending."""
@@ -386,7 +358,8 @@ class LedgerSteps:
         self._known: Found | None = None
         """The newest long record that was read or written, so that it is decoded again only after others changed it."""
         self._known_lock = threading.Lock()
-        self.record_name = f"{spec.kind.group}/{name}"
+        self._group = spec.kind.group
+        self.record_name = f"{self._group}/{name}"
         self.changes = 0
         """How often the record may have changed since ``watch_truncation`` was called."""
         self._backend = backend_of(manager)
@@ -436,7 +409,7 @@ class LedgerSteps:
         return found
 
     def _read(self, name: str) -> Found | None:
-        found = self._backend.read_record(f"{self.spec.kind.group}/{name}")
+        found = self._backend.read_record(f"{self._group}/{name}")
         if found is None:
             return None
         known = self._known
@@ -685,28 +658,28 @@ class LedgerSteps:
 
     def _step(self, step: Step) -> Any:
         match step:
-            case ReadList(other):
+            case ledger_list.ReadList(other):
                 return self.read() if other is None else self._read(other)
-            case WriteList(record, version):
+            case ledger_list.WriteList(record, version):
                 written = self._write(record.encode(), version)
                 if isinstance(written, Written):
                     self._keep(Found(record, written.version))
                 return written
-            case RemoveList(version):
+            case ledger_list.RemoveList(version):
                 return self._write(None, version)
-            case MoveList(record, version):
+            case ledger_list.MoveList(record, version):
                 return self._move(record, version)
-            case CreateLedger():
+            case ledger_list.CreateLedger():
                 return self._create(step)
-            case RecoverLedger(segment, counts):
+            case ledger_list.RecoverLedger(segment, counts):
                 return self._end_of(segment, counts=counts)
-            case SwitchTo(segment):
+            case ledger_list.SwitchTo(segment):
                 return self._writing.switch(segment)
-            case CloseLedger(segment):
+            case ledger_list.CloseLedger(segment):
                 return self._close(segment)
-            case RecoverOwn(segment):
+            case ledger_list.RecoverOwn(segment):
                 return self._recover_own(segment)
-            case DeleteLedger(ledger_id):
+            case ledger_list.DeleteLedger(ledger_id):
                 if self._owner is not None:
                     self._owner.deleted(ledger_id)
                 return self.delete(ledger_id)
@@ -716,21 +689,21 @@ class LedgerSteps:
     def _part_step(self, step: Step) -> Any:
         parts = self._own_parts
         match step:
-            case ReadPage(name):
+            case ledger_list.ReadPage(name):
                 return self._read_page(name)
-            case WritePage(number, rows):
+            case ledger_list.WritePage(number, rows):
                 return parts.write_page(number, rows)
-            case RemovePage(name):
+            case ledger_list.RemovePage(name):
                 return parts.remove_page(name)
-            case SweepParts(kept, below):
+            case ledger_list.SweepParts(kept, below):
                 return parts.sweep(kept, below)
-            case ReadBounds(bound_set):
+            case ledger_list.ReadBounds(bound_set):
                 return parts.bounds(bound_set)
-            case ReadShard(bound_set, cursor):
-                return Shard(*parts.shard(bound_set, cursor))
-            case WriteShard(bound_set, cursor, bounds, version):
+            case ledger_list.ReadShard(bound_set, cursor):
+                return ledger_list.Shard(*parts.shard(bound_set, cursor))
+            case ledger_list.WriteShard(bound_set, cursor, bounds, version):
                 return _outcome(lambda: parts.write_shard(bound_set, cursor, bounds, version))
-            case WriteBounds(number, bounds):
+            case ledger_list.WriteBounds(number, bounds):
                 return parts.write_bounds(number, bounds)
 
     @property
@@ -745,7 +718,7 @@ class LedgerSteps:
             self.changes += 1  # a cluster reports it some time later
 
     def _move(self, record: ListRecord, version: int) -> Any:
-        target = f"{self.spec.kind.group}/{record.name}"
+        target = f"{self._group}/{record.name}"
 
         def move() -> int:
             self._backend.rename_record(self.record_name, target, record.encode(), version)
@@ -753,7 +726,7 @@ class LedgerSteps:
 
         return _outcome(move)
 
-    def _create(self, step: CreateLedger) -> int:
+    def _create(self, step: ledger_list.CreateLedger) -> int:
         header = SegmentHeader(self._uid, self.name, step.number, step.epoch, step.generation, step.predecessor)
         spec = self._full_spec if self.made_as is None else self.made_as()
         writer = spec.create(
@@ -773,7 +746,7 @@ class LedgerSteps:
         self._writing.created(writer)
         return writer.ledger_id
 
-    def _entries_when_full(self, step: CreateLedger) -> int:
+    def _entries_when_full(self, step: ledger_list.CreateLedger) -> int:
         """Return how many entries of a segment a store takes although it is full: the header, and acknowledgements."""
         if self.spec.kind is ListKind.CURSOR:
             return _ALL_ENTRIES
@@ -867,10 +840,10 @@ class LedgerSteps:
             offset=error.offset,
         )
 
-    def _close(self, segment: Segment) -> SegmentEnd | Lost:
+    def _close(self, segment: Segment) -> SegmentEnd | ledger_list.Lost:
         try:
             if not self._writing.close_segment(segment):
-                return LOST
+                return ledger_list.LOST
         except (LedgerFencedError, NoSuchLedgerError) as error:
             self.existing()  # raises if the log was deleted or renamed
             raise fenced_error(self.title) from error
@@ -902,26 +875,29 @@ class LedgerSteps:
 
     def delete(self, ledger_id: int) -> bool:
         """Delete a ledger that no list names; returns whether it is gone."""
-        try:
-            self.spec.delete_ledger(self.manager, ledger_id)
-        except NoSuchLedgerError:
-            return True
-        except (PybkError, OSError) as error:
-            logger.warning("log %r: ledger %d is not needed, and could not be deleted: %s", self.name, ledger_id, error)
-            return False
-        return True
+        return self.spec.delete_ledger(self.manager, ledger_id, f"log {self.name!r}")
 
 
-def _outcome(change: Callable[[], int]) -> Written | Conflict | Unknown:
+def _outcome(change: Callable[[], int]) -> Written | ledger_list.Conflict | ledger_list.Unknown:
     """Make a compare-and-set, and return what a step does of it."""
     try:
         return Written(change())
     except VersionConflictError as error:
-        return UNKNOWN if error.outcome_unknown else CONFLICT
+        return ledger_list.UNKNOWN if error.outcome_unknown else ledger_list.CONFLICT
     except MetadataUnreachableError as error:
         if not error.outcome_unknown:
             raise
-        return UNKNOWN
+        return ledger_list.UNKNOWN
+
+
+def payload_of(reader: LedgerReader, entry: int) -> bytes:
+    """Return the payload of an entry."""
+    return next(reader.read(entry, entry)).payload
+
+
+def first_seq_of(reader: LedgerReader, entry: int) -> int:
+    """Return the first record of an entry."""
+    return decode_entry_header(payload_of(reader, entry), where=f"ledger {reader.ledger_id} entry {entry}").seq
 
 
 def segment_end(reader: LedgerReader, segment: Segment, *, where: str) -> SegmentEnd:
@@ -933,15 +909,15 @@ def segment_end(reader: LedgerReader, segment: Segment, *, where: str) -> Segmen
     last = reader.last_add_confirmed
     if last < 0:
         return SegmentEnd(None, None, reader.length)
-    header = SegmentHeader.decode(next(reader.read(0, 0)).payload, where=f"{where} entry 0")
+    header = SegmentHeader.decode(payload_of(reader, 0), where=f"{where} entry 0")
     if header.number != segment.number:
         raise CorruptError(f"{where} is segment {header.number}, not {segment.number}; restore the list's record")
     first_seq = None
     while last > 0:
-        payload = next(reader.read(last, last)).payload
+        payload = payload_of(reader, last)
         found = decode_entry_header(payload, where=f"{where} entry {last}")
         if EntryFlag.MORE not in found.flags:
-            first_seq = decode_entry_header(next(reader.read(1, 1)).payload, where=f"{where} entry 1").seq
+            first_seq = first_seq_of(reader, FIRST_ENTRY)
             highest = highest_after(payload, where=f"{where} entry {last}")
             return SegmentEnd(first_seq, found.seq + found.records - 1, reader.length, highest)
         last -= 1

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Container, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from itertools import pairwise
 from operator import attrgetter
@@ -800,40 +800,11 @@ class ListRecord:
         return self._encoded
 
     def _as_json(self) -> bytes:
-        return encode_json(
-            ({"dropped": True} if self.dropped else {})
-            | {
-                "format": self.format,
-                "name": self.name,
-                "kind": self.kind.value,
-                "uid": self.uid.hex(),
-                "start_seq": self.start_seq,
-                "first_seq": self.first_seq,
-                "end_seq": self.end_seq,
-                "epoch": self.epoch,
-                "generation": self.generation,
-                "highest": list(self.highest),
-                "next_segment": self.next_segment,
-                "cuts": [list(each) for each in self.cuts],
-                "sealed": self.sealed,
-                "properties": dict(self.properties),
-                "segments": list(map(_row_of, self.segments)),
-                "pending_deletes": list(self.pending_deletes),
-                "checkpoints": [list(each) for each in self.checkpoints],
-                "uploads": list(self.uploads),
-                "cursors": [list(each) for each in self.cursors],
-            }
-            | (self._paged_fields() if self.format == PAGED_FORMAT else {})
-        )
-
-    def _paged_fields(self) -> dict[str, Any]:
-        return {
-            "pages": [list(each) for each in self.pages],
-            "gone_pages": list(self.gone_pages),
-            "bound_set": self.bound_set,
-            "admissions": self.admissions,
-            "producers": dict(self.producers),
-        }
+        left_out = () if self.format == PAGED_FORMAT else _PAGED_FIELDS
+        values = {name: getattr(self, name) for name in _RECORD_FIELDS if name not in left_out}
+        if not self.dropped:
+            del values["dropped"]
+        return encode_json(values | {"uid": self.uid.hex(), "segments": list(map(_row_of, self.segments))})
 
     @classmethod
     def decode(cls, data: bytes, *, where: str) -> ListRecord:
@@ -870,6 +841,11 @@ class ListRecord:
         found = decode_json(data, make, where=where)
         object.__setattr__(found, "_encoded", data)
         return found
+
+
+_RECORD_FIELDS: Final = tuple(each.name for each in fields(ListRecord) if each.init)
+_PAGED_FIELDS: Final = ("pages", "gone_pages", "bound_set", "admissions", "producers")
+"""Those that a record of format 1 has not."""
 
 
 def encode_page(rows: Rows) -> bytes:

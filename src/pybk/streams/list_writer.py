@@ -219,12 +219,10 @@ class ListWriter:
 
     def _take_lock(self, wait_s: float, *, steal: bool, remedy: str) -> None:
         deadline = time.monotonic() + wait_s
-        owner = f"{os.uname().nodename}, process {os.getpid()}"
         while True:
             if self.steps.uid is not None:
                 self.steps.existing()  # the lock is that of the name, which another log may have by now
-            self._lock = self._backend.try_lock(self._lock_name, owner)
-            if self._lock is not None:
+            if self._has_taken_lock():
                 return
             if time.monotonic() >= deadline and steal:
                 self._backend.break_lock(self._lock_name)
@@ -234,6 +232,11 @@ class ListWriter:
                 raise LogLockedError(f"{self._title} has a live {what} ({holder}); {remedy}")
             else:
                 time.sleep(LOCK_LOOK_SECONDS)
+
+    def _has_taken_lock(self) -> bool:
+        """Take the lock of the log if it is free; returns whether it was."""
+        self._lock = self._backend.try_lock(self._lock_name, f"{os.uname().nodename}, process {os.getpid()}")
+        return self._lock is not None
 
     def let_go(self) -> None:
         """Let another writer have the log, which recovers what is open; a second call does nothing."""
@@ -496,11 +499,8 @@ class ListWriter:
 
     def _check_lock(self) -> None:
         """Raise unless this writer has the lock of the log, or can take it again, because its session had ended."""
-        if self._lock is None or not self._lock.held:
-            owner = f"{os.uname().nodename}, process {os.getpid()}"
-            self._lock = self._backend.try_lock(self._lock_name, owner)
-            if self._lock is None:
-                raise fenced_error(self._title, " (another process has its lock)")
+        if (self._lock is None or not self._lock.held) and not self._has_taken_lock():
+            raise fenced_error(self._title, " (another process has its lock)")
 
     def cut(self, seq: int) -> None:
         """Drop the records after ``seq``; see ``ledger_list.cut``."""

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from datetime import datetime
 from functools import partial
 from operator import attrgetter
-from typing import Any, Final, NamedTuple, TypedDict, Unpack
+from typing import Final, NamedTuple
 from weakref import ref
 
 from pybk.config import StoreConfig
@@ -20,11 +20,11 @@ from pybk.manager.append_future import seconds_of
 from pybk.manager.arguments import flag_of, hints_of, whole_from
 from pybk.manager.atomic_group import member_of
 from pybk.manager.handle import opening_form, where_called
-from pybk.manager.ledger_manager import LedgerManager
-from pybk.manager.opening import Opening
+from pybk.manager.ledger_manager import LedgerManager, backend_of
+from pybk.manager.opening import LockWatch
 from pybk.metadata.store import Watch
 from pybk.streams import ledger_list
-from pybk.streams.cursor import delete_cursor, read_cursor
+from pybk.streams.cursor import Cursor, MemoryCursor, checked_subscription, delete_cursor, read_cursor
 from pybk.streams.format import Position
 from pybk.streams.group_members import PropertiesMember
 from pybk.streams.ledger_spec import NO_SETTINGS, SETTINGS_PROPERTY, LedgerSpec, LogSettings, spec_of
@@ -33,10 +33,10 @@ from pybk.streams.list_writer import OPEN_REMEDY, lock_name
 from pybk.streams.log_reader import LogEnd, LogReader, Start, TxId, seq_of
 from pybk.streams.log_record import LogRecord
 from pybk.streams.log_writer import LogWriter
-from pybk.streams.named_list import NamedList, locked_opening
+from pybk.streams.named_list import NamedList
 from pybk.streams.rebuild import RebuiltList, rebuild
 from pybk.streams.retention import RETENTION_PROPERTY, Retention, retention_of, set_retention
-from pybk.streams.subscription import MAX_UNACKED, DeadLetters, Subscription, open_subscription
+from pybk.streams.subscription import MAX_UNACKED, Consuming, DeadLetters, Subscription
 from pybk.threads.call_threads import asyncio_form
 
 FIRST_SEQ: Final = 0
@@ -85,17 +85,6 @@ class SubscriptionState(NamedTuple):
     properties: Mapping[str, int | str]
 
 
-class LogWriterOptions(TypedDict, total=False):
-    """Keyword arguments of ``Log.writer``."""
-
-    wait: float
-    steal: bool
-    ordered_txids: bool
-    segment_bytes: int | None
-    segment_age_s: float | None
-    segment_records: int | None
-
-
 class Log(NamedList, kinds=(ListKind.LOG, ListKind.CURSOR), first_seq=FIRST_SEQ):
     """A named log in a store or a cluster.
 
@@ -111,7 +100,7 @@ class Log(NamedList, kinds=(ListKind.LOG, ListKind.CURSOR), first_seq=FIRST_SEQ)
     numbers, and may have transaction ids, keys, headers and event times.
 
     Threads: any.
-    Cost: Properties read the log's record, as it is now: a round trip in a cluster.
+    Cost: Calls that say what the log is read its record, as it is now: a round trip in a cluster.
     """
 
     __slots__ = ("__weakref__", "_opened_here", "_subscriptions")
@@ -281,10 +270,10 @@ class Log(NamedList, kinds=(ListKind.LOG, ListKind.CURSOR), first_seq=FIRST_SEQ)
             self._check_open()
         return writer
 
-    def writer_async(self, **options: Unpack[LogWriterOptions]) -> Opening[LogWriter]:
-        """Become the writer as ``writer`` does, in a thread; ``await`` it or use ``async with``."""
-        lock = lock_name(ListKind.LOG, self.name)
-        return locked_opening("Log.writer_async()", self.writer, self._manager, lock, options)
+    def _watched_lock(self, **_: object) -> LockWatch:
+        return partial(backend_of(self._manager).watch_lock, lock_name(ListKind.LOG, self.name))
+
+    writer_async = opening_form(writer, _watched_lock)
 
     def reader(self, start: Start = LogEnd.EARLIEST, *, follow: bool = False, strict: bool = False) -> LogReader:
         """Return a reader.
@@ -321,7 +310,7 @@ class Log(NamedList, kinds=(ListKind.LOG, ListKind.CURSOR), first_seq=FIRST_SEQ)
         """
         record = self._found(start, strict=True)
         if record is None:
-            raise NoSuchEntryError(f"log {self.name!r} has records up to {self.last_seq}, and no record {start}")
+            raise NoSuchEntryError(f"log {self.name!r} has records up to {self.last_seq()}, and no record {start}")
         return record
 
     read_async = asyncio_form(read)
@@ -329,7 +318,7 @@ class Log(NamedList, kinds=(ListKind.LOG, ListKind.CURSOR), first_seq=FIRST_SEQ)
     def _found(self, start: Start, *, strict: bool) -> LogRecord | None:
         """Return the record that reading from a place begins with; None if there is none yet."""
         with self.reader(start, strict=strict) as reader:
-            return reader.read(timeout=0) if reader.seq <= self.last_seq else None
+            return reader.read(timeout=0) if reader.seq <= self.last_seq() else None
 
     def subscribe(
         self,
@@ -368,27 +357,22 @@ class Log(NamedList, kinds=(ListKind.LOG, ListKind.CURSOR), first_seq=FIRST_SEQ)
         Cost: Some eight synced writes; reads what was acknowledged since the last whole state, at most 4 MiB.
         """
         self._check_open()
-        subscription = open_subscription(
-            self._manager,
-            self._steps,
-            name,
-            start=start,
-            mode=mode,
-            ack_timeout=ack_timeout,
-            max_unacked=max_unacked,
-            durable=durable,
-            dead_letters=dead_letters,
-            wait=wait,
-            steal=steal,
-        )
+        name, how = checked_subscription(name), Consuming(mode, ack_timeout, max_unacked, dead_letters)
+        cursor: Cursor | MemoryCursor
+        if durable:
+            first, counts = partial(seq_of, self._steps, start), dead_letters is not None
+            cursor = Cursor.open(self._manager, self._steps, name, first, wait_s=wait, steal=steal, counts=counts)
+        else:
+            cursor = MemoryCursor(self._steps, name, seq_of(self._steps, start))
+        subscription = Subscription(self._steps, cursor, how)
         self._subscriptions = (*(each for each in self._subscriptions if not each.closed), subscription)
         return subscription
 
-    def subscribe_async(self, name: str, **options: Any) -> Opening[Subscription]:
-        """Open a subscription as ``subscribe`` does, in a thread; ``await`` it or use ``async with``."""
+    def _watched_subscription(self, name: str, **_: object) -> LockWatch:
         lock = lock_name(ListKind.CURSOR, cursor_list_name(self.name, name))
-        call_text = f"Log.subscribe_async({name!r:.100})"
-        return locked_opening(call_text, partial(self.subscribe, name), self._manager, lock, options)
+        return partial(backend_of(self._manager).watch_lock, lock)
+
+    subscribe_async = opening_form(subscribe, _watched_subscription)
 
     def subscriptions(self) -> list[str]:
         """Return the names of the durable subscriptions, ascending."""
@@ -404,7 +388,7 @@ class Log(NamedList, kinds=(ListKind.LOG, ListKind.CURSOR), first_seq=FIRST_SEQ)
 
         Cost: Reads the cursor of each.
         """
-        record, end = self._record(), self.last_seq + 1
+        record, end = self._record(), self.last_seq() + 1
         found = []
         for bound in self._steps.bounds_of(record):
             state = read_cursor(self._manager, self._steps, bound)
@@ -435,16 +419,21 @@ class Log(NamedList, kinds=(ListKind.LOG, ListKind.CURSOR), first_seq=FIRST_SEQ)
         self._check_open()
         return super()._record()
 
-    @property
     def first_seq(self) -> int:
-        """The sequence number of the first record that was not truncated."""
+        """Return the sequence number of the first record that was not truncated."""
         return self._record().first_seq
 
-    @property
+    first_seq_async = asyncio_form(first_seq)
+
     def last_seq(self) -> int:
-        """The sequence number of the last record that can be read, ``first_seq - 1`` for none. Reads one entry."""
+        """Return the sequence number of the last record that can be read, one below the first for none.
+
+        Cost: Reads one entry.
+        """
         self._check_open()
         return self._steps.last_seq()
+
+    last_seq_async = asyncio_form(last_seq)
 
     def first(self) -> LogRecord | None:
         """Return the first record that was not truncated; None for an empty log."""
@@ -454,14 +443,14 @@ class Log(NamedList, kinds=(ListKind.LOG, ListKind.CURSOR), first_seq=FIRST_SEQ)
 
     def last(self) -> LogRecord | None:
         """Return the last record; None for an empty log."""
-        last = self.last_seq
-        return self.read(last) if last >= self.first_seq else None
+        last = self.last_seq()
+        return self.read(last) if last >= self.first_seq() else None
 
     last_async = asyncio_form(last)
 
     def __len__(self) -> int:
         """Return the number of records that can be read."""
-        return self.last_seq - self.first_seq + 1
+        return self.last_seq() - self.first_seq() + 1
 
     def position_for(self, start: Start) -> Position | None:
         """Return the position of the record at which reading from ``start`` begins; None if that does not exist yet.
@@ -482,15 +471,17 @@ class Log(NamedList, kinds=(ListKind.LOG, ListKind.CURSOR), first_seq=FIRST_SEQ)
 
     segments_async = asyncio_form(segments)
 
-    @property
     def is_sealed(self) -> bool:
-        """Whether it has ended for good."""
+        """Return whether it has ended for good."""
         return self._record().sealed
 
-    @property
+    is_sealed_async = asyncio_form(is_sealed)
+
     def properties(self) -> Mapping[str, str]:
-        """What the application keeps with the log."""
+        """Return what the application keeps with the log."""
         return self._record().properties
+
+    properties_async = asyncio_form(properties)
 
     def set_properties(self, changes: Mapping[str, str | None]) -> None:
         """Change some of the properties, all or none; None removes one.
@@ -505,10 +496,11 @@ class Log(NamedList, kinds=(ListKind.LOG, ListKind.CURSOR), first_seq=FIRST_SEQ)
 
     set_properties_async = asyncio_form(set_properties)
 
-    @property
     def retention(self) -> Retention | None:
-        """What the log drops by itself; None for nothing."""
+        """Return what the log drops by itself; None for nothing."""
         return retention_of(self._record())
+
+    retention_async = asyncio_form(retention)
 
     def set_retention(self, retention: Retention | None) -> None:
         """Change what the log drops by itself; None for nothing. Its writer applies it, at once and from then on.
@@ -555,7 +547,7 @@ class Log(NamedList, kinds=(ListKind.LOG, ListKind.CURSOR), first_seq=FIRST_SEQ)
         self._check_open()
         while True:
             record = self._record()
-            seq, last = seq_of(self._steps, start), self.last_seq
+            seq, last = seq_of(self._steps, start), self.last_seq()
             if seq > last + 1:
                 raise UsageError(f"log {self.name!r}: records before {seq} cannot be dropped; its last is {last}")
             if seq > last >= record.first_seq and isinstance(start, TxId | datetime):

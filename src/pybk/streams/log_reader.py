@@ -113,15 +113,20 @@ class LogReader(RecordSource):
         """The sequence number of the next record."""
         return self._seq
 
-    @property
     def lag(self) -> int:
-        """How many records can be read now and were not yet. Reads one entry."""
+        """Return how many records can be read now and were not yet.
+
+        Cost: Reads one entry.
+        """
         return max(0, self._steps.last_seq() + 1 - self._seq)
 
-    @property
+    lag_async = asyncio_form(lag)
+
     def caught_up(self) -> bool:
-        """Whether all records that can be read now were read: what a ``read`` that returned None means."""
-        return self.lag == 0
+        """Return whether all records that can be read now were read: what a ``read`` that returned None means."""
+        return self.lag() == 0
+
+    caught_up_async = asyncio_form(caught_up)
 
     def seek(self, start: Start) -> None:
         """Continue from another place; arguments and errors as for ``Log.reader``."""

@@ -9,13 +9,10 @@ import logging
 import os
 import secrets
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack, suppress
-from dataclasses import replace
-from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Self, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Final, Self, TypeVar
 
-from pybk import manager as handles
 from pybk import streams
 from pybk.config import StoreConfig
 from pybk.credentials import Secret
@@ -39,7 +36,7 @@ from pybk.streams.list_writer import OPEN_REMEDY, ListWriter, RollPolicy
 from pybk.threads.call_threads import asyncio_form
 
 if TYPE_CHECKING:
-    from pybk.manager.opening import LockedOpening
+    pass
 
 logger = logging.getLogger(__name__)
 
@@ -161,16 +158,17 @@ class NamedList(Handle):
     def _record(self) -> ListRecord:
         return self._steps.existing().record
 
-    @property
     def settings(self) -> LogSettings:
-        """How its ledgers are made, if an opening has no other arguments."""
+        """Return how its ledgers are made, if an opening has no other arguments."""
         return LogSettings.kept_in(self._record().properties, self.name)
+
+    settings_async = asyncio_form(settings)
 
     def set_settings(self, settings: LogSettings) -> None:
         """Replace how its ledgers are made: the next ones that its writer makes, and what opens it from then on.
 
         Args:
-            settings: All of them, such as ``replace(log.settings, quorums=(1, 1, 1))``. Those of segments count from
+            settings: All of them, such as ``replace(log.settings(), quorums=(1, 1, 1))``. Those of segments count from
                 the next writer on.
 
         Durability: They are kept with the log, and durable on return.
@@ -281,24 +279,6 @@ class NamedList(Handle):
     sweep_async = classmethod(asyncio_form(sweep))
 
 
-def locked_opening(
-    call_text: str, call: Callable[..., H], manager: LedgerManager, lock: str, options: Mapping[str, Any]
-) -> LockedOpening[H]:
-    """Return an opening that waits for a lock of a log.
-
-    Args:
-        call_text: As for ``Opening``.
-        call: Opens the handle, given ``options``, with ``wait`` and ``steal``.
-        manager: Has the log.
-        lock: The lock's name.
-        options: What the caller gave.
-    """
-    others = {name: value for name, value in options.items() if name not in ("wait", "steal")}
-    wait, steal = options.get("wait", 0.0), options.get("steal", False)
-    watch = partial(backend_of(manager).watch_lock, lock)
-    return handles.LockedOpening(call_text, partial(call, **others), wait=wait, steal=steal, watch=watch)
-
-
 def delete_log(manager: LedgerManager, name: str, spec: LedgerSpec, *, steal: bool) -> None:
     """Delete a log with its subscriptions, or what a deletion that was interrupted has left of it.
 
@@ -345,7 +325,7 @@ def _sweep_cursors(manager: LedgerManager, names: Iterable[str], spec: LedgerSpe
     deleted: list[int] = []
     for name in names:
         log, _, subscription = name.rpartition("@")
-        steps = LedgerSteps(manager, name, _cursor_spec(spec))
+        steps = LedgerSteps(manager, name, spec.of_cursors())
         try:
             found = steps.read()  # before the record of the log, which names a subscription before its list exists
             log_steps = LedgerSteps(manager, log, spec)
@@ -364,13 +344,9 @@ def _sweep_cursors(manager: LedgerManager, names: Iterable[str], spec: LedgerSpe
     return deleted
 
 
-def _cursor_spec(spec: LedgerSpec) -> LedgerSpec:
-    return replace(spec, ledger_type=ListKind.CURSOR)
-
-
 def _cursor_of(manager: LedgerManager, log: str, subscription: str, spec: LedgerSpec) -> ListWriter:
     """Return what owns the ledger list of a subscription's cursor once it has the lock."""
-    return ListWriter(manager, cursor_list_name(log, subscription), _cursor_spec(spec), RollPolicy())
+    return ListWriter(manager, cursor_list_name(log, subscription), spec.of_cursors(), RollPolicy())
 
 
 def manager_at(

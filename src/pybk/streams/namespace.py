@@ -75,11 +75,8 @@ class Namespace(Handle):
             where: The directory of a store, which is made if needed and is this namespace's own; or a manager, which
                 other users share, of a store or a cluster.
             mode: ``"w"`` to read and change logs. ``"r"`` to read them in a directory that another process writes to.
-            password: The password of their ledgers, as bytes or as a ``Secret`` that names a file or an environment
-                variable: what people choose. If it and the secret are None, both are taken from the environment:
-                from ``PYBK_PASSWORD`` and ``PYBK_SECRET``, or the files that the same with ``_FILE`` name.
-            secret: Random bytes instead of a password, in the same forms; 32 or more. With both, a ledger opens with
-                the one that it was made with, and new ones are made with the secret.
+            password: The password of their ledgers, as for ``WriteAheadLog.open``.
+            secret: Random bytes instead of a password, as for ``WriteAheadLog.open``.
             insecure: Do without both if none is given: records are guarded against damage, not against forgery.
             digest_type: What guards the records; None for HMAC-SHA256, or CRC32C if there is no password or secret.
             storage_hints: Where their ledgers should live.

@@ -26,7 +26,7 @@ from pybk.streams.blob import BlobReader
 from pybk.streams.format import NOTHING_YET, Highest, SegmentHeader
 from pybk.streams.ledger_list import put
 from pybk.streams.ledger_spec import LedgerSpec
-from pybk.streams.ledger_steps import LedgerSteps, names_of, page_segments_of, segment_end
+from pybk.streams.ledger_steps import LedgerSteps, names_of, page_segments_of, payload_of, segment_end
 from pybk.streams.list_record import Checkpoint, CursorBound, ListKind, ListRecord, Segment, cursor_list_name
 from pybk.streams.sweep import Described, described_ledgers
 
@@ -207,7 +207,7 @@ def _segment_of(steps: LedgerSteps, found: Described, ends: dict[int, Highest]) 
         end = segment_end(reader, segment, where=where)
         if end.first_seq is None:
             return None
-        if SegmentHeader.decode(next(reader.read(0, 0)).payload, where=f"{where} entry 0") != header:
+        if SegmentHeader.decode(payload_of(reader, 0), where=f"{where} entry 0") != header:
             raise CorruptError(f"{where}: its first entry does not say what its description says; restore its metadata")
     ends[header.number] = end.highest
     return replace(segment, first_seq=end.first_seq, last_seq=end.last_seq, nbytes=end.nbytes)
@@ -273,6 +273,6 @@ def _cursors_of(manager: LedgerManager, name: str, spec: LedgerSpec, begin: int)
     """
     prefix = cursor_list_name(name, "")
     for cursor in names_of(manager, ListKind.CURSOR, prefix) if spec.kind is ListKind.LOG else ():
-        found = LedgerSteps(manager, cursor, replace(spec, ledger_type=ListKind.CURSOR)).read()
+        found = LedgerSteps(manager, cursor, spec.of_cursors()).read()
         if found is not None and not found.record.sealed:  # one that is sealed is being deleted
             yield CursorBound(cursor.removeprefix(prefix), begin, found.record.uid.hex(), found.record.epoch)

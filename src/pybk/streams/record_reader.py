@@ -23,8 +23,8 @@ from typing import Final
 from pybk.deferral import asyncio
 from pybk.errors import ClosedError, CorruptError, NoSuchLedgerError, RewoundError, TruncatedError, UsageError
 from pybk.manager.ledger_reader import LedgerReader, position_of, woken_by
-from pybk.streams.format import Records, decode_batch, decode_entry_header
-from pybk.streams.ledger_steps import LedgerSteps
+from pybk.streams.format import Records, decode_batch
+from pybk.streams.ledger_steps import FIRST_ENTRY, LedgerSteps, first_seq_of
 from pybk.streams.list_record import SEQ_MAX, ListRecord, Segment
 from pybk.streams.wal_record import WalRecord
 from pybk.threads.call_threads import WakeUp, call_in, in_thread
@@ -34,9 +34,6 @@ READ_BYTES: Final = 4 << 20
 
 _ROLL_SECONDS: Final = 0.1
 """The interval of looks for records in the second open segment."""
-
-_FIRST_ENTRY: Final = 1
-"""Entry 0 of a segment's ledger is its header."""
 
 
 class RecordReader:
@@ -74,7 +71,7 @@ class RecordReader:
         self._check(record)
         self._segment: Segment | None = None
         self._reader: LedgerReader | None = None
-        self._entry, self._entry_seq = _FIRST_ENTRY, self.seq
+        self._entry, self._entry_seq = FIRST_ENTRY, self.seq
         """The entry that comes next, and its first record."""
         self._segment_seq = self.seq
         """The first record of the segment."""
@@ -293,7 +290,7 @@ class RecordReader:
 
     def _entries_to(self, last: int) -> int:
         """Return in how many entries the records up to one are, as those before it in the segment suggest."""
-        before = self._entry - _FIRST_ENTRY
+        before = self._entry - FIRST_ENTRY
         records_each = (self._entry_seq - self._segment_seq) / before if before else 1
         likely = int((last - self._entry_seq) / max(records_each, 1)) + 1
         return min(last - self.seq + 1, max(likely, self._entries_least))
@@ -312,23 +309,17 @@ class RecordReader:
         """Return the last entry that begins with the next record or before it, and its first record."""
         places = self._steps.places
         known, known_after = places.around(reader.ledger_id, self.seq)
-        low_seq, low = known or (self._segment_seq, _FIRST_ENTRY)
+        low_seq, low = known or (self._segment_seq, FIRST_ENTRY)
         high = known_after or reader.last_add_confirmed + 1
         while low_seq < self.seq and low + 1 < high:
             middle = (low + high) // 2
-            seq = self._seq_of(reader, middle)
+            seq = first_seq_of(reader, middle)
             places.learn(reader.ledger_id, seq, middle)
             if seq <= self.seq:
                 low, low_seq = middle, seq
             else:
                 high = middle
         return low, low_seq
-
-    @staticmethod
-    def _seq_of(reader: LedgerReader, entry: int) -> int:
-        """Return the first record of an entry."""
-        payload = next(reader.read(entry, entry)).payload
-        return decode_entry_header(payload, where=f"ledger {reader.ledger_id} entry {entry}").seq
 
     def _move_on(self, segment: Segment) -> bool:
         """Enter the segment that a roll added after an open one, if it holds the next record; returns whether it does.
@@ -346,8 +337,8 @@ class RecordReader:
         except NoSuchLedgerError:
             return False  # it was removed from the list since
         first_seq = segment.first_seq
-        if first_seq is None and reader.last_add_confirmed >= _FIRST_ENTRY:
-            first_seq = self._seq_of(reader, _FIRST_ENTRY)
+        if first_seq is None and reader.last_add_confirmed >= FIRST_ENTRY:
+            first_seq = first_seq_of(reader, FIRST_ENTRY)
         if first_seq is None or first_seq > self.seq:
             reader.close()
             return False

@@ -16,13 +16,10 @@ import numpy as np
 
 from pybk.errors import NoSuchLedgerError, TruncatedError
 from pybk.manager.ledger_reader import LedgerReader
-from pybk.streams.format import Highest, Int64s, Records, decode_entry_header, highest_before
-from pybk.streams.ledger_steps import LedgerSteps
+from pybk.streams.format import Highest, Int64s, Records, highest_before
+from pybk.streams.ledger_steps import FIRST_ENTRY, LedgerSteps, first_seq_of, payload_of
 from pybk.streams.list_record import ListRecord, Segment
 from pybk.streams.record_reader import RecordReader
-
-_FIRST_ENTRY = 1
-"""Entry 0 of a segment's ledger is its header."""
 
 T = TypeVar("T")
 
@@ -77,27 +74,24 @@ def _begin(
 
     def is_before(segment: Segment) -> bool:
         with steps.open_segment(segment) as reader:
-            return _has_records(reader) and too_low(_highest(reader, _FIRST_ENTRY))
+            return _has_records(reader) and too_low(_highest(reader, FIRST_ENTRY))
 
     found = _last(segments, is_before)
     if found is None:
         return record.first_seq
     with steps.open_segment(found) as reader:
-        entries = range(_FIRST_ENTRY, reader.last_add_confirmed + 1)
+        entries = range(FIRST_ENTRY, reader.last_add_confirmed + 1)
         entry = _last(entries, lambda each: too_low(_highest(reader, each)))
         assert entry is not None, "the segment was found by its first entry"
-        payload = next(reader.read(entry, entry)).payload
-        seq = decode_entry_header(payload, where=f"ledger {reader.ledger_id} entry {entry}").seq
-    return max(seq, record.first_seq)
+        return max(first_seq_of(reader, entry), record.first_seq)
 
 
 def _has_records(reader: LedgerReader) -> bool:
-    return reader.last_add_confirmed >= _FIRST_ENTRY
+    return reader.last_add_confirmed >= FIRST_ENTRY
 
 
 def _highest(reader: LedgerReader, entry: int) -> Highest:
-    payload = next(reader.read(entry, entry)).payload
-    return highest_before(payload, where=f"ledger {reader.ledger_id} entry {entry}")
+    return highest_before(payload_of(reader, entry), where=f"ledger {reader.ledger_id} entry {entry}")
 
 
 def _last(ascending: Sequence[T], holds: Callable[[T], bool]) -> T | None:

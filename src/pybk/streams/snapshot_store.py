@@ -150,7 +150,7 @@ class SnapshotStore:
     Save, and restore after a loss::
 
         snapshots = SnapshotStore(blobs, "db", keep=3)
-        snapshots.save(Path("data"), lsn=wal.last_lsn)
+        snapshots.save(Path("data"), lsn=wal.last_lsn())
         ...
         report = snapshots.restore("data")
         replay_from(report.info.lsn + 1)

@@ -24,6 +24,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, NamedTuple, TypeVar
 
@@ -39,14 +40,14 @@ from pybk.errors import (
 from pybk.manager.arguments import whole_from
 from pybk.manager.atomic_group import GroupMember, GroupPart, member_of
 from pybk.manager.handle import fork_error, in_children, where_called
-from pybk.manager.ledger_manager import LedgerManager, backend_of
-from pybk.streams.cursor import Cursor, MemoryCursor, checked_subscription
+from pybk.manager.ledger_manager import backend_of
+from pybk.streams.cursor import Cursor, MemoryCursor
 from pybk.streams.cursor_state import checked_properties, merged, ranges_of
 from pybk.streams.deliveries import Deliveries, Handed
 from pybk.streams.format import HEADERS_MAX, Headers, Position
 from pybk.streams.ledger_steps import LedgerSteps
 from pybk.streams.list_record import SEQ_MAX, ListKind, cursor_list_name
-from pybk.streams.log_reader import LogEnd, Start, seq_of
+from pybk.streams.log_reader import Start, seq_of
 from pybk.streams.log_record import LogRecord, RecordSource, log_records
 from pybk.streams.log_writer import LogWriter
 from pybk.streams.range_set import Ranges
@@ -106,6 +107,33 @@ class DeadLetters(NamedTuple):
 
     writer: LogWriter
     max_deliveries: int = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Consuming:
+    """How a subscription hands out records: arguments of ``Log.subscribe``, which documents them.
+
+    Raises:
+        UsageError: One of them cannot be.
+    """
+
+    mode: str
+    ack_timeout: float | None
+    max_unacked: int
+    dead_letters: DeadLetters | None
+
+    def __post_init__(self) -> None:
+        """Check the arguments."""
+        if self.mode not in SubscriptionMode.__members__.values():
+            raise UsageError(f"mode is {self.mode!r:.20}; it takes 'exclusive' or 'shared'")
+        whole_from(self.max_unacked, 1, "max_unacked", "a number of records")
+        seconds: object = self.ack_timeout
+        if seconds is not None and not (isinstance(seconds, int | float) and seconds > 0):
+            raise UsageError(f"ack_timeout is {seconds!r:.50}; it takes seconds above 0, or None")
+        if self.dead_letters is not None and not isinstance(self.dead_letters, DeadLetters):
+            raise UsageError(f"dead_letters is {self.dead_letters!r:.50}; it takes DeadLetters(writer), or None")
+        if self.dead_letters is not None and self.dead_letters.max_deliveries < 1:
+            raise UsageError(f"max_deliveries is {self.dead_letters.max_deliveries!r:.50}; it takes at least 1")
 
 
 class SubscriptionStats(NamedTuple):
@@ -228,24 +256,18 @@ class Subscription(RecordSource):
         handlers must not acknowledge.
     """
 
-    def __init__(
-        self,
-        steps: LedgerSteps,
-        cursor: Cursor | MemoryCursor,
-        mode: SubscriptionMode,
-        deliveries: Deliveries,
-        dead_letters: DeadLetters | None,
-        max_unacked: int,
-    ) -> None:
+    def __init__(self, steps: LedgerSteps, cursor: Cursor | MemoryCursor, how: Consuming) -> None:
         """Use ``Log.subscribe`` instead."""
         self.name: Final = cursor.name
-        self.mode: Final = mode
+        self.mode: Final = SubscriptionMode(how.mode)
         self._steps = steps
         self._cursor = cursor
         self._lock = cursor.lock
-        self._deliveries = deliveries
-        self._dead_letters = dead_letters
-        self._max_unacked = max_unacked
+        self._deliveries = Deliveries(cursor.state, ack_timeout_s=how.ack_timeout, max_unacked=how.max_unacked)
+        if cursor.counts:
+            self._deliveries.resume()
+        self._dead_letters = dead_letters = how.dead_letters
+        self._max_unacked = how.max_unacked
         self._alone = dead_letters.max_deliveries - 1 if dead_letters is not None and cursor.counts else None
         """How often a record was handed out whose next delivery is its last."""
         self._warned = False
@@ -326,25 +348,26 @@ class Subscription(RecordSource):
 
     # ---- what it is ----------------------------------------------------------------------------------------------
 
-    @property
     def first_unacked(self) -> int:
-        """The sequence number of the first record that is not acknowledged."""
+        """Return the sequence number of the first record that is not acknowledged."""
         if not (self.closed or self._forked):
             self._look()
         return self._cursor.state.first_unacked
 
-    @property
+    first_unacked_async = asyncio_form(first_unacked)
+
     def backlog(self) -> int:
-        """How many records of the log are not acknowledged; exact. Reads one entry, unless the log is at rest."""
+        """Return how many records of the log are not acknowledged, exactly.
+
+        Cost: Reads one entry, unless the log is at rest.
+        """
         self._check_open()
         self._look()
         end = self._steps.last_seq() + 1
         with self._lock:
             return self._cursor.state.unacked_count(end)
 
-    async def backlog_async(self) -> int:
-        """Return the ``backlog``, counted in a thread."""
-        return await in_thread(lambda: self.backlog)
+    backlog_async = asyncio_form(backlog)
 
     def unacked_ranges(self) -> list[range]:
         """Return the sequence numbers of the records that are not acknowledged, ascending."""
@@ -361,7 +384,7 @@ class Subscription(RecordSource):
 
         Cost: Reads that record.
         """
-        seq = self.first_unacked
+        seq = self.first_unacked()
         for record in self._load(seq, seq + 1):
             return max(0.0, (time.time_ns() - record.time_ns) / 1e9)
         return 0.0
@@ -388,7 +411,7 @@ class Subscription(RecordSource):
 
     def stats(self) -> SubscriptionStats:
         """Return figures."""
-        backlog = self.backlog
+        backlog = self.backlog()
         with self._lock:
             state, outstanding = self._cursor.state, self._deliveries.outstanding
             return SubscriptionStats(state.first_unacked, backlog, outstanding, state.range_count, **self._counts)
@@ -985,55 +1008,11 @@ class Subscription(RecordSource):
 
     skip_async = asyncio_form(skip, own_thread=True)
 
-    def clear(self) -> int:
+    def skip_all(self) -> int:
         """Acknowledge all existing records; return how many were unacknowledged. Errors as for ``ack``."""
         return self.skip(SEQ_MAX)
 
-    clear_async = asyncio_form(clear, own_thread=True)
-
-
-def open_subscription(
-    manager: LedgerManager,
-    steps: LedgerSteps,
-    name: str,
-    *,
-    start: Start = LogEnd.LATEST,
-    mode: str = "exclusive",
-    ack_timeout: float | None = None,
-    max_unacked: int = MAX_UNACKED,
-    durable: bool = True,
-    dead_letters: DeadLetters | None = None,
-    wait: float = 0.0,
-    steal: bool = False,
-) -> Subscription:
-    """Open a subscription of a log; ``Log.subscribe`` documents the arguments."""
-    name = checked_subscription(name)
-    if mode not in SubscriptionMode.__members__.values():
-        raise UsageError(f"mode is {mode!r:.20}; it takes 'exclusive' or 'shared'")
-    limit = whole_from(max_unacked, 1, "max_unacked", "a number of records")
-    ack_timeout = _ack_timeout_of(ack_timeout)
-    if dead_letters is not None and not isinstance(dead_letters, DeadLetters):
-        raise UsageError(f"dead_letters is {dead_letters!r:.50}; it takes DeadLetters(writer), or None")
-    if dead_letters is not None and dead_letters.max_deliveries < 1:
-        raise UsageError(f"max_deliveries is {dead_letters.max_deliveries!r:.50}; it takes at least 1")
-    cursor: Cursor | MemoryCursor
-    if durable:
-        counts = dead_letters is not None
-        cursor = Cursor.open(
-            manager, steps, name, lambda: seq_of(steps, start), wait_s=wait, steal=steal, counts=counts
-        )
-    else:
-        cursor = MemoryCursor(steps, name, seq_of(steps, start))
-    deliveries = Deliveries(cursor.state, ack_timeout_s=ack_timeout, max_unacked=limit)
-    if cursor.counts:
-        deliveries.resume()
-    return Subscription(steps, cursor, SubscriptionMode(mode), deliveries, dead_letters, limit)
-
-
-def _ack_timeout_of(seconds: object) -> float | None:
-    if seconds is None or (isinstance(seconds, int | float) and seconds > 0):
-        return seconds
-    raise UsageError(f"ack_timeout is {seconds!r:.50}; it takes seconds above 0, or None")
+    skip_all_async = asyncio_form(skip_all, own_thread=True)
 
 
 async def taken_async(subscription: Subscription, most: int, timeout: float | None) -> Taken:

@@ -42,7 +42,7 @@ from pybk.streams.ledger_spec import LedgerSpec, LogSettings, spec_of
 from pybk.streams.ledger_steps import LedgerSteps
 from pybk.streams.list_record import META_BYTES_MAX, SEQ_MAX, ListKind, checked_name
 from pybk.streams.list_writer import LOCK_LOOK_SECONDS, ListWriter, lock_name
-from pybk.streams.named_list import NamedList, locked_opening
+from pybk.streams.named_list import NamedList
 from pybk.streams.record_future import RecordFuture
 from pybk.threads.call_threads import asyncio_form, in_thread
 from pybk.values import INT64_MAX
@@ -141,8 +141,8 @@ class WriteAheadLog(NamedList, kinds=(ListKind.WAL,), first_seq=_FIRST_LSN):
     LSN is given again only by ``truncate_after``, and then under a higher ``generation``.
 
     Threads: any. Appends of all threads share syncs.
-    Cost: Properties read the log's record, as it is now: a round trip in a cluster. The writer knows ``epoch``,
-        ``generation`` and ``last_lsn`` itself.
+    Cost: Calls that say what the log is read its record, as it is now: a round trip in a cluster. The writer knows
+        ``epoch``, ``generation`` and ``last_lsn`` itself.
     """
 
     def __init__(self, manager: LedgerManager, name: str, spec: LedgerSpec, *, owns: bool) -> None:
@@ -243,7 +243,8 @@ class WriteAheadLog(NamedList, kinds=(ListKind.WAL,), first_seq=_FIRST_LSN):
         call_text, call = f"WriteAheadLog.open_async({name!r:.100})", partial(cls.open, where, name)
         if not isinstance(where, LedgerManager):
             return handles.Opening(call_text, partial(call, **options))
-        return locked_opening(call_text, call, where, lock_name(ListKind.WAL, name), options)
+        watch = partial(backend_of(where).watch_lock, lock_name(ListKind.WAL, name))
+        return handles.LockedOpening(call_text, call, options, watch)
 
     @classmethod
     def rebuild(
@@ -339,55 +340,61 @@ class WriteAheadLog(NamedList, kinds=(ListKind.WAL,), first_seq=_FIRST_LSN):
 
     def __repr__(self) -> str:
         """Name the log, and say how it is open."""
-        how = "closed" if self._closed else "reading" if self._writer is None else f"epoch {self.epoch}"
+        how = "closed" if self._closed else "reading" if self._writer is None else f"epoch {self.epoch()}"
         return f"<WriteAheadLog {self.name!r} in {self._manager.location}, {how}>"
 
     # ---- what it is ----------------------------------------------------------------------------------------------
 
-    @property
     def epoch(self) -> int:
-        """The number of the take-over by which this writer has the log; for a reader, that of the last one."""
+        """Return the number of the take-over by which this writer has the log; for a reader, that of the last one."""
         return self._record().epoch if self._writer is None else self._writer.appender.epoch
 
-    @property
+    epoch_async = asyncio_form(epoch)
+
     def generation(self) -> int:
-        """How often ``truncate_after`` dropped records; an LSN and its generation together are given once."""
+        """Return how often ``truncate_after`` dropped records; an LSN and its generation together are given once."""
         return self._record().generation if self._writer is None else self._writer.appender.generation
 
-    @property
+    generation_async = asyncio_form(generation)
+
     def ledgers(self) -> tuple[int, ...]:
-        """The ids of its ledgers, in the order of their records."""
+        """Return the ids of its ledgers, in the order of their records."""
         self._record()
         return tuple(each.ledger_id for each in self._steps.all_segments())
 
-    @property
+    ledgers_async = asyncio_form(ledgers)
+
     def first_lsn(self) -> int:
-        """The first record that was not truncated."""
+        """Return the first record that was not truncated."""
         return self._record().first_seq
 
-    @property
+    first_lsn_async = asyncio_form(first_lsn)
+
     def last_lsn(self) -> int:
-        """The last record that was appended, durable or not; for a reader, the last that can be read.
+        """Return the last record that was appended, durable or not; for a reader, the last that can be read.
 
         It is ``first_lsn - 1`` for an empty log.
         """
-        return self.durable_lsn if self._writer is None else self._writer.appender.next_seq - 1
+        return self.durable_lsn() if self._writer is None else self._writer.appender.next_seq - 1
 
-    @property
+    last_lsn_async = asyncio_form(last_lsn)
+
     def durable_lsn(self) -> int:
-        """The last record that is durable, and so are all before it; ``first_lsn - 1`` if there is none.
+        """Return the last record that is durable, and so are all before it; ``first_lsn - 1`` if there is none.
 
         Cost: Reads the log's record and one entry; nothing for the writer, if all that it appended is durable.
         """
         known = None if self._writer is None else self._writer.appender.durable_seq
         return self._steps.last_seq() if known is None else known
 
+    durable_lsn_async = asyncio_form(durable_lsn)
+
     def stats(self) -> WalStats:
         """Return figures of the log and of this writer.
 
         Cost: As ``durable_lsn``, and reads the log's record.
         """
-        record, durable = self._record(), self.durable_lsn
+        record, durable = self._record(), self.durable_lsn()
         appender = None if self._writer is None else self._writer.appender
         appended_records, appended_bytes = (0, 0) if appender is None else appender.appended
         open_bytes = 0 if appender is None or appender.segment is None else appender.segment_bytes
@@ -407,7 +414,7 @@ class WriteAheadLog(NamedList, kinds=(ListKind.WAL,), first_seq=_FIRST_LSN):
 
     def __len__(self) -> int:
         """Return the number of records that can be read."""
-        return self.durable_lsn - self.first_lsn + 1
+        return self.durable_lsn() - self.first_lsn() + 1
 
     # ---- appending -----------------------------------------------------------------------------------------------
 
@@ -566,7 +573,7 @@ class WriteAheadLog(NamedList, kinds=(ListKind.WAL,), first_seq=_FIRST_LSN):
     def _checked_range(self, from_lsn: object, to_lsn: object) -> tuple[int | None, int]:
         """Return the first record to replay, None for that of the log, and the last one."""
         first = None if from_lsn is None else _lsn_of_record(from_lsn, "from_lsn")
-        return first, self.durable_lsn if to_lsn is None else min(_whole_lsn(to_lsn, "to_lsn"), self.durable_lsn)
+        return first, self.durable_lsn() if to_lsn is None else min(_whole_lsn(to_lsn, "to_lsn"), self.durable_lsn())
 
     def _batches(
         self, first: int | None, last: int, generation: int | None = None
@@ -593,7 +600,7 @@ class WriteAheadLog(NamedList, kinds=(ListKind.WAL,), first_seq=_FIRST_LSN):
         """
         for record in self.replay(_lsn_of_record(lsn, "lsn"), lsn):
             return record
-        raise NoSuchEntryError(f"log {self.name!r} has records up to {self.durable_lsn}, and no record {lsn}")
+        raise NoSuchEntryError(f"log {self.name!r} has records up to {self.durable_lsn()}, and no record {lsn}")
 
     read_async = asyncio_form(read)
 
@@ -616,7 +623,7 @@ class WriteAheadLog(NamedList, kinds=(ListKind.WAL,), first_seq=_FIRST_LSN):
             raise UsageError("lsns takes log sequence numbers in ascending order, each once")
         if not wanted:
             return
-        last = self.durable_lsn
+        last = self.durable_lsn()
         if wanted[-1] > last:
             raise NoSuchEntryError(f"log {self.name!r} has records up to {last}, and no record {wanted[-1]}")
         reader = self._reader(wanted[0])
@@ -755,7 +762,7 @@ class WriteAheadLog(NamedList, kinds=(ListKind.WAL,), first_seq=_FIRST_LSN):
             its checkpoints and records of before.
         """
         writer = self._owner("checkpoint")
-        durable = self.durable_lsn
+        durable = self.durable_lsn()
         covered = durable if lsn is None else _whole_lsn(lsn, "lsn")
         keep = whole_from(keep, 1, "keep", "a number of checkpoints")
         meta = _checked_meta(meta)
@@ -819,7 +826,7 @@ class WriteAheadLog(NamedList, kinds=(ListKind.WAL,), first_seq=_FIRST_LSN):
         writer, lsn = self._owner("truncate_before"), _whole_lsn(lsn, "lsn")
 
         def truncate() -> None:
-            appender, durable = writer.appender, self.durable_lsn
+            appender, durable = writer.appender, self.durable_lsn()
             if lsn > durable + 1:
                 raise UsageError(f"log {self.name!r}: records before {lsn} cannot be dropped; its last is {durable}")
             self._steps.perform(ledger_list.truncate(self.name, appender.epoch, appender.generation, lsn))
@@ -918,10 +925,10 @@ class WriteAheadLog(NamedList, kinds=(ListKind.WAL,), first_seq=_FIRST_LSN):
             raise UsageError(f"applied is {applied!r:.50}; it takes a generation and an LSN, such as (0, 17)")
         generation, lsn = _whole_generation(applied[0]), _whole_lsn(applied[1], "applied")
         self._reader(lsn + 1, generation).close()
-        if lsn > self.durable_lsn or generation > self.generation:
+        if lsn > self.durable_lsn() or generation > self.generation():
             raise UsageError(
                 f"record {lsn} of generation {generation} was not applied from log {self.name!r}, which ends with "
-                f"record {self.durable_lsn} of generation {self.generation}; give what was applied from it"
+                f"record {self.durable_lsn()} of generation {self.generation()}; give what was applied from it"
             )
         return generation, lsn + 1
 

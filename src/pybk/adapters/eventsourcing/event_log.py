@@ -118,7 +118,7 @@ class EventLog:
 
     def _refresh(self, first: int) -> None:
         self._wal.sync()  # because an interrupted insert may be under way
-        last = self._wal.durable_lsn
+        last = self._wal.durable_lsn()
         for record in self._wal.replay(first, last):
             event = decode_event(record.data)
             self._index.add(event.originator, event.version, record.lsn)
@@ -166,7 +166,7 @@ class EventLog:
             before = self._durable
             self._stale_from = before + 1  # until all events are in the index, because an interrupt may come in between
             future = self._wal.append_many_async(payloads)
-            first = self._wal.last_lsn - len(events) + 1
+            first = self._wal.last_lsn() - len(events) + 1
             for lsn, event in enumerate(events, first):
                 self._index.add(originator_of(event.originator_id), event.originator_version, lsn)
             self._in_flight += 1

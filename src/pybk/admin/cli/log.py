@@ -42,12 +42,12 @@ class _LogVerbs(LogVerbs["Log"]):
         return Log
 
     def span(self, log: Log) -> tuple[int, int]:
-        return log.first_seq, log.last_seq
+        return log.first_seq(), log.last_seq()
 
     def described(self, log: Log) -> dict[str, Any]:
         ledgers = [each.ledger_id for each in log.segments()]
-        found = {"sealed": log.is_sealed, "ledgers": ledgers, "subscriptions": log.subscriptions()}
-        return {**found, "properties": dict(log.properties)}
+        found = {"sealed": log.is_sealed(), "ledgers": ledgers, "subscriptions": log.subscriptions()}
+        return {**found, "properties": dict(log.properties())}
 
     def records(self, log: Log, first: Start | None, last: int | None, *, follow: bool = False) -> Iterable[Record]:
         from pybk.streams.log_reader import LogEnd

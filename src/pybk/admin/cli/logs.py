@@ -221,8 +221,8 @@ class LogVerbs(ABC, Generic[L]):
             self.open(parsed, manager, parsed.name, "r") as log,
         ):
             if is_changed:
-                log.set_settings(changed_settings(parsed, log.settings))
-            fields = fields_of(log.settings)
+                log.set_settings(changed_settings(parsed, log.settings()))
+            fields = fields_of(log.settings())
         text = "\n".join(f"{name:<16} {shown(value) or 'default'}" for name, value in fields.items())
         return print_result(parsed, fields, text)
 

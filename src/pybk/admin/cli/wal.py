@@ -29,10 +29,10 @@ class _WalVerbs(LogVerbs["WriteAheadLog"]):
         return WriteAheadLog
 
     def span(self, log: WriteAheadLog) -> tuple[int, int]:
-        return log.first_lsn, log.last_lsn
+        return log.first_lsn(), log.last_lsn()
 
     def described(self, log: WriteAheadLog) -> dict[str, Any]:
-        found = {"generation": log.generation, "epoch": log.epoch, "ledgers": list(log.ledgers)}
+        found = {"generation": log.generation(), "epoch": log.epoch(), "ledgers": list(log.ledgers())}
         return {**found, "checkpoints": [each.lsn for each in log.checkpoints()]}
 
     def records(
