@@ -76,6 +76,9 @@ METADATA_OP: Final = "metadata_op_ns"
 SESSION_LOSSES: Final = "session_losses"
 """Sessions with the metadata store that ended without being closed."""
 
+SESSIONS: Final = "sessions"
+"""Sessions that clients have with a bookie."""
+
 BOOKIE_REQUEST: Final = "bookie_request_ns"
 """The time from the arrival of a request at a bookie until it was answered, or began to wait, by operation."""
 

@@ -11,7 +11,7 @@ import re
 import ssl
 import tomllib
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final, Unpack
 
 from pybk.admin.http.bookie_loads import BookiePorts
 from pybk.admin.http_options import HttpSettings
@@ -21,6 +21,9 @@ from pybk.credentials import read_secret_file
 from pybk.errors import UsageError
 from pybk.manager.ledger_manager import LedgerManager
 from pybk.storage.io.filesystem import read_regular
+
+if TYPE_CHECKING:
+    from pybk.admin.http.shown import Shown
 
 logger = logging.getLogger(__name__)
 
@@ -76,9 +79,7 @@ def serve(
     *,
     ready: Callable[[str], None],
     hosts: Sequence[str] = (),
-    ports: BookiePorts | None = None,
-    name: str = "",
-    command: str = "",
+    **shown: Unpack[Shown],
 ) -> None:
     """Serve the interface of a cluster until SIGTERM or SIGINT. Takes over these signals, SIGHUP and SIGUSR1.
 
@@ -87,9 +88,7 @@ def serve(
         settings: Where to serve, and for whom.
         ready: Called with the URL once it serves.
         hosts: The names that requests may give in ``Host``, as for ``AdminServer``.
-        ports: Where the HTTP ports of the bookies are, to show what they do; None shows what this process does alone.
-        name: What people call the cluster, as for ``AdminServer``.
-        command: How commands reach it, as for ``AdminServer``.
+        **shown: What it shows besides, as for ``AdminServer``.
 
     Raises:
         UsageError: As ``AdminServer``.
@@ -97,7 +96,7 @@ def serve(
     Threads: the main thread, because signal handlers are set.
     """
     signals = Signals()
-    server = settings.serve(manager, hosts=hosts, ports=ports, name=name, store=STORE, command=command)
+    server = settings.serve(manager, hosts=hosts, store=STORE, **shown)
     try:
         ready(server.url)
         notify("READY=1", f"STATUS=serves at {server.url}")

@@ -147,6 +147,7 @@ EXPORTED: Final[Mapping[str, Exported]] = {
         GAUGE, ("reason",), "Connections and messages of peers that this bookie has refused since its start."
     ),
     "limbo_ledgers": Exported(GAUGE, (), "Ledgers in limbo on this bookie."),
+    "sessions": Exported(GAUGE, (), "Sessions that clients have with this bookie."),
     "registered": Exported(GAUGE, (), "Whether this bookie is registered."),
     # the process
     "build_info": Exported(GAUGE, ("version", "level"), "1; the version of pybk, and the feature level that it knows."),

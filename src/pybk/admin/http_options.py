@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Unpack
 
 from pybk.admin.options.kinds import host_and_port
 from pybk.errors import UsageError
 
 if TYPE_CHECKING:  # each command reads this module, and few serve
-    from pybk.admin.http.bookie_loads import BookiePorts
     from pybk.admin.http.server import AdminServer
+    from pybk.admin.http.shown import Shown
     from pybk.admin.http.tokens import Token
     from pybk.bookie.server import BookieServer
     from pybk.manager.ledger_manager import LedgerManager
@@ -63,10 +63,8 @@ class HttpSettings:
         bookie: BookieServer | None = None,
         *,
         hosts: Sequence[str] = (),
-        ports: BookiePorts | None = None,
-        name: str = "",
         store: str = "",
-        command: str = "",
+        **shown: Unpack[Shown],
     ) -> AdminServer:
         """Serve the interface of a manager, or of one bookie; the arguments are those of ``AdminServer``.
 
@@ -87,8 +85,6 @@ class HttpSettings:
             hosts=hosts,
             certificate=self._files,
             bookie=bookie,
-            ports=ports,
-            name=name,
             store=store,
-            command=command,
+            **shown,
         )

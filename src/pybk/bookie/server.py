@@ -52,6 +52,7 @@ from pybk.metrics import (
     MEMBER_RECOVERIES,
     REQUEST_FAULTS,
     SALVAGES,
+    SESSIONS,
     Gauge,
     MetricKey,
 )
@@ -990,6 +991,7 @@ class BookieServer:
         yield MetricKey("limbo_ledgers"), len(self.replicas.in_limbo())
         for reason, count in self.server.refusals().items():
             yield MetricKey("peer_refusals", labels=(("reason", reason),)), count
+        yield MetricKey(SESSIONS), len(self.server.peers)
         yield MetricKey("registered"), self.registered is not None and self.registered.registered
 
     def in_limbo(self) -> list[int]:

@@ -15,7 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
 
-from pybk.admin.http.application import CHANGES_PER_SECOND
+from pybk.admin.http.admission import CHANGES_PER_SECOND
 from tests.admin.dev.local import Local, local_cluster
 
 CHECKS: Final = (

@@ -13,7 +13,7 @@ import pytest
 from jsonschema import Draft202012Validator
 from openapi_spec_validator import OpenAPIV31SpecValidator
 
-from pybk import ClusterAdmin
+from pybk import ClusterAdmin, Log
 from pybk.admin.http.api import OWN_ROUTES, ROUTES
 from pybk.admin.http.json_values import as_json, schema_of
 from pybk.admin.http.openapi import openapi_of
@@ -68,13 +68,18 @@ def test_results_are_what_the_document_says(tmp_path: Path) -> None:
         client = cluster.connect()
         with client.create_ledger(password=b"p", custom_metadata={"k": b"v"}) as writer:
             writer.append(b"entry")
+        with Log.open(client, "orders", password=b"p") as log, log.writer() as appending:
+            appending.append(b"one")
+            log.subscribe("billing").close()
         view = View(client)
+        view.lags.note()
         ClusterAdmin(client).maintenance("bookie-1", 60.0)
         arguments: dict[str, dict[str, Any]] = {
             "bookie": {"name": "bookie-1"},
             "drain_progress": {"name": "bookie-1"},
             "ok_to_stop": {"name": "bookie-1"},
             "ledger": {"ledger_id": writer.ledger_id},
+            "log": {"name": "orders"},
         }
         checked = 0
         for each in ROUTES:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import http.client
 import json
@@ -24,7 +23,8 @@ import pytest
 from pybk import LedgerManager, UsageError
 from pybk.admin import http as http_interface
 from pybk.admin.http import AdminServer, Scope, Token, application, connections, probes, view
-from pybk.admin.http.application import ANSWERS_MAX, BODY_BYTES_MAX, CHANGES_PER_SECOND
+from pybk.admin.http.admission import BODY_BYTES_MAX, CHANGES_PER_SECOND
+from pybk.admin.http.application import ANSWERS_MAX
 from pybk.admin.http_options import HttpSettings
 from pybk.health import Health
 from pybk.log_events import NOT_LIMITED
@@ -146,14 +146,15 @@ def test_ledgers_come_in_pages(store: LedgerManager, of_store: Client) -> None:
     assert [each["ledger_id"] for each in of_store.get("/api/v1/ledgers?ledger_type=odd")["ledgers"]] == [1, 3]
     assert of_store.get("/api/v1/ledgers?state=open")["ledgers"] == []
     for query, said in (
-        ("limit=0", "from 1 to 1000"),
-        ("limit=x", "it takes a whole number"),
-        ("limit=1_0", "it takes a whole number"),
-        ("limit=%201", "it takes a whole number"),
-        ("limit=%D9%A1", "it takes a whole number"),
-        ("after=-2", "from -1 to"),
-        ("state=shut", "one of closed, in_recovery, open"),
-        ("first=1", "has no parameter 'first'; it takes after, ledger_type, limit, state"),
+        ("limit=0", "Expected `int` >= 1 - at `$.limit`"),
+        ("limit=1001", "Expected `int` <= 1000 - at `$.limit`"),
+        ("limit=x", "Expected `int`, got `str` - at `$.limit`"),
+        ("limit=1_0", "at `$.limit`"),
+        ("limit=%201", "at `$.limit`"),
+        ("limit=%D9%A1", "at `$.limit`"),
+        ("after=-2", "Expected `int` >= -1 - at `$.after`"),
+        ("state=shut", "Invalid enum value 'shut' - at `$.state`"),
+        ("first=1", "Object contains unknown field `first`"),
     ):
         status, problem = of_store.ask("GET", f"/api/v1/ledgers?{query}")
         assert status == 400
@@ -287,7 +288,7 @@ def test_head_has_all_of_get_but_the_body(of_store: Client) -> None:
         assert of_store.headers["Content-Type"] == wanted["Content-Type"]
     assert of_store.ask("HEAD", "/api/v1/ledgers/77") == (404, b"")
     assert of_store.ask("POST", "/api/v1/ledgers")[0] == 405
-    assert of_store.headers["Allow"] == "GET, HEAD"
+    assert set(of_store.headers["Allow"].split(", ")) == {"GET", "HEAD"}
 
 
 def test_settings_are_changed_by_those_alone_who_know_them(of_cluster: Client) -> None:
@@ -380,13 +381,20 @@ def ended(connection: socket.socket) -> bool:
         return True
 
 
-def said(client: Client, request: bytes) -> bytes:
-    """Return all that the server answers to bytes on a connection of their own, until it closes that."""
+def said(client: Client, request: bytes, *, ends: bool = True) -> bytes:
+    """Return all that the server answers to bytes on a connection of their own, until it closes that.
+
+    Args:
+        client: A client of the server.
+        request: The bytes.
+        ends: Whether the client says that nothing else will come.
+    """
     found = b""
     with socket.create_connection(("127.0.0.1", client.connection.port), timeout=60) as connection:
         try:
             connection.sendall(request)
-            connection.shutdown(socket.SHUT_WR)
+            if ends:
+                connection.shutdown(socket.SHUT_WR)
             while part := connection.recv(65536):
                 found += part
         except TimeoutError:
@@ -489,44 +497,55 @@ def test_requests_that_servers_read_differently_are_refused(of_store: Client) ->
         found = said(of_store, b"GET /livez HTTP/1.1\r\n" + headers + b"\r\n" + second)
         assert found.startswith((b"HTTP/1.1 400", b"HTTP/1.1 413")), (headers, found)
         assert found.count(b"HTTP/1.1 ") == 1, headers
-    folded = said(of_store, b"GET /livez HTTP/1.1\r\n" + host + b"X: 1\r\n Content-Length: 51\r\n\r\n" + second)
+    second = second.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
+    folded = said(
+        of_store, b"GET /livez HTTP/1.1\r\n" + host + b"X: 1\r\n Content-Length: 51\r\n\r\n" + second, ends=False
+    )
     assert folded.count(b"HTTP/1.1 200") == 2, "what belongs to a line before it is no line (RFC 9112, 5.2)"
     for headers in (host * 2, b"Host: evil.example\r\n" + host, b""):
         assert said(of_store, b"GET /livez HTTP/1.1\r\n" + headers + b"\r\n").startswith(b"HTTP/1.1 400"), headers
     long = b"".join(b"X-%d: %s\r\n" % (number, b"x" * 1000) for number in range(33))
     found = said(of_store, b"GET /livez HTTP/1.1\r\n" + host + long + b"\r\n")
-    assert found.startswith(b"HTTP/1.1 431") or not found, "it may be ended before it is read"
+    assert found.startswith((b"HTTP/1.1 400", b"HTTP/1.1 200")) or not found, "it is bounded unless it comes at once"
     assert not said(of_store, b"GET /livez HTTP/1.1\r\n" + host), "its end did not come"
 
 
-def test_a_target_may_name_its_host(of_store: Client) -> None:
-    for target, host in ((b"http://localhost/livez", b"evil.example"), (b"HTTPS://127.0.0.1:1/livez?x", b"")):
-        found = said(of_store, b"GET %s HTTP/1.1\r\nHost: %s\r\n\r\n" % (target, host))
-        assert found.startswith(b"HTTP/1.1 200"), target
-    found = said(of_store, b"GET http://localhost HTTP/1.1\r\nHost: localhost\r\n\r\n")
-    assert found.endswith(b"</html>\n")
-    for target in (b"http://evil.example/livez", b"http:///livez"):
-        found = said(of_store, b"GET %s HTTP/1.1\r\nHost: localhost\r\n\r\n" % target)
-        assert found.startswith(b"HTTP/1.1 421"), target
-
-
-def test_what_is_no_request_is_answered_by_a_problem_too(of_store: Client) -> None:
-    for request, status in (
-        (b"BREW /livez HTTP/1.1\r\nHost: localhost\r\n\r\n", 405),
-        (b"QUERY /api/v1/types HTTP/1.1\r\nHost: localhost\r\n\r\n", 405),
-        (b"POST /metrics HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n", 405),
-        (b"GET /livez HTTP/9.9\r\nHost: localhost\r\n\r\n", 505),
-        (b"GET /livez extra HTTP/1.1\r\n\r\n", 400),
-        (b"GET /livez HTTP/1.1\r\nno field\r\n\r\n", 400),
-        (b"GET /" + b"x" * 70_000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n", 431),
-        (b"GET /" + b"x" * 70_000, 431),
+def test_what_is_no_request_is_refused_and_a_method_that_a_path_lacks_is_a_problem(of_store: Client) -> None:
+    for request in (
+        b"GET /livez extra HTTP/1.1\r\n\r\n",
+        b"GET /livez HTTP/1.1\r\nno field\r\n\r\n",
+        b"GET /" + b"x" * 400_000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        b"GET /" + b"x" * 70_000,
+    ):
+        found = said(of_store, request)
+        assert found.startswith(b"HTTP/1.1 400") or (len(request) > 70_000 and not found), found
+    for request in (
+        b"BREW /livez HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        b"QUERY /api/v1/types HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        b"POST /metrics HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n",
     ):
         head, _, body = said(of_store, request).partition(b"\r\n\r\n")
-        assert head.startswith(b"HTTP/1.1 %d" % status), head
+        assert head.startswith(b"HTTP/1.1 405"), head
         assert b"content-type: application/problem+json" in head
         problem = json.loads(body)
-        assert (problem["status"], problem["retryable"]) == (status, False)
-        assert problem["code"]
+        assert (problem["status"], problem["code"], problem["retryable"]) == (405, "other_method", False)
+
+
+def test_a_target_that_names_another_host_is_not_answered(of_store: Client) -> None:
+    for target in (b"http://evil.example/livez", b"http://localhost/api/v1/cluster"):
+        found = said(of_store, b"GET %s HTTP/1.1\r\nHost: localhost\r\n\r\n" % target)
+        assert found.startswith(b"HTTP/1.1 404"), target
+
+
+def test_what_follows_a_refusal_is_not_logged_as_a_defect(of_store: Client, caplog: pytest.LogCaptureFixture) -> None:
+    head = b"POST /api/v1/cluster HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", of_store.connection.port), timeout=60) as connection:
+        connection.sendall(head)
+        assert connection.recv(100).startswith(b"HTTP/1.1 405")
+        connection.sendall(b"no chunk\r\n")
+        while connection.recv(65536):
+            pass
+    assert not [each for each in caplog.records if each.levelno >= logging.ERROR]
 
 
 def test_a_body_that_was_cut_changes_nothing(of_cluster: Client) -> None:
@@ -731,19 +750,11 @@ def test_a_server_takes_no_signals_over_and_leaves_logging_as_it_is(store: Ledge
     assert not own
 
 
-def test_a_connection_sends_what_is_small_at_once(store: LedgerManager, monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[asyncio.Transport] = []
-    begin = connections.Connection.connection_made
-
-    def noted(each: connections.Connection, transport: asyncio.Transport) -> None:
-        made.append(transport)
-        begin(each, transport)
-
-    monkeypatch.setattr(connections.Connection, "connection_made", noted)
+def test_a_connection_sends_what_is_small_at_once(store: LedgerManager) -> None:
     with asking(store) as client:
         assert client.get("/livez") == b"ok\n"
-        [transport] = made
-        found = transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+        [place] = [each for each in places() if each.connection.fileno() >= 0]
+        found = place.connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
     assert found, "head and body of a response would wait for each other"
 
 
@@ -759,7 +770,7 @@ def test_a_waiting_probe_keeps_its_place(cluster: Inside, monkeypatch: pytest.Mo
         asked = threading.Thread(target=lambda: found.append(client.ask("GET", "/livez")[0]))
         asked.start()
         try:
-            wait_until(lambda: any(not each.waits for each in open_connections()))
+            wait_until(lambda: any(not each.waits for each in places()))
             for _ in range(4):
                 one = others.enter_context(socket.create_connection(("127.0.0.1", client.connection.port)))
                 one.sendall(b"GET /livez HTTP/1.1\r\n")
@@ -769,9 +780,9 @@ def test_a_waiting_probe_keeps_its_place(cluster: Inside, monkeypatch: pytest.Mo
     assert found == [200]
 
 
-def open_connections() -> list[connections.Connection]:
-    """Return the connections of all servers of this process."""
-    return [each for each in gc.get_objects() if isinstance(each, connections.Connection)]
+def places() -> list[connections.Place]:
+    """Return the places of the connections of all servers of this process."""
+    return [each for each in gc.get_objects() if isinstance(each, connections.Place)]
 
 
 @pytest.mark.parametrize("package", ["msgspec", "starlette", "uvicorn"])

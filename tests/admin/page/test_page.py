@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import sys
 import threading
 import time
@@ -24,7 +25,7 @@ from pybk.admin.http import AdminServer, BookiePorts, Scope, Token, asgi_app
 from pybk.healing import auditor, situation
 from pybk.health import REASON_STATES
 from tests.admin.page.browser import MOUNTED, Watched, mount, running, watched
-from tests.cluster.inside import Inside, inside
+from tests.cluster.inside import SECRET, Inside, inside
 from tests.cluster.processes import Cluster
 from tests.paths import ROOT
 from tests.storage.real_store import open_quick
@@ -45,6 +46,8 @@ class Shown(NamedTuple):
 
     cluster: Inside
     url: str
+    token: str
+    """One with the scope ``operate``."""
 
 
 def load(manager: LedgerManager, ended: threading.Event) -> None:
@@ -72,8 +75,11 @@ def shown(tmp_path_factory: pytest.TempPathFactory, browser: Browser) -> Iterato
         servers = [stack.enter_context(closing(AdminServer(each))) for each in cluster.bookies]
         urls = {f"bookie-{number}": server.url for number, server in enumerate(servers)}
         manager = cluster.connect()
+        operator, text = Token.new("operator", Scope.OPERATE)
         with Log.open(manager, "orders/eu", password=b"p") as log, log.writer() as writer:
             writer.append(b"one")
+            writer.append(HOSTILE.encode(), key=b"<b>key</b>")
+            writer.append(b"\xff\x00")
             log.subscribe("billing", start=LogEnd.EARLIEST).close()
         ended = threading.Event()
         thread = threading.Thread(target=load, args=(manager, ended))
@@ -81,9 +87,13 @@ def shown(tmp_path_factory: pytest.TempPathFactory, browser: Browser) -> Iterato
         stack.callback(thread.join)
         stack.callback(ended.set)
         server = stack.enter_context(
-            closing(AdminServer(manager, name="harbour", ports=BookiePorts(urls=lambda: urls)))
+            closing(
+                AdminServer(
+                    manager, name="harbour", ports=BookiePorts(urls=lambda: urls), tokens=[operator], password=b"p"
+                )
+            )
         )
-        yield Shown(cluster, f"{server.url}/")
+        yield Shown(cluster, f"{server.url}/", text)
 
 
 def opened(tab: Watched, url: str) -> Page:
@@ -163,6 +173,70 @@ def test_ledgers_and_logs_are_found(browser: Browser, shown: Shown) -> None:
         expect(page.locator("#logs tbody tr")).to_have_count(1)
         expect(page.locator("#logs tbody th")).to_have_text("<b>searched</b>")
         assert [each for each in tab.said if "404" not in each] == []
+
+
+def test_a_bookie_and_its_process_are_shown(browser: Browser, shown: Shown, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYBK_CLUSTER_SECRET", SECRET.decode())
+    with watched(browser) as tab:
+        page = opened(tab, shown.url)
+        expect(page.locator("#one-bookie")).to_be_hidden()
+        expect(page.locator("#metadata")).to_contain_text("answers")
+        process = page.locator("#processes tbody tr", has_text="bookie-2")
+        expect(process).to_contain_text("MiB")
+        expect(process).to_contain_text("%")
+        expect(page.locator("#processes tbody tr")).to_have_count(5)  # four bookies, and the one that shows them
+        page.locator("#bookies").get_by_role("link", name="bookie-2").click()
+        expect(page.get_by_role("heading", name="Bookie bookie-2")).to_be_visible()
+        facts = page.locator("#bookie-facts")
+        expect(facts).to_contain_text("runs")
+        expect(facts).to_contain_text("Client sessions")
+        expect(facts.locator("div", has_text="Memory").locator("dd")).to_contain_text("MiB")
+        expect(page.locator("#bookie-tiers tbody tr")).to_have_count(3)
+        expect(page.locator("#bookie-commands")).to_contain_text("ledger list")
+        commands = page.locator("#bookie-commands code").all_inner_texts()
+        for each in commands:
+            assert main(shlex.split(each)[1:]) in (0, 1), f"{each} runs as it is shown"
+        assert tab.axe() == []
+        page.locator("#one-bookie").get_by_role("link", name="Close").click()
+        expect(page.locator("#one-bookie")).to_be_hidden()
+        page.goto(f"{shown.url}#bookie=nobody")
+        expect(page.locator("#no-bookie")).to_have_text("It does not belong to the cluster.")
+        assert tab.said == []
+
+
+def test_a_log_is_shown_and_its_records_to_those_who_may_operate(browser: Browser, shown: Shown) -> None:
+    with watched(browser) as tab:
+        page = opened(tab, shown.url)
+        page.locator("#logs").get_by_role("link", name="orders/eu").first.click()
+        expect(page.get_by_role("heading", name="Log orders/eu")).to_be_visible()
+        expect(page.locator("#log-facts")).to_contain_text("closed")
+        expect(page.locator("#log-subscriptions")).to_contain_text("billing")
+        expect(page.locator("#log-ledgers tbody tr")).to_have_count(1)
+        expect(page.locator("#lags canvas")).to_have_count(1)
+        page.get_by_text("Backlog of subscriptions, at most as a table").click()
+        expect(page.locator("#lags details tbody td").first).to_have_text("3")
+
+        expect(page.locator("#records")).to_be_hidden()
+        page.get_by_role("button", name="Show records").click()
+        expect(page.locator("#refused")).to_contain_text("operate")
+        page.locator("#token").fill(shown.token)
+        page.keyboard.press("Enter")
+        expect(page.locator("#ask")).to_be_hidden()
+        page.get_by_role("button", name="Show records").click()
+        rows = page.locator("#records tbody tr")
+        expect(rows).to_have_count(3)
+        expect(rows.nth(1)).to_contain_text(HOSTILE)
+        expect(rows.nth(1)).to_contain_text("<b>key</b>")
+        expect(rows.nth(2)).to_contain_text("hex ff00")
+        assert page.locator("main img, main b").count() == 0, "a record is text"
+        page.get_by_label("Records from").fill("1")
+        page.get_by_role("button", name="Show records").click()
+        expect(rows).to_have_count(2)
+        assert tab.axe() == []
+        page.goto(f"{shown.url}#log=nothing")
+        expect(page.locator("#no-log")).to_contain_text("no log has the name")
+        expect(page.locator("#records")).to_be_hidden()
+        assert [each for each in tab.said if "401" not in each and "404" not in each] == []
 
 
 def take_picture(page: Page, name: str) -> None:
@@ -297,6 +371,8 @@ def big(bookies: int, types: int) -> dict[str, Any]:
         "state": "ok",
         "reasons": [],
         "trouble": "",
+        "opens_logs": False,
+        "command": "pybk COMMAND zk://a",
     }
     bookie = {"state": "active", "registered": True, "read_only": False, "location": "zone/rack", "version": "1"}
     space = {"free_bytes": {"ssd": 1}, "capacity_bytes": {"ssd": 2}}

@@ -6,7 +6,7 @@ import argparse
 import os
 import shlex
 import sys
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from pybk.admin.cli.arguments import Verbs
 from pybk.admin.cli.clusters import manager_of
@@ -14,8 +14,11 @@ from pybk.admin.cli.output import SOUND, print_json_line
 from pybk.admin.http_options import HttpSettings
 from pybk.admin.options.kinds import host_and_port
 from pybk.admin.profiles import Profile
-from pybk.credentials import CLUSTER_SECRET, cut_value
+from pybk.credentials import CLUSTER_SECRET, Secret, cut_value
 from pybk.metadata.store import without_secrets
+
+if TYPE_CHECKING:
+    from pybk.admin.http.shown import OpensLogs
 
 LISTEN: Final = "127.0.0.1:9460"
 
@@ -40,8 +43,26 @@ def command_of(parsed: argparse.Namespace) -> str:
     return f"pybk COMMAND {shlex.join([without_secrets(parsed.path), *secret])}"
 
 
+def _opens_logs(parsed: argparse.Namespace) -> OpensLogs:
+    """Return what opens the logs whose records the page may show; raises UsageError if it cannot be read."""
+    found: OpensLogs = {}
+    if parsed.peek_password_file is not None:
+        found["password"] = _readable(parsed.peek_password_file)
+    if parsed.peek_secret_file is not None:
+        found["secret"] = _readable(parsed.peek_secret_file)
+    return found
+
+
+def _readable(file: str) -> Secret:
+    """Return a secret in a file, which is read whenever it is used, and once now."""
+    found = Secret(file=file, private=True)
+    found.read()
+    return found
+
+
 def _serve(parsed: argparse.Namespace) -> int:
     from pybk.admin import console, service_log
+    from pybk.admin.http.shown import Shown
 
     service_log.begin(parsed.log_format, parsed.log_level)
     names: Any = {"listen": "http", "tokens": "http_tokens", "certificate": "http_certificate", "key": "http_key"}
@@ -58,9 +79,10 @@ def _serve(parsed: argparse.Namespace) -> int:
             print(f"the console serves at {url}")
         sys.stdout.flush()
 
-    shown = {"name": parsed.profile if parsed.name is None else parsed.name, "command": command_of(parsed)}
+    name = parsed.profile if parsed.name is None else parsed.name
+    shown = Shown(ports=ports, name=name, command=command_of(parsed), **_opens_logs(parsed))
     with manager_of(parsed) as manager:
-        console.serve(manager, settings, ready=ready, hosts=parsed.http_host, ports=ports, **shown)
+        console.serve(manager, settings, ready=ready, hosts=parsed.http_host, **shown)
     return SOUND
 
 

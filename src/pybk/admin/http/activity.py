@@ -1,32 +1,23 @@
-"""The routes of what is under way: rates by ledger type and by bookie, free space, named logs, and events.
+"""The routes of what is under way: rates by ledger type and by bookie, free space, and events.
 
-All but the logs come from what was seen a second ago; the logs come from the metadata store, a page at a time.
+All come from what was seen a second ago.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import islice
 from typing import Annotated, Final
 
 from msgspec import Meta
 
 from pybk.admin.http.events import Event
 from pybk.admin.http.history import Series
-from pybk.admin.http.rates import Load, Rates
+from pybk.admin.http.rates import Load, ProcessUse, Rates
 from pybk.admin.http.routes import Route, route
 from pybk.admin.http.view import View
-from pybk.backend.ledger_backend import LedgerBackend
-from pybk.errors import CorruptError, UnsupportedFormatError
-from pybk.manager.ledger_manager import backend_of
 from pybk.operations.cluster_checks import space_by_tiers
-from pybk.streams.ledger_steps import bounds_of
-from pybk.streams.list_record import ListKind, ListRecord
 from pybk.values import INT64_MAX
-
-LOGS_MAX: Final = 200
-"""The most logs of a page."""
 
 _ROOT: Final = "/api/v1"
 
@@ -77,12 +68,14 @@ class BookieLoad:
         append_p99_s: The latency that 99 % of them did not exceed, seconds; null without any.
         sync_p99_s: How long 99 % of the syncs of its log took at most, seconds; null without any.
         limbo_ledgers: How many of its ledgers are in limbo; null if it did not say so.
+        process: What its process uses; null if it did not say so.
     """
 
     append_entries: float
     append_p99_s: float | None
     sync_p99_s: float | None
     limbo_ledgers: int | None
+    process: ProcessUse | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,61 +108,6 @@ class EventPage:
     next: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SubscriptionInfo:
-    """A durable subscription of a log.
-
-    Attributes:
-        name: Its name.
-        needs_from: It has acknowledged all records before this one, and maybe later ones.
-        backlog_max: The most records of the log's closed ledgers that it has not acknowledged.
-    """
-
-    name: str
-    needs_from: int
-    backlog_max: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LogInfo:
-    """A named log, as its record has it; nothing is read from its ledgers.
-
-    Attributes:
-        name: Its name.
-        first_seq: Its first record.
-        end_seq: The sequence number after the last record of its closed ledgers.
-        bytes: Payload bytes of its closed ledgers.
-        ledgers: How many ledgers it has.
-        open: Whether its last ledger is open: it has records after ``end_seq`` that are not counted here.
-        sealed: Whether it has ended for good.
-        subscriptions: Its durable subscriptions.
-        trouble: Why its record cannot be used, and the rest is empty; empty if it can.
-    """
-
-    name: str
-    first_seq: int
-    end_seq: int
-    bytes: int
-    ledgers: int
-    open: bool
-    sealed: bool
-    subscriptions: tuple[SubscriptionInfo, ...]
-    trouble: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LogPage:
-    """Named logs by name.
-
-    Attributes:
-        logs: The logs.
-        next: What ``after`` is for the next page; null at the end.
-    """
-
-    logs: tuple[LogInfo, ...]
-    next: str | None
-
-
 @route("GET", f"{_ROOT}/load", cluster=False)
 def load(view: View) -> Load:
     """Return what this process alone did in the last second."""
@@ -185,6 +123,7 @@ def loads(view: View) -> Mapping[str, BookieLoad]:
             append_p99_s=each.total.append_p99_s,
             sync_p99_s=each.sync_p99_s,
             limbo_ledgers=each.limbo_ledgers,
+            process=each.process,
         )
         for name, each in view.seen.loads.items()
     }
@@ -249,68 +188,5 @@ def events(view: View, after: Annotated[int, Meta(ge=0, le=INT64_MAX)] = 0) -> E
     return EventPage(events=found, next=found[-1].number if found else after)
 
 
-@route("GET", f"{_ROOT}/logs", cluster=False)
-def logs(
-    view: View, after: str = "", limit: Annotated[int, Meta(ge=1, le=LOGS_MAX)] = 50, contains: str = ""
-) -> LogPage:
-    """Return a page of the named logs, with their subscriptions.
-
-    Args:
-        after: The last log of the page before.
-        limit: How many, 1 to 200.
-        contains: Only logs whose names contain this, in letters of any case.
-    """
-    backend, group = backend_of(view.manager), ListKind.LOG.group
-    all_names = (each.partition("/")[2] for each in backend.record_names(f"{group}/"))
-    names = sorted(each for each in all_names if contains.casefold() in each.casefold())
-    wanted = list(islice((name for name in names if name > after), limit))
-    found = []
-    for name in wanted:
-        record = backend.read_record(f"{group}/{name}")
-        if record is not None and record.value is not None:  # it may have been deleted meanwhile
-            found += _log_infos(backend, name, record.value)
-    more = bool(wanted) and wanted[-1] < names[-1]
-    return LogPage(logs=tuple(found), next=wanted[-1] if more else None)
-
-
-def _log_infos(backend: LedgerBackend, name: str, value: bytes) -> list[LogInfo]:
-    """Return what the record of a log says; nothing of a log that was deleted."""
-    try:
-        record = ListRecord.decode(value, where=f"the record of log {name!r}")
-        bounds = bounds_of(backend, record)
-    except (CorruptError, UnsupportedFormatError) as error:
-        return [
-            LogInfo(
-                name=name,
-                first_seq=0,
-                end_seq=0,
-                bytes=0,
-                ledgers=0,
-                open=False,
-                sealed=False,
-                subscriptions=(),
-                trouble=str(error),
-            )
-        ]
-    if record.dropped:
-        return []
-    end = max(record.end_seq, record.first_seq)
-    return [
-        LogInfo(
-            name=name,
-            first_seq=record.first_seq,
-            end_seq=end,
-            bytes=record.nbytes,
-            ledgers=record.segment_count,
-            open=bool(record.open_segments),
-            sealed=record.sealed,
-            subscriptions=tuple(
-                SubscriptionInfo(name=each.name, needs_from=each.seq, backlog_max=max(0, end - each.seq))
-                for each in bounds
-            ),
-        )
-    ]
-
-
-ACTIVITY: Final[tuple[Route, ...]] = (load, loads, types, space, series, events, logs)
+ACTIVITY: Final[tuple[Route, ...]] = (load, loads, types, space, series, events)
 """The routes of this module."""

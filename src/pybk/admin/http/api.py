@@ -15,7 +15,8 @@ from msgspec import Meta
 
 from pybk.admin.http.activity import ACTIVITY, events, load, series
 from pybk.admin.http.json_values import as_body
-from pybk.admin.http.routes import Header, Route, route
+from pybk.admin.http.logs import LOG_ROUTES
+from pybk.admin.http.routes import Route, route
 from pybk.admin.http.tags import check_match
 from pybk.admin.http.tokens import Scope
 from pybk.admin.http.view import View
@@ -56,6 +57,7 @@ class Overview:
         reasons: Why it has that state; of a cluster, the reasons for its verdict are in ``cluster``.
         cluster: How the cluster is; null for a store, or as long as nothing is known of it.
         trouble: Why ``cluster`` is older than the rest; empty if it is not.
+        opens_logs: Whether this interface was given what opens logs, so that their records can be looked at.
     """
 
     seen_ns: int
@@ -68,6 +70,7 @@ class Overview:
     reasons: tuple[HealthReason, ...]
     cluster: ClusterStatus | None
     trouble: str
+    opens_logs: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -237,6 +240,7 @@ def cluster(view: View) -> Overview:
         reasons=seen.health.reasons,
         cluster=seen.cluster,
         trouble=seen.trouble,
+        opens_logs=bool(view.opens_logs),
     )
 
 
@@ -489,7 +493,7 @@ def change_settings(
     view: View,
     values: Mapping[str, Any],
     by: Person = "",
-    if_match: Annotated[str, Header("If-Match")] = "*",
+    if_match: str = "*",
 ) -> ClusterSettings:
     """Change settings of the cluster; all members follow.
 
@@ -533,6 +537,7 @@ ROUTES: Final[tuple[Route, ...]] = (
     *(ok_to_stop, ok_to_remove, remove, ledgers, ledger, repairs, pause_repairs, resume_repairs, scrubs, run_scrub),
     *(settings, change_settings),
     *ACTIVITY,
+    *LOG_ROUTES,
 )
 """All routes of the interface; the more special of two that match the same path comes first."""
 

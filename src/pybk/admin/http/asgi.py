@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from typing import Unpack
 
 from starlette.types import ASGIApp
 
 from pybk.admin.http.application import AdminApplication
-from pybk.admin.http.bookie_loads import BookiePorts
+from pybk.admin.http.shown import Shown
 from pybk.admin.http.tokens import Token
 from pybk.manager.ledger_manager import LedgerManager
 
@@ -18,9 +19,7 @@ def asgi_app(
     tokens: Iterable[Token] = (),
     hosts: Collection[str] = (),
     open_reads: bool = True,
-    ports: BookiePorts | None = None,
-    name: str = "",
-    command: str = "",
+    **shown: Unpack[Shown],
 ) -> ASGIApp:
     """Return an ASGI application with the administration interface and its page.
 
@@ -33,12 +32,7 @@ def asgi_app(
         tokens: The valid tokens; without one nothing can be changed.
         hosts: The names that requests may give in ``Host``, besides those of loopback; ``"*"`` allows all.
         open_reads: Whether everybody whom the server lets in may look.
-        ports: Where the HTTP ports of the cluster's bookies are, to show what they do; None shows what this process
-            does alone.
-        name: What people call the cluster or the store, which the page shows; empty for the beginning of its id.
-        command: How commands reach it, which the page shows to be copied: ``pybk COMMAND`` with what they need besides;
-            empty for its location alone.
+        **shown: What it shows besides: ``ports``, ``name``, ``command``, ``password`` and ``secret``, as for
+            ``AdminServer``.
     """
-    return AdminApplication(
-        manager, tokens=tokens, hosts=hosts, open_reads=open_reads, ports=ports, name=name, command=command
-    )
+    return AdminApplication(manager, tokens=tokens, hosts=hosts, open_reads=open_reads, **shown)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any, Final
 
+import msgspec
+from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from pybk.errors import (
@@ -14,6 +16,7 @@ from pybk.errors import (
     MetadataUnreachableError,
     NoSuchBookieError,
     NoSuchLedgerError,
+    NoSuchLogError,
     PybkError,
     SafetyCheckError,
     UnauthorizedError,
@@ -31,6 +34,7 @@ _STATUSES: Final[tuple[tuple[type[PybkError], HTTPStatus], ...]] = (
     (SafetyCheckError, HTTPStatus.CONFLICT),
     (NoSuchBookieError, HTTPStatus.NOT_FOUND),
     (NoSuchLedgerError, HTTPStatus.NOT_FOUND),
+    (NoSuchLogError, HTTPStatus.NOT_FOUND),
     (MetadataUnreachableError, HTTPStatus.SERVICE_UNAVAILABLE),
     (ClosedError, HTTPStatus.SERVICE_UNAVAILABLE),
     (UnauthorizedError, HTTPStatus.FORBIDDEN),
@@ -39,17 +43,49 @@ _STATUSES: Final[tuple[tuple[type[PybkError], HTTPStatus], ...]] = (
 )
 """The status of each class of error, the first that fits; 500 for others."""
 
+OPENAPI: Final = "/api/v1/openapi.json"
 
-class ProblemError(Exception):
+_OF_THE_ROUTER: Final = {
+    HTTPStatus.NOT_FOUND: ("no_such_route", "nothing has this path"),
+    HTTPStatus.METHOD_NOT_ALLOWED: ("other_method", "the path takes the methods in the header Allow"),
+}
+"""Code and text of what Starlette's router refuses, by status."""
+
+
+class Problem(msgspec.Struct, kw_only=True):
+    """An error (RFC 9457).
+
+    Attributes:
+        type: What kind of problem it is.
+        title: The phrase of the status.
+        status: The status of the response.
+        code: A stable name of the error.
+        detail: What is wrong, and what to do.
+        retryable: Whether the same request may succeed later.
+        failures: The safety checks that failed.
+        passing: Whether these checks pass by themselves within a minute.
+    """
+
+    type: str
+    title: str
+    status: int
+    code: str
+    detail: str
+    retryable: bool
+    failures: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET
+    passing: bool | msgspec.UnsetType = msgspec.UNSET
+
+
+class ProblemError(HTTPException):
     """An error of a request.
 
     Args:
         status: The status of the response.
         code: A stable name, for programs.
         detail: What is wrong, and what to do, for people.
-        retryable: Whether the same request may succeed later.
-        extra: Further members of the document.
         headers: Headers of the response.
+        retryable: Whether the same request may succeed later.
+        **checks: ``failures`` and ``passing``, as the document has them.
     """
 
     def __init__(
@@ -57,38 +93,39 @@ class ProblemError(Exception):
         status: HTTPStatus,
         code: str,
         detail: str,
+        headers: Mapping[str, str] | None = None,
         *,
         retryable: bool = False,
-        extra: dict[str, Any] | None = None,
-        headers: tuple[tuple[str, str], ...] = (),
+        **checks: Any,
     ) -> None:
-        super().__init__(detail)
-        self.status = status
-        self.code = code
-        self.detail = detail
-        self.retryable = retryable
-        self.extra = extra or {}
-        self.headers = headers
+        super().__init__(status, detail, headers)
+        self.problem: Final = Problem(
+            type="about:blank",
+            title=status.phrase,
+            status=int(status),
+            code=code,
+            detail=detail,
+            retryable=retryable,
+            **checks,
+        )
 
     def response(self) -> Response:
         """Return the response."""
-        document = {
-            "type": "about:blank",
-            "title": self.status.phrase,
-            "status": int(self.status),
-            "code": self.code,
-            "detail": self.detail,
-            "retryable": self.retryable,
-            **self.extra,
-        }
-        return Response(json.dumps(document), self.status, {**dict(self.headers), **NO_STORE}, PROBLEM)
+        headers = {**(self.headers or {}), **NO_STORE}
+        return Response(msgspec.json.encode(self.problem), self.status_code, headers, PROBLEM)
 
 
-def problem_of(error: PybkError) -> ProblemError:
-    """Return the problem that an error of pybk is to a client; its code is the name of the class."""
+def problem_of(error: HTTPException | PybkError) -> ProblemError:
+    """Return the problem that an error of pybk, or of the router, is to a client; its code is the name of the class."""
+    if isinstance(error, ProblemError):
+        return error
+    if isinstance(error, HTTPException):
+        status = HTTPStatus(error.status_code)
+        code, said = _OF_THE_ROUTER[status]
+        return ProblemError(status, code, f"{said}: see {OPENAPI}", error.headers)
     status = next((found for kind, found in _STATUSES if isinstance(error, kind)), HTTPStatus.INTERNAL_SERVER_ERROR)
-    extra: dict[str, Any] = {}
     retryable = bool(error.retryable) or status is HTTPStatus.SERVICE_UNAVAILABLE
+    checks: dict[str, Any] = {}
     if isinstance(error, SafetyCheckError):
-        extra = {"failures": list(error.failures), "passing": error.passing}
-    return ProblemError(status, type(error).__name__, str(error), retryable=retryable, extra=extra)
+        checks = {"failures": error.failures, "passing": error.passing}
+    return ProblemError(status, type(error).__name__, str(error), retryable=retryable, **checks)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import resource
+import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
@@ -14,10 +16,13 @@ from pybk.metrics import (
     CLIENT_ENTRIES,
     CLIENT_LATENCY,
     LOG_SYNC,
+    METADATA_OP,
     OTHER_TYPES,
     READ_BYTES,
     READ_ENTRIES,
     READ_LATENCY,
+    SESSION_LOSSES,
+    SESSIONS,
     HistogramSnapshot,
     MetricKey,
     MetricsSnapshot,
@@ -58,6 +63,26 @@ class Rates(NamedTuple):
         return bool(self.append_entries or self.read_entries)
 
 
+class ProcessUse(NamedTuple):
+    """What a process uses, and how it reaches the metadata store.
+
+    Attributes:
+        memory_bytes: Its resident memory.
+        cpu: How many cores it kept busy in the last second.
+        sessions: How many sessions clients have with its bookie; null without a bookie.
+        metadata_requests: Its requests to the metadata store a second.
+        metadata_p99_s: How long 99 % of them took at most, seconds; null without any.
+        session_losses: How often its session with the metadata store has ended other than by closing.
+    """
+
+    memory_bytes: int
+    cpu: float
+    sessions: int | None
+    metadata_requests: float
+    metadata_p99_s: float | None
+    session_losses: int
+
+
 class LedgerCounts(NamedTuple):
     """The numbers of ledgers.
 
@@ -80,6 +105,7 @@ class Load(NamedTuple):
         sync_p99_s: How long 99 % of the syncs of its log took at most, seconds; null without any.
         limbo_ledgers: How many ledgers are in limbo at its bookie; null without a bookie.
         ledgers: The cluster's ledgers by type, if its auditor leads; empty otherwise.
+        process: What the process uses; null if it did not say so, as one of an older version.
     """
 
     seen_ns: int
@@ -88,6 +114,7 @@ class Load(NamedTuple):
     sync_p99_s: float | None
     limbo_ledgers: int | None
     ledgers: Mapping[str, LedgerCounts]
+    process: ProcessUse | None = None
 
 
 class RateMeter:
@@ -99,6 +126,7 @@ class RateMeter:
     def __init__(self) -> None:
         self._before: MetricsSnapshot | None = None
         self._before_ns = 0
+        self._cpu_s = time.process_time()
 
     def measure(self, now_ns: int, metrics: MetricsSnapshot) -> Load:
         """Return what was done since the last call; nothing at the first one.
@@ -120,7 +148,30 @@ class RateMeter:
             sync_p99_s=_seconds(since.histogram({LOG_SYNC}, None), 0.99),
             limbo_ledgers=None if limbo is None else int(limbo),
             ledgers=_ledgers_of(metrics.gauges),
+            process=self._process(since, metrics, seconds),
         )
+
+    def _process(self, since: _Since, metrics: MetricsSnapshot, seconds: float) -> ProcessUse:
+        cpu_s, self._cpu_s = self._cpu_s, time.process_time()
+        sessions = metrics.gauges.get(MetricKey(SESSIONS))
+        requests = since.histogram({METADATA_OP}, None)
+        return ProcessUse(
+            memory_bytes=_resident_bytes(),
+            cpu=(self._cpu_s - cpu_s) / seconds,
+            sessions=None if sessions is None else int(sessions),
+            metadata_requests=requests.count / seconds,
+            metadata_p99_s=_seconds(requests, 0.99),
+            session_losses=sum(count for key, count in metrics.counters.items() if key.name == SESSION_LOSSES),
+        )
+
+
+def _resident_bytes() -> int:
+    """Return the resident memory of this process; where the system does not say it, the most that it ever had."""
+    try:
+        with open("/proc/self/statm", encoding="ascii") as file:
+            return int(file.read().split()[1]) * resource.getpagesize()
+    except OSError:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 class _Since:
@@ -134,7 +185,7 @@ class _Since:
             if of_bookie
             else (CLIENT_ENTRIES, CLIENT_BYTES, CLIENT_LATENCY)
         )
-        wanted = {*self._appends, READ_ENTRIES, READ_BYTES, READ_LATENCY, LOG_SYNC, BOOKIE_REQUEST}
+        wanted = {*self._appends, READ_ENTRIES, READ_BYTES, READ_LATENCY, LOG_SYNC, METADATA_OP, BOOKIE_REQUEST}
         self._is_bookie = _READS in after.histograms
         self._counters = {
             key: grown
@@ -249,7 +300,7 @@ def decode_load(values: Mapping[str, Any]) -> Load:
     Raises:
         KeyError, TypeError, ValueError, AttributeError: It is not one.
     """
-    limbo, sync = values["limbo_ledgers"], values["sync_p99_s"]
+    limbo, sync, process = values["limbo_ledgers"], values["sync_p99_s"], values.get("process")
     types = dict(list(values["types"].items())[: TYPES_MAX + 1])
     ledgers = dict(list(values["ledgers"].items())[: TYPES_MAX + 1])
     return Load(
@@ -259,6 +310,19 @@ def decode_load(values: Mapping[str, Any]) -> Load:
         sync_p99_s=None if sync is None else float(sync),
         limbo_ledgers=None if limbo is None else int(limbo),
         ledgers={name: LedgerCounts(int(each["open"]), int(each["closed"])) for name, each in ledgers.items()},
+        process=None if process is None else _decode_process(process),
+    )
+
+
+def _decode_process(values: Mapping[str, Any]) -> ProcessUse:
+    sessions, p99 = values["sessions"], values["metadata_p99_s"]
+    return ProcessUse(
+        memory_bytes=int(values["memory_bytes"]),
+        cpu=float(values["cpu"]),
+        sessions=None if sessions is None else int(sessions),
+        metadata_requests=float(values["metadata_requests"]),
+        metadata_p99_s=None if p99 is None else float(p99),
+        session_losses=int(values["session_losses"]),
     )
 
 

@@ -1,9 +1,9 @@
 """The table of routes: made from functions, whose parameters and results are those of the interface.
 
 A route is a function with ``@route(...)``. Its first argument is the ``View``; the others are the names in the path,
-and then the parameters of the query for ``GET``, or the members of the JSON object in the body for other methods. Their
-types say what is accepted, as msgspec converts it, their defaults what may be left out, and the docstring what is
-documented. A type may be annotated with its limits, ``msgspec.Meta``, or with the ``Header`` that has the value.
+the headers in ``HEADERS``, and then the parameters of the query for ``GET``, or the members of the JSON object in the
+body for other methods. msgspec converts them: their types say what is accepted, with limits as ``msgspec.Meta``, their
+defaults what may be left out, and the docstring what is documented.
 """
 
 from __future__ import annotations
@@ -12,47 +12,20 @@ import inspect
 import re
 import typing
 from collections.abc import Callable, Mapping
+from functools import reduce
 from http import HTTPStatus
-from typing import Any, Final, Literal, NamedTuple
+from operator import or_
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
 from pybk.admin.http.problems import ProblemError
 from pybk.admin.http.tokens import Scope
 
+HEADERS: Final = {"if_match": "If-Match"}
+"""The headers that routes take, by the names of their arguments."""
+
 _NAME: Final = re.compile(r"\{(\w+)\}")
-
-
-class Header(str):
-    """The name of the header that has the value of a parameter."""
-
-    __slots__ = ()
-
-
-Place = Literal["path", "query", "body", "header"]
-
-
-class Parameter(NamedTuple):
-    """A parameter of a route.
-
-    Attributes:
-        name: Its name; of a header, that of the header.
-        argument: The argument of the function.
-        hint: Its type, with its limits; of a text, which cannot be null, without None.
-        default: What it is if it is left out; ``inspect.Parameter.empty`` if it may not be.
-        place: Where it stands.
-    """
-
-    name: str
-    argument: str
-    hint: Any
-    default: Any
-    place: Place
-
-    @property
-    def required(self) -> bool:
-        """True if it may not be left out."""
-        return self.default is inspect.Parameter.empty
 
 
 class Route(NamedTuple):
@@ -63,7 +36,7 @@ class Route(NamedTuple):
         template: The path, with names in braces.
         scope: What a token has to allow.
         function: What answers.
-        parameters: The parameters, those in the path first, and those in headers last.
+        parameters: The class of its parameters, as msgspec converts and describes them.
         result: The type of the result.
         cluster: Whether it exists only for clusters.
     """
@@ -72,7 +45,7 @@ class Route(NamedTuple):
     template: str
     scope: Scope
     function: Callable[..., Any]
-    parameters: tuple[Parameter, ...]
+    parameters: type[msgspec.Struct]
     result: Any
     cluster: bool
 
@@ -80,6 +53,12 @@ class Route(NamedTuple):
     def operation(self) -> str:
         """The name of the operation."""
         return self.function.__name__
+
+    def place(self, argument: str) -> str:
+        """Return where an argument of the function stands: in the path, a header, the query or the body."""
+        if argument in _NAME.findall(self.template):
+            return "path"
+        return "header" if argument in HEADERS else "query" if self.method == "GET" else "body"
 
     def arguments(
         self, path: Mapping[str, str], given: Mapping[str, Any], headers: Mapping[str, str]
@@ -94,19 +73,15 @@ class Route(NamedTuple):
         Raises:
             ProblemError: One is missing, unknown, of another type, or out of range.
         """
-        known = {each.name for each in self.parameters if each.place in ("query", "body")}
-        if unknown := sorted(given.keys() - known):
-            takes = f"it takes {', '.join(sorted(known))}" if known else "it takes none"
-            raise _bad(f"{self.method} {self.template} has no parameter {unknown[0]!r}; {takes}")
-        found = {}
-        for each in self.parameters:
-            source: Mapping[str, Any] = {"path": path, "header": headers}.get(each.place, given)
-            name = each.name.lower() if each.place == "header" else each.name
-            if name in source:
-                found[each.argument] = converted(each, source[name])
-            elif each.required:
-                raise _bad(f"{self.method} {self.template} needs the parameter {each.name!r}")
-        return found
+        named = {argument: headers[name] for argument, name in HEADERS.items() if name in headers}
+        if given.keys() & (path.keys() | HEADERS.keys()):
+            raise _bad(f"{self.method} {self.template} takes these elsewhere: {', '.join(given)}")
+        try:
+            found = msgspec.convert({**given, **path, **named}, self.parameters, strict=self.method != "GET")
+        except msgspec.ValidationError as error:
+            raise _bad(f"{self.method} {self.template}: {error}") from error
+        every = msgspec.structs.asdict(found)
+        return {name: value for name, value in every.items() if value is not msgspec.UNSET}
 
 
 def _bad(detail: str) -> ProblemError:
@@ -127,60 +102,24 @@ def route(
 
     def made(function: Callable[..., Any]) -> Route:
         hints = typing.get_type_hints(function, include_extras=True)
-        names = _NAME.findall(template)
-        others: Place = "query" if method == "GET" else "body"
-        signature = list(inspect.signature(function).parameters.values())[1:]
-        parameters = [
-            _parameter(each, hints[each.name], "path" if each.name in names else others) for each in signature
-        ]
-        ordered = tuple(sorted(parameters, key=lambda each: _ORDER[each.place]))
-        return Route(method, template, scope, function, ordered, hints["return"], cluster)
+        arguments = list(inspect.signature(function).parameters.values())[1:]
+        parameters = msgspec.defstruct(
+            function.__name__,
+            [_field(each, hints[each.name]) for each in arguments],
+            namespace={"__doc__": function.__doc__},
+            forbid_unknown_fields=True,
+            kw_only=True,
+        )
+        return Route(method, template, scope, function, parameters, hints["return"], cluster)
 
     return made
 
 
-_ORDER: Final[Mapping[Place, int]] = {"path": 0, "query": 1, "body": 1, "header": 2}
-
-
-def _parameter(found: inspect.Parameter, hint: Any, place: Place) -> Parameter:
-    """Return a parameter; what its type is annotated with may name its header."""
-    header = next((str(each) for each in typing.get_args(hint)[1:] if isinstance(each, Header)), None)
-    if header is not None:
-        return Parameter(header, found.name, str, found.default, "header")
-    if place != "body" and type(None) in typing.get_args(hint):
-        (hint,) = (each for each in typing.get_args(hint) if each is not type(None))
-    return Parameter(found.name, found.name, hint, found.default, place)
-
-
-def converted(parameter: Parameter, value: Any) -> Any:
-    """Return a value of a request as its parameter takes it; raises ProblemError for another type, or out of range."""
-    try:
-        return msgspec.convert(value, parameter.hint, strict=parameter.place == "body")
-    except msgspec.ValidationError as error:
-        raise _bad(f"the parameter {parameter.name!r} is {value!r:.100}; it takes {_takes(parameter.hint)}") from error
-
-
-_NAMES: Final = {
-    "boolean": "true or false",
-    "integer": "a whole number",
-    "number": "a number",
-    "string": "a string",
-    "array": "a list",
-    "object": "an object",
-}
-
-
-def _takes(hint: Any) -> str:
-    """Return what a type takes, in words."""
-    (schema,), components = msgspec.json.schema_components([hint], ref_template="{name}")
-    kinds = [components.get(each.get("$ref", ""), each) for each in schema.get("anyOf", [schema])]
-    return " or ".join(_named(each) for each in kinds if each.get("type") != "null")
-
-
-def _named(schema: Mapping[str, Any]) -> str:
-    if "enum" in schema:
-        return f"one of {', '.join(schema['enum'])}"
-    name = _NAMES[schema["type"]]
-    if "minLength" in schema:
-        return f"{name} of {schema['minLength']} to {schema['maxLength']} characters"
-    return f"{name} from {schema['minimum']} to {schema['maximum']}" if "minimum" in schema else name
+def _field(argument: inspect.Parameter, hint: Any) -> tuple[str, Any] | tuple[str, Any, Any]:
+    """Return the field of an argument; one that is None if it is left out is not null otherwise."""
+    if argument.default is argument.empty:
+        return argument.name, hint
+    if argument.default is None:
+        kinds = (each for each in typing.get_args(hint) if each is not type(None))
+        return argument.name, reduce(or_, kinds) | msgspec.UnsetType, msgspec.UNSET
+    return argument.name, hint, argument.default

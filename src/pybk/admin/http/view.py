@@ -14,13 +14,15 @@ import time
 from collections.abc import Iterable, Mapping
 from http import HTTPStatus
 from itertools import islice
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, Unpack
 
-from pybk.admin.http.bookie_loads import BookieLoads, BookiePorts
+from pybk.admin.http.bookie_loads import BookieLoads
 from pybk.admin.http.events import Events
 from pybk.admin.http.history import FreeSpace, History, Sample
+from pybk.admin.http.lags import LagHistory
 from pybk.admin.http.problems import ProblemError
 from pybk.admin.http.rates import LedgerCounts, Load, RateMeter, Rates, together
+from pybk.admin.http.shown import Shown, opens_logs
 from pybk.errors import ClosedError, PybkError
 from pybk.health import Health
 from pybk.ledger.ledger_metadata import LedgerState
@@ -87,18 +89,16 @@ class View:
     Args:
         manager: The manager; it is not closed.
         bookie: The bookie in this process, if it is looked at alone.
-        ports: Where the HTTP ports of the cluster's bookies are, to show what they do; None shows what this process
-            does alone.
-        name: What people call the cluster or the store; empty for the beginning of its id.
-        command: How commands reach it, which the page shows to be copied: ``pybk COMMAND`` with what they need besides;
-            empty for its location alone.
+        **shown: What is shown besides.
 
     Attributes:
         name: The name.
         command: How commands reach it.
         manager: The manager.
         bookie: The bookie that is looked at alone; None for the whole cluster, or a store.
+        opens_logs: What opens logs whose records may be looked at; empty for none.
         history: What was seen in the last quarter of an hour.
+        lags: How far subscriptions were behind.
         events: The last events.
 
     Threads: any; it has some of its own from the first look until ``close``.
@@ -108,20 +108,20 @@ class View:
         self,
         manager: LedgerManager,
         bookie: BookieServer | None = None,
-        ports: BookiePorts | None = None,
-        name: str = "",
-        command: str = "",
+        **shown: Unpack[Shown],
     ) -> None:
-        self.command: Final = command or f"pybk COMMAND {shlex.quote(manager.location)}"
-        self.name: Final = name or manager.store_id.hex()[:8]
+        self.command: Final = shown.get("command") or f"pybk COMMAND {shlex.quote(manager.location)}"
+        self.name: Final = shown.get("name") or manager.store_id.hex()[:8]
         self.manager: Final = manager
         self.bookie: Final = bookie
+        self.opens_logs: Final = opens_logs(shown)
         self.history: Final = History()
+        self.lags: Final = LagHistory(manager)
         self.events: Final = Events()
         self._admin: Final = ClusterAdmin(manager) if manager.is_cluster and bookie is None else None
         self._meter: Final = RateMeter()
         self._counter: Final = None if manager.is_cluster else _LedgerCounter(manager)
-        self._ports = ports
+        self._ports = shown.get("ports")
         self._loads: BookieLoads | None = None
         self._condition = threading.Condition()
         """Guards the attributes below."""
@@ -226,7 +226,18 @@ class View:
             except PybkError as error:
                 logger.warning("the state of the cluster is not seen now: %s", error)
                 trouble = str(error)
+        self._note_lags()
         return self._measure(bookies)._replace(cluster=cluster, bookies=bookies, trouble=trouble)
+
+    def _note_lags(self) -> None:
+        if self.bookie is not None:
+            return
+        try:
+            self.lags.note()
+        except ClosedError:
+            raise
+        except PybkError as error:
+            logger.warning("the lags of subscriptions are not seen now: %s", error)
 
     def _measure(self, bookies: tuple[BookieStatus, ...] | None) -> Seen:
         """Return what costs no request to the metadata store, and add it to the history."""

@@ -406,6 +406,9 @@ console @cluster | show and administer a cluster over HTTP, with a page, until S
   --bookies FILE | TOML with the HTTP port of each: b1 = "http://127.0.0.1:9464"
   --bookies-token FILE = | holds the token that they take
   --bookies-ca FILE = | the authority of their certificates, in PEM
+  == records of logs, for tokens with the scope operate
+  --peek-secret-file FILE | holds the secret of the logs whose records the page may show
+  --peek-password-file FILE | holds their password, if they have one and no secret
   == log
   --log-format :text,json =text | of lines on the standard error
   --log-level :debug,info,warning,error =info | the least level

@@ -1,7 +1,7 @@
 // The page: polls the interface under api/v1/ next to it, and shows what it gets. Names are the input of strangers, so they
 // become text and nothing else. It changes nothing: where a person has to act, it shows the command to copy.
 
-const POLL_MS = 2000, STALE_MS = 10000, SLOW_MS = 10000, WINDOW_MS = 15 * 60 * 1000, LINES_MAX = 8, EVENTS_SHOWN = 50, LEDGERS_SHOWN = 50;
+const POLL_MS = 2000, STALE_MS = 10000, SLOW_MS = 10000, WINDOW_MS = 15 * 60 * 1000, LINES_MAX = 8, EVENTS_SHOWN = 50, LEDGERS_SHOWN = 50, RECORDS_SHOWN = 20;
 const SHAPES = { ok: '●', warn: '▲', bad: '■' };
 
 /** Commands by the code of a reason; NAME stands for a bookie. */
@@ -15,6 +15,7 @@ export const COMMANDS = {
   waiting_for_owner: 'repair list', no_target: 'repair list', repair_stuck: 'repair list',
   damaged_records: 'scrub status',
 };
+export const BOOKIE_COMMANDS = ['ledger list --bookie NAME', 'bookie show NAME', 'bookie ok-to-stop NAME'];
 export const DRAIN_COMMANDS = ['bookie ok-to-stop NAME', 'bookie ok-to-remove NAME'];
 
 // ---- values as text ----
@@ -24,6 +25,7 @@ const whole = new Intl.NumberFormat('en', { maximumFractionDigits: 0 });
 const digits = (value) => (value >= 99.5 || Number.isInteger(value) ? whole.format(value) : value.toPrecision(2));
 const count = (value) => (value == null ? '–' : digits(value));
 const rate = (value) => (value == null ? '–' : digits(value));
+const share = (cores) => (cores == null ? '–' : `${digits(Math.round(cores * 100))} %`);
 const time = (ns) => new Date(ns / 1e6).toLocaleTimeString('en-GB');
 /** A time with its day, unless that is today. */
 function moment(ns) {
@@ -62,7 +64,30 @@ function say(element, text, kind = '') {
 const named = (name) => (name.length > 48 ? { text: `${name.slice(0, 23)}…${name.slice(-24)}`, kind: 'name', whole: name } : name);
 const shaped = (level, word) => ({ text: `${SHAPES[level]} ${word}`, kind: level });
 
-/** Show rows in a table: each is its key and its cells, texts or {text, kind}. What has not changed is not touched. */
+/** A name as a cell that leads to the view of what has it. */
+const leading = (what, name) => ({ ...(name.length > 48 ? named(name) : { text: name, kind: 'name' }), to: `#${what}=${encodeURIComponent(name)}` });
+/** Show a text in an element, or a link with it. */
+function put(element, text, kind, to) {
+  if (!to) { say(element, text, kind); return; }
+  const link = element.firstElementChild || element.appendChild(make('a'));
+  if (link.getAttribute('href') !== to) link.setAttribute('href', to);
+  say(link, text, kind);
+}
+/** Show facts in a list of terms: names with texts or {text, kind}. */
+function facts(list, rows) {
+  const titles = rows.map(([name]) => name).join('|');
+  if (list.titles !== titles) {
+    list.titles = titles;
+    list.replaceChildren(...rows.map(([name]) => {
+      const group = make('div');
+      group.append(make('dt', name), make('dd'));
+      return group;
+    }));
+  }
+  rows.forEach(([, value], at) => say(list.children[at].lastChild, value.text ?? `${value}`, value.kind || ''));
+}
+
+/** Show rows in a table: each is its key and its cells, texts or {text, kind, to}. What has not changed is not touched. */
 function fill(table, caption, titles, rows) {
   if (!table.rowsByKey) {
     table.rowsByKey = new Map();
@@ -97,8 +122,8 @@ function fill(table, caption, titles, rows) {
     }
     kept.add(key);
     cells.forEach((cell, at) => {
-      const { text, kind, whole = '' } = typeof cell === 'object' ? cell : { text: cell, kind: '' };
-      say(row.children[at], text, titles[at].startsWith('#') ? `num ${kind}`.trim() : kind);
+      const { text, kind, whole = '', to } = typeof cell === 'object' ? cell : { text: cell, kind: '' };
+      put(row.children[at], text, titles[at].startsWith('#') ? `num ${kind}`.trim() : kind, to);
       if (row.children[at].title !== whole) { row.children[at].title = whole; row.children[at].tabIndex = whole ? 0 : -1; }
     });
     const place = before ? before.nextSibling : body.firstChild;
@@ -122,15 +147,30 @@ function copyable(command) {
 const quoted = (word) => (/^[\w@%+=:,./-]+$/.test(word) ? word : `'${word.replaceAll("'", `'\\''`)}'`);
 /** Return a command as it runs here: with what it needs to reach the cluster. */
 function commanded(command, name = '') {
-  const words = command.replace(' NAME', ''), whole = state.overview.command.replace('COMMAND', () => words);
-  return words === command ? whole : `${whole} ${quoted(name)}`;
+  const words = command.replace(/( --bookie)? NAME/, ''), [, option = ''] = /( --bookie) NAME/.exec(command) || [];
+  const whole = state.overview.command.replace('COMMAND', () => words);
+  return words === command ? whole : `${whole}${option} ${quoted(name)}`;
 }
 
 // ---- the state, and how it is asked for ----
 
-const state = { overview: null, bookies: [], loads: {}, types: null, series: { at: [], lines: new Map() }, events: [], token: '' };
+const state = { overview: null, bookies: [], loads: {}, own: null, log: null, records: null, types: null, series: { at: [], lines: new Map() }, events: [], token: '', needsToken: false };
 const tags = new Map();
 let lastSeen = 0, freshAt = performance.now(), timer = 0, busy = false, slowAt = -Infinity, lastEvent = 0;
+
+/** Return what the address names after #: a kind of view, and a name. */
+function chosen() {
+  const [, what = '', name = ''] = /^#(bookie|log)=(.+)$/.exec(location.hash) || [];
+  try { return [what, decodeURIComponent(name)]; } catch { return ['', '']; }
+}
+
+async function post(path, body) {
+  const headers = { 'Content-Type': 'application/json', ...(state.token && { Authorization: `Bearer ${state.token}` }) };
+  const answer = await fetch(`api/v1/${path}`, { method: 'POST', headers, body: JSON.stringify(body), signal: AbortSignal.timeout(STALE_MS) });
+  const found = await answer.json();
+  if (!answer.ok) throw Object.assign(new Error(found.detail), { unauthorized: answer.status === 401 || answer.status === 403 });
+  return found;
+}
 
 async function get(path) {
   const kept = tags.get(path), headers = {};
@@ -152,7 +192,7 @@ export async function poll() {
   clearTimeout(timer);
   try {
     await ask();
-    $('ask').hidden = true;
+    $('ask').hidden = !state.needsToken;
   } catch (error) {
     if (error.unauthorized) {
       say($('refused'), state.token ? error.message : '');
@@ -170,13 +210,15 @@ async function ask() {
   const series = state.series.at, slow = performance.now() - slowAt > SLOW_MS;
   const overview = await get('cluster'), cluster = overview.is_cluster;
   const nothing = Promise.resolve(null);
-  const [bookies, loads, types, space, added, events, logs, repairs, scrubs] = await Promise.all([
-    cluster ? get('bookies') : nothing, cluster ? get('loads') : nothing, get('types'), get('space'),
+  const [what, name] = chosen();
+  const [bookies, loads, own, types, space, added, events, logs, log, repairs, scrubs] = await Promise.all([
+    cluster ? get('bookies') : nothing, cluster ? get('loads') : nothing, get('load'), get('types'), get('space'),
     get(`series?since=${series.length ? series[series.length - 1] : 0}`), get(`events?after=${lastEvent}`),
-    slow ? get(`logs?${new URLSearchParams({ contains: $('log-filter').value })}`) : nothing, slow && cluster ? get('repairs?limit=20') : nothing, slow && cluster ? get('scrubs') : nothing,
+    slow ? get(`logs?${new URLSearchParams({ contains: $('log-filter').value })}`) : nothing,
+    slow && what === 'log' ? get(`logs/${encodeURIComponent(name)}`).catch((error) => ({ trouble: error.message })) : nothing, slow && cluster ? get('repairs?limit=20') : nothing, slow && cluster ? get('scrubs') : nothing,
   ]);
   if (slow) slowAt = performance.now();
-  update({ overview, bookies: bookies ? bookies.bookies : [], loads: loads || {}, types, space, logs, repairs, scrubs }, added, events);
+  update({ overview, bookies: bookies ? bookies.bookies : [], loads: loads || {}, own, types, space, logs, log, repairs, scrubs }, added, events);
 }
 
 /** Take in what was asked for, and show it. */
@@ -216,7 +258,9 @@ function show() {
   if (overview.is_cluster) { showBookies(); showWork(); }
   showTypes();
   showSpace();
+  showProcesses();
   showLogs();
+  showChosen();
   fill($('events'), 'The newest first', ['Time', 'Level', 'Event', 'Bookie', 'What happened'], [...state.events]
     .sort((a, b) => b.time_ns - a.time_ns || b.number - a.number).slice(0, EVENTS_SHOWN)
     .map((each) => [each.number, [moment(each.time_ns), shaped({ info: 'ok', warning: 'warn' }[each.level] || 'bad', each.level), each.event, each.bookie, each.message]]));
@@ -284,11 +328,12 @@ function showBookies() {
   const rows = state.bookies.map((each) => {
     const name = each.bookie.bookie_id, load = state.loads[name] || {}, how = standing(each, load.limbo_ledgers);
     const tiers = Object.entries(each.free_bytes).map(([tier, free]) => `${tier} ${bytes(free)}${each.capacity_bytes[tier] ? ` of ${bytes(each.capacity_bytes[tier])}` : ''}`);
-    return [name, [named(name), how, each.location, each.version, rate(load.append_entries), latency(load.append_p99_s), latency(load.sync_p99_s), count(load.limbo_ledgers), tiers.join(', ')]];
+    const { memory_bytes: memory, cpu } = load.process || {};
+    return [name, [leading('bookie', name), how, each.location, each.version, rate(load.append_entries), latency(load.append_p99_s), latency(load.sync_p99_s), bytes(memory), share(cpu), count(load.limbo_ledgers), tiers.join(', ')]];
   }).filter(([, cells]) => !filter || cells.some((cell) => `${cell.whole || cell.text || cell}`.toLowerCase().includes(filter)));
   rows.sort((a, b) => order[a[1][1].kind] - order[b[1][1].kind] || (a[0] < b[0] ? -1 : 1));
   say($('shown'), rows.length === state.bookies.length ? `${rows.length} bookies` : `${rows.length} of ${state.bookies.length} bookies`);
-  fill($('bookies'), 'Those that need attention first', ['Name', 'State', 'Location', 'Version', '#Appends/s', '#Append p99', '#Sync p99', '#In limbo', 'Free'], rows);
+  fill($('bookies'), 'Those that need attention first', ['Name', 'State', 'Location', 'Version', '#Appends/s', '#Append p99', '#Sync p99', '#Memory', '#CPU', '#In limbo', 'Free'], rows);
 }
 
 function showTypes() {
@@ -316,11 +361,88 @@ function showLogs() {
   say($('more-logs'), state.logs.next == null ? '' : `The first ${state.logs.logs.length} of them; pybk log list shows all.`);
   const rows = state.logs.logs.flatMap((each) => {
     const how = each.trouble ? shaped('bad', 'unreadable') : shaped('ok', each.sealed ? 'sealed' : each.open ? 'open' : 'closed');
-    const log = [named(each.name), how, `${each.first_seq} to ${each.end_seq - 1}`, count(each.ledgers), bytes(each.bytes)];
+    const log = [leading('log', each.name), how, `${each.first_seq} to ${each.end_seq - 1}`, count(each.ledgers), bytes(each.bytes)];
     const readers = each.subscriptions.length ? each.subscriptions : [null];
-    return readers.map((reader, at) => [`${each.name}\n${at}`, [...(at ? [named(each.name), '', '', '', ''] : log), reader ? named(reader.name) : each.trouble, reader ? `at most ${count(reader.backlog_max)}` : '']]);
+    return readers.map((reader, at) => [`${each.name}\n${at}`, [...(at ? [leading('log', each.name), '', '', '', ''] : log), reader ? named(reader.name) : each.trouble, reader ? `at most ${count(reader.backlog_max)}` : '']]);
   });
   fill($('logs'), 'What the closed ledgers of each log hold; records of an open ledger are not counted', ['Log', 'State', 'Records', '#Ledgers', '#Size', 'Subscription', '#Backlog'], rows);
+}
+
+/** Show what each process uses, and how it reaches the metadata store. */
+function showProcesses() {
+  const { overview } = state;
+  say($('metadata'), !overview.is_cluster ? '' : overview.trouble ? `${SHAPES.bad} Not reached: ${overview.trouble}` : `${SHAPES.ok} ${overview.location} answers.`, overview.trouble ? 'bad' : 'ok');
+  const rows = [['this process', state.own?.process], ...state.bookies.map((each) => [each.bookie.bookie_id, (state.loads[each.bookie.bookie_id] || {}).process])];
+  fill($('processes'), overview.is_cluster ? 'Of bookies whose HTTP ports are known; 100 % CPU is one core' : '100 % CPU is one core',
+    ['Process', '#Memory', '#CPU', '#Client sessions', '#Metadata requests/s', '#Metadata p99', '#Lost metadata sessions'],
+    rows.map(([name, each], at) => [`${at ? 'bookie' : 'own'} ${name}`, [at ? leading('bookie', name) : name, bytes(each?.memory_bytes), share(each?.cpu), count(each?.sessions), rate(each?.metadata_requests), latency(each?.metadata_p99_s), count(each?.session_losses)]]));
+}
+
+/** Show the bookie or the log that the address names. */
+function showChosen() {
+  const [what, name] = chosen(), bookie = what === 'bookie' && state.bookies.find((each) => each.bookie.bookie_id === name);
+  $('one-bookie').hidden = what !== 'bookie';
+  $('one-log').hidden = what !== 'log';
+  if (what === 'bookie') showBookie(name, bookie);
+  if (what === 'log') showLog(name);
+}
+
+function showBookie(name, each) {
+  say($('bookie-title'), `Bookie ${name}`);
+  say($('no-bookie'), each ? '' : 'It does not belong to the cluster.', 'bad');
+  $('bookie-commands').hidden = !each;
+  if (!each) { facts($('bookie-facts'), []); fill($('bookie-tiers'), '', ['Tier', '#Free', '#Of', 'Device'], []); return; }
+  const load = state.loads[name] || {}, { process } = load;
+  facts($('bookie-facts'), [['State', standing(each, load.limbo_ledgers)], ['Since', each.since_ns ? moment(each.since_ns) : '–'], ['Addresses', each.addresses.join(', ') || '–'], ['Location', each.location || '–'], ['Version', each.version || '–'],
+    ['Appends/s', rate(load.append_entries)], ['Append p99', latency(load.append_p99_s)], ['Sync p99', latency(load.sync_p99_s)], ['In limbo', count(load.limbo_ledgers)], ['Memory', bytes(process?.memory_bytes)], ['CPU', share(process?.cpu)],
+    ['Client sessions', count(process?.sessions)], ['Metadata p99', latency(process?.metadata_p99_s)], ['Lost metadata sessions', count(process?.session_losses)]]);
+  fill($('bookie-tiers'), 'Its tiers', ['Tier', '#Free', '#Of', 'Device'], Object.entries(each.free_bytes).map(([tier, free]) => [tier, [tier, bytes(free), bytes(each.capacity_bytes[tier]), each.devices[tier] || '–']]));
+  if ($('bookie-commands').shown !== name) {
+    $('bookie-commands').shown = name;
+    $('bookie-commands').replaceChildren(...BOOKIE_COMMANDS.map((command) => {
+      const item = make('li');
+      item.append(copyable(commanded(command, name)));
+      return item;
+    }));
+  }
+}
+
+function showLog(name) {
+  const found = state.log?.log?.name === name ? state.log : null, each = found?.log;
+  say($('log-title'), `Log ${name}`);
+  const trouble = state.log?.trouble || each?.trouble || '';
+  say($('no-log'), found || trouble ? trouble : 'Asked for …', trouble ? 'bad' : '');
+  $('peek').hidden = !each || Boolean(each.trouble) || !state.overview.opens_logs;
+  say($('no-peek'), each && !state.overview.opens_logs ? 'Records are shown only where the interface was given the secret of the log.' : '', 'quiet');
+  facts($('log-facts'), !each || each.trouble ? [] : [['State', each.sealed ? 'sealed' : each.open ? 'open' : 'closed'], ['Records', `${each.first_seq} to ${each.end_seq - 1}`], ['Size', bytes(each.bytes)], ['Ledgers', count(each.ledgers)], ['Subscriptions', count(each.subscriptions.length)]]);
+  fill($('log-subscriptions'), 'Its durable subscriptions', ['Subscription', '#Needs from', '#Backlog'], (each?.subscriptions || []).map((reader) => [reader.name, [named(reader.name), `${reader.needs_from}`, `at most ${count(reader.backlog_max)}`]]));
+  fill($('log-ledgers'), 'Its newest ledgers', ['Ledger', '#First record', '#Last record', '#Size', 'Created', 'Closed'], (found?.segments || []).map((one) => [one.ledger_id, [String(one.ledger_id), one.first_seq ?? '–', one.last_seq ?? '–', one.closed_ns ? bytes(one.bytes) : '–', moment(one.created_ns), one.closed_ns ? moment(one.closed_ns) : 'open']]));
+  const lines = found ? found.lags.lines.map((line) => ({ name: named(line.name).text || line.name, values: line.backlog_max })) : [];
+  LAGS.element?.toggleAttribute('hidden', !lines.length);
+  if (lines.length) drawChart(LAGS, found.lags.at_ms, lines);
+  showRecords(name);
+}
+
+const excerpt = (each) => (each ? `${each.text ?? `hex ${each.hex}`}${each.size > (each.text == null ? each.hex.length / 2 : new TextEncoder().encode(each.text).length) ? ' …' : ''}` : '–');
+function showRecords(name) {
+  const { records } = state, shown = records?.name === name ? records.found.records : [];
+  $('records').parentElement.hidden = !shown.length;
+  fill($('records'), shown.length ? `Records ${shown[0].seq} to ${shown[shown.length - 1].seq} of ${records.found.first_seq} to ${records.found.last_seq}` : '', ['#Record', 'Time', 'Key', '#Bytes', 'Beginning'],
+    shown.map((each) => [each.seq, [`${each.seq}`, moment(each.time_ns), { text: excerpt(each.key), kind: 'data' }, count(each.data.size), { text: excerpt(each.data), kind: 'data' }]]));
+}
+
+/** Ask for records of the log that is shown; they are read once, and not polled. */
+async function peek() {
+  const [, name] = chosen(), first = $('first').value.trim();
+  try {
+    state.records = { name, found: await post(`logs/${encodeURIComponent(name)}:peek`, { limit: RECORDS_SHOWN, ...(first && { first: Number(first) }) }) };
+    say($('peeked'), state.records.found.records.length ? '' : 'It has no such records.');
+  } catch (error) {
+    state.records = null;
+    say($('peeked'), error.message, 'bad');
+    if (error.unauthorized) { state.needsToken = true; say($('refused'), 'Records are shown for a token with the scope operate.'); $('ask').hidden = false; $('token').focus(); }
+  }
+  showRecords(name);
 }
 
 /** Ask for the ledger with an id, or for a page of those of a type and a state, and show them; they are not polled. */
@@ -416,6 +538,9 @@ function linesOf(chart) {
 
 const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
+/** The chart of a log's view. */
+const LAGS = { title: 'Backlog of subscriptions, at most', text: count, into: 'lags' };
+
 function begin(chart) {
   chart.element = make('div', null, 'chart');
   chart.plot = make('div', null, 'plot');
@@ -427,9 +552,9 @@ function begin(chart) {
   scroll.setAttribute('aria-label', `${chart.title}, as a table`);
   scroll.append(chart.table);
   chart.details.append(make('summary', `${chart.title} as a table`), scroll);
-  chart.details.addEventListener('toggle', draw);
+  chart.details.addEventListener('toggle', () => tabulate(chart));
   chart.element.append(make('h3', chart.title), chart.plot, chart.details);
-  $('charts').append(chart.element);
+  $(chart.into || 'charts').append(chart.element);
   new ResizeObserver(() => {
     const width = chart.plot.clientWidth;
     if (chart.drawn && width && width !== chart.drawn.width) chart.drawn.setSize({ width, height: 180 });
@@ -437,30 +562,36 @@ function begin(chart) {
 }
 
 function draw() {
-  for (const chart of CHARTS) {
-    if (!chart.element) begin(chart);
-    const lines = linesOf(chart), shown = `${lines.map((each) => each.name).join('\n')}\n${document.documentElement.dataset.theme}`;
-    const data = [state.series.at.map((at) => at / 1000), ...lines.map((each) => each.values)];
-    if (chart.shown !== shown) {
-      chart.shown = shown;
-      chart.drawn?.destroy();
-      const axis = { stroke: colour('--text'), grid: { stroke: colour('--edge'), width: 1 }, ticks: { stroke: colour('--edge'), width: 1 } };
-      chart.drawn = new uPlot({
-        width: Math.max(200, chart.plot.clientWidth), height: 180, cursor: { drag: { x: false, y: false } },
-        axes: [{ ...axis, space: 80, values: (_, ticks) => ticks.map((each) => time(each * 1e9)) }, { ...axis, size: 70, values: (_, ticks) => ticks.map((each) => chart.text(each)) }],
-        series: [{ value: (_, at) => (at == null ? '' : time(at * 1e9)) }, ...lines.map((each, at) => ({
-          label: each.name, stroke: colour(`--l${at}`), width: 1.5, dash: at % 2 ? [6, 3] : undefined, spanGaps: false, value: (_, value) => chart.text(value),
-        }))],
-      }, data, chart.plot);
-    } else chart.drawn.setData(data);
-    if (chart.details.open) tabulate(chart, lines);
-  }
+  for (const chart of CHARTS) drawChart(chart, state.series.at, linesOf(chart));
+}
+
+/** Draw a chart: when, milliseconds, and its lines. */
+function drawChart(chart, times, lines) {
+  if (!chart.element) begin(chart);
+  chart.times = times;
+  chart.lines = lines;
+  const shown = `${lines.map((each) => each.name).join('\n')}\n${document.documentElement.dataset.theme}`;
+  const data = [times.map((at) => at / 1000), ...lines.map((each) => each.values)];
+  if (chart.shown !== shown) {
+    chart.shown = shown;
+    chart.drawn?.destroy();
+    const axis = { stroke: colour('--text'), grid: { stroke: colour('--edge'), width: 1 }, ticks: { stroke: colour('--edge'), width: 1 } };
+    chart.drawn = new uPlot({
+      width: Math.max(200, chart.plot.clientWidth), height: 180, cursor: { drag: { x: false, y: false } },
+      axes: [{ ...axis, space: 80, values: (_, ticks) => ticks.map((each) => time(each * 1e9)) }, { ...axis, size: 70, values: (_, ticks) => ticks.map((each) => chart.text(each)) }],
+      series: [{ value: (_, at) => (at == null ? '' : time(at * 1e9)) }, ...lines.map((each, at) => ({
+        label: each.name, stroke: colour(`--l${at}`), width: 1.5, dash: at % 2 ? [6, 3] : undefined, spanGaps: false, value: (_, value) => chart.text(value),
+      }))],
+    }, data, chart.plot);
+  } else chart.drawn.setData(data);
+  tabulate(chart);
 }
 
 /** Show a chart as a table: the highest value of each line in each minute. */
-function tabulate(chart, lines) {
-  const minutes = new Map();
-  state.series.at.forEach((at, index) => {
+function tabulate(chart) {
+  const { lines, times } = chart, minutes = new Map();
+  if (!chart.details.open || !lines) return;
+  times.forEach((at, index) => {
     const minute = Math.floor(at / 60000);
     if (!minutes.has(minute)) minutes.set(minute, lines.map(() => null));
     const highest = minutes.get(minute);
@@ -480,7 +611,7 @@ function paint() {
   if (!(theme in THEMES)) theme = 'auto';
   document.documentElement.dataset.theme = theme === 'auto' ? (dark.matches ? 'dark' : 'light') : theme;
   say($('theme'), `Theme: ${THEMES[theme]}`);
-  if (state.types) draw();
+  if (state.types) { draw(); showChosen(); }
 }
 dark.addEventListener('change', paint);
 $('theme').addEventListener('click', () => {
@@ -495,11 +626,25 @@ $('find').addEventListener('submit', (event) => {
   event.preventDefault();
   find();
 });
+addEventListener('hashchange', () => {
+  const [what] = chosen(), section = what && $(`one-${what}`);
+  state.log = state.records = null;
+  if (!state.overview) return;
+  showChosen();
+  if (section) { section.focus(); section.scrollIntoView(); }
+  slowAt = -Infinity;
+  poll();
+});
+$('peek').addEventListener('submit', (event) => {
+  event.preventDefault();
+  peek();
+});
 $('following').addEventListener('click', () => find(state.ledgers.next));
 $('by').addEventListener('change', draw);
 $('ask').addEventListener('submit', (event) => {
   event.preventDefault();
   state.token = $('token').value.trim();
+  state.needsToken = false;
   poll();
 });
 document.addEventListener('visibilitychange', () => {
