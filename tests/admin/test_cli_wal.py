@@ -180,7 +180,7 @@ def test_wrong_arguments_say_what_is_taken(
     with pytest.raises(SystemExit) as caught:
         run(capfdbinary, "wal", "tail", store, "orders", "-n", "-1")
     assert caught.value.code == 2
-    assert "'-1' is not a number" in capfdbinary.readouterr()[1].decode()
+    assert "'-1' is not accepted" in capfdbinary.readouterr()[1].decode()
 
 
 def test_a_password_for_a_log_without_one_is_named(

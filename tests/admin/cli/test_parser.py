@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pybk.admin.cli import ALIASES, NOUNS, completed, main, parser_of, whole_parser
-from pybk.admin.options.kinds import seconds_of
+from pybk.admin.options.kinds import KINDS, seconds_of, size_of
 from pybk.admin.profiles import Profile
 
 COMMANDS = dict(whole_parser().commands())
@@ -160,12 +160,12 @@ def test_wrong_usage_is_one_line_that_says_where_the_usage_is(
         ),
         ("cluster status --profile dev", "pybk cluster status: --profile NAME stands before the command: pybk --prof"),
         ("cluster status lmdb:///x --profile=dev", "pybk cluster status: --profile NAME stands before the command"),
-        ("cluster probe lmdb:///x --bytes -1", "pybk cluster probe: argument --bytes: '-1' is not a number; it takes"),
+        ("cluster probe lmdb:///x --bytes -1", "pybk cluster probe: argument --bytes: '-1' is not accepted, it takes"),
         (
             "cluster probe lmdb:///x --entries x",
-            "pybk cluster probe: argument --entries: 'x' is not a number; it takes",
+            "pybk cluster probe: argument --entries: 'x' is not accepted, it takes",
         ),
-        ("dev logs -n -3", "pybk dev logs: argument -n/--lines: '-3' is not a number; it takes a whole number from 0"),
+        ("dev logs -n -3", "pybk dev logs: argument -n/--lines: '-3' is not accepted, it takes a whole number"),
     ],
 )
 def test_wrong_usage_names_the_command_and_what_it_takes(
@@ -185,5 +185,21 @@ def test_a_file_that_cannot_be_written_is_named_in_one_line(tmp_path: Path, caps
 def test_times() -> None:
     assert [seconds_of(text) for text in ("90", "1.5s", "10m", "2h", "1d")] == [90, 1.5, 600, 7200, 86_400]
     for text in ("", "x", "-1", "nan", "inf", "1w"):
-        with pytest.raises(Exception, match="it takes 90, 30s"):
+        with pytest.raises(ValueError, match=r"^$"):
             seconds_of(text)
+    assert "it takes a time, such as 90, 30s, 10m" in KINDS["seconds"].wrong("1w")
+
+
+def test_sizes_and_quorums_are_written_alike_everywhere() -> None:
+    assert [size_of(text) for text in ("5", "1k", "2m", "64KiB", "64 MiB", 7)] == [
+        5,
+        1024,
+        2 << 20,
+        64 << 10,
+        64 << 20,
+        7,
+    ]
+    for text in ("", "k", "1kb", "1kiB", "-1", "1.5m", True, None):
+        with pytest.raises(ValueError, match=r"^$"):
+            size_of(text)
+    assert [KINDS["quorums"].of_text(text) for text in ("3/2/2", "3,3,2")] == [(3, 2, 2), (3, 3, 2)]

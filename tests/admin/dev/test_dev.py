@@ -152,7 +152,7 @@ def test_flipped_bits_are_damage(local: Local) -> None:
         (("slow", "b1", "--ms=-5"), "-5 ms longer; a write can take 0 to 60000 ms longer"),
         (("slow", "b1", "--ms=nan"), "nan ms longer; a write can take 0 to 60000 ms longer"),
         (("corrupt", "b1", "--records=0"), "a bit in 0 records; it takes 1 or more"),
-        (("corrupt", "b1", "--records=-1"), "'-1' is not a number; it takes a whole number from 0"),
+        (("corrupt", "b1", "--records=-1"), "'-1' is not accepted, it takes a whole number from 0"),
         (("up", "--zones=2"), "was made without --zones 2; leave that out, or `pybk dev purge` removes the cluster"),
     ],
 )

@@ -95,7 +95,7 @@ def test_the_first_that_is_given_counts(tmp_path: Path) -> None:
         ("[store]\nlog_file_bytes = 5", ["log_file_bytes = '5'", "from 1048576 to 1073741824", "64MiB"]),
         ("[store]\nlog_file_bytes = true", ["log_file_bytes = 'True'", "a number of bytes"]),
         ('[store]\nlog_file_bytes = "5 apples"', ["log_file_bytes = '5 apples'"]),
-        ("[pace]\nwait_s = 3601", ["wait_s = '3601'", "a number of seconds from 0 to 3600"]),
+        ("[pace]\nwait_s = 3601", ["wait_s = '3601'", "a time from 0 to 3600 s"]),
         ('[log]\nlevel = "loud"', ["level = 'loud'", "info or debug"]),
         ('[cluster]\nsecret = "hush"', ["[cluster] secret:", "PYBK_CLUSTER_SECRET"]),
         ('[cluster]\nsecret_x = "hush"', ["[cluster] secret_x:", "there is no table [cluster]"]),

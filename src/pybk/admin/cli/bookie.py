@@ -25,6 +25,7 @@ from pybk.admin.cli.output import (
     print_json,
     print_json_line,
     print_note,
+    print_result,
     print_table,
     progress_bar,
     shown_bytes,
@@ -317,11 +318,11 @@ def _remove(parsed: argparse.Namespace) -> int:
             proof = _patiently(parsed, partial(admin.ok_to_remove, parsed.name))
         if parsed.dry_run:
             lost = f"; the copies of {counted(len(parsed.accept_loss), 'ledger')} are given up" if proof is None else ""
-            if parsed.json:
-                print_json({"bookie": parsed.name, "lost_ledgers": parsed.accept_loss or [], "dry_run": True})
-            else:
-                print(f"bookie {parsed.name} would be removed for good{lost}")
-            return SOUND
+            return print_result(
+                parsed,
+                {"bookie": parsed.name, "lost_ledgers": parsed.accept_loss or [], "dry_run": True},
+                f"bookie {parsed.name} would be removed for good{lost}",
+            )
         lost = "" if proof is not None else f" with its copies of ledgers {' '.join(map(str, parsed.accept_loss))}"
         confirm(parsed, parsed.name, f"bookie {parsed.name} is removed for good{lost}")
         if proof is None:

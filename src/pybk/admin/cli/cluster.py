@@ -18,6 +18,7 @@ from pybk.admin.cli.output import (
     coloured,
     counted,
     print_json,
+    print_result,
     print_table,
     shown_bytes,
     shown_time,
@@ -131,11 +132,7 @@ def _rebalance(parsed: argparse.Namespace) -> int:
             return _print_rebalance(parsed, admin.rebalance_progress())
         if parsed.what == "abort":
             left = admin.abort_rebalance()
-            if parsed.json:
-                print_json({"left": left})
-            else:
-                print(f"{counted(left, 'move')} will not be made")
-            return SOUND
+            return print_result(parsed, {"left": left}, f"{counted(left, 'move')} will not be made")
         plan = admin.plan_rebalance()
         if not parsed.json:
             _print_plan(plan)

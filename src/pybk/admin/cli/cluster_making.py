@@ -7,7 +7,7 @@ import argparse
 from pybk.admin.cli.arguments import secret_needed
 from pybk.admin.cli.clusters import manager_of, url_of
 from pybk.admin.cli.credentials import secret_of
-from pybk.admin.cli.output import SOUND, confirm, counted, print_json
+from pybk.admin.cli.output import confirm, counted, print_result
 from pybk.credentials import CLUSTER_SECRET
 from pybk.errors import MetadataError, UsageError
 
@@ -33,11 +33,11 @@ def init(parsed: argparse.Namespace) -> int:
             made = True
     with metadata:
         cluster_id = metadata.cluster_id.hex()
-    if parsed.json:
-        print_json({"cluster": cluster_id, "made": made})
-    else:
-        print(f"cluster {cluster_id} {'is made' if made else 'was there already'}")
-    return SOUND
+    return print_result(
+        parsed,
+        {"cluster": cluster_id, "made": made},
+        f"cluster {cluster_id} {'is made' if made else 'was there already'}",
+    )
 
 
 def destroy(parsed: argparse.Namespace) -> int:
@@ -51,16 +51,16 @@ def destroy(parsed: argparse.Namespace) -> int:
         cluster_id = manager.store_id.hex()
     what = f"cluster {cluster_id} with {counted(ledgers, 'ledger')} and {counted(len(names), 'bookie')}"
     if parsed.dry_run:
-        if parsed.json:
-            print_json({"cluster": cluster_id, "ledgers": ledgers, "bookies": names, "deleted": 0})
-        else:
-            print(f"{what} would be deleted; the files of its bookies would stay")
-        return SOUND
+        return print_result(
+            parsed,
+            {"cluster": cluster_id, "ledgers": ledgers, "bookies": names, "deleted": 0},
+            f"{what} would be deleted; the files of its bookies would stay",
+        )
     confirm(parsed, cluster_id, f"{what} is deleted for good; the files of its bookies stay")
     with secret_needed():
         deleted = destroy_metadata(parsed.path, cluster_id, cluster_secret=secret_of(parsed))
-    if parsed.json:
-        print_json({"cluster": cluster_id, "ledgers": ledgers, "bookies": names, "deleted": deleted})
-    else:
-        print(f"{what} is deleted, {counted(deleted, 'value')}; what is in its bookies' directories can be removed")
-    return SOUND
+    return print_result(
+        parsed,
+        {"cluster": cluster_id, "ledgers": ledgers, "bookies": names, "deleted": deleted},
+        f"{what} is deleted, {counted(deleted, 'value')}; what is in its bookies' directories can be removed",
+    )

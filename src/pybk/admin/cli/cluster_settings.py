@@ -57,7 +57,7 @@ def _value_of(settings: ClusterSettings, text: str) -> tuple[str, Any]:
         if name.endswith("_s"):
             return name, seconds_of(value)
         return name, size_of(value) if name.endswith("bytes_per_second") else type(now)(value)
-    except (KeyError, ValueError, argparse.ArgumentTypeError):
+    except (KeyError, ValueError):
         takes = {bool: "true or false", int: "a whole number, of bytes also as 64MiB"}
         takes |= {float: "a number, of seconds also as 10m"}
         raise UsageError(f"setting {name} takes {takes[type(now)]}, and not {cut_value(value, 100)}") from None

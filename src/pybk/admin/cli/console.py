@@ -12,26 +12,12 @@ from pybk.admin.cli.arguments import Verbs
 from pybk.admin.cli.clusters import manager_of
 from pybk.admin.cli.output import SOUND, print_json_line
 from pybk.admin.http_options import HttpSettings
-from pybk.admin.options.kinds import host_and_port
 from pybk.admin.profiles import Profile
-from pybk.credentials import CLUSTER_SECRET, Secret, cut_value
+from pybk.credentials import CLUSTER_SECRET, Secret
 from pybk.metadata.store import without_secrets
 
 if TYPE_CHECKING:
     from pybk.admin.http.shown import OpensLogs
-
-LISTEN: Final = "127.0.0.1:9460"
-
-
-def address(text: str) -> str:
-    """Return an address to serve at; raises ArgumentTypeError for anything else."""
-    try:
-        host_and_port(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(
-            f"{cut_value(text, 50)} is no address; it takes HOST:PORT, such as {LISTEN}"
-        ) from None
-    return text
 
 
 def command_of(parsed: argparse.Namespace) -> str:

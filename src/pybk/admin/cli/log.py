@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from pybk.admin.cli.arguments import Verbs
 from pybk.admin.cli.credentials import Given, given_in
-from pybk.admin.cli.logs import Append, LogVerbs, Record, manager_of, print_result, print_rows
+from pybk.admin.cli.logs import Append, LogVerbs, Record, manager_of, print_rows
+from pybk.admin.cli.output import print_result
 from pybk.credentials import cut_value
 from pybk.errors import UsageError
 from pybk.streams.format import Position

@@ -6,24 +6,10 @@ import argparse
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from pybk.credentials import cut_value
 from pybk.flags import StorageHint
 
 if TYPE_CHECKING:
     from pybk.streams.ledger_spec import LogSettings
-
-
-def quorums(text: str) -> tuple[int, ...]:
-    """Return the quorums that a text names."""
-    try:
-        ensemble, write, ack = map(int, text.split("/"))
-    except ValueError:
-        ensemble = write = ack = 0
-    if not ensemble >= write >= ack >= 1:
-        raise argparse.ArgumentTypeError(
-            f"{cut_value(text, 50)} is not quorums; it takes E/W/A, from E down, such as 3/2/2"
-        )
-    return ensemble, write, ack
 
 
 def changes_settings(parsed: argparse.Namespace) -> bool:

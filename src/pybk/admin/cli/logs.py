@@ -13,7 +13,17 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Protocol, TypeV
 from pybk.admin.cli.arguments import Verbs, is_url, secret_needed
 from pybk.admin.cli.credentials import Given, given_in, secret_of
 from pybk.admin.cli.log_settings import changed_settings, changes_settings, fields_of
-from pybk.admin.cli.output import SOUND, base64, confirm, counted, print_json, print_json_line, print_note, print_table
+from pybk.admin.cli.output import (
+    SOUND,
+    base64,
+    confirm,
+    counted,
+    print_json,
+    print_json_line,
+    print_note,
+    print_result,
+    print_table,
+)
 from pybk.admin.shown_text import shown_name
 from pybk.errors import LogExistsError, PybkError, UnauthorizedError
 from pybk.streams.format import Position
@@ -313,15 +323,6 @@ def _shown_of(column: str, value: Any) -> Any:
     if column == "name":
         return shown_name(str(value))
     return shown([shown_name(str(each)) for each in value] if column == "subscriptions" and value != "?" else value)
-
-
-def print_result(parsed: argparse.Namespace, content: dict[str, Any], text: str) -> int:
-    """Print what a command did, as JSON or as a sentence; returns the exit status."""
-    if parsed.json:
-        print_json(content)
-    else:
-        print(text)
-    return SOUND
 
 
 def shown(value: Any) -> Any:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pybk.admin.cli.arguments import Verbs, is_url, secret_needed
 from pybk.admin.cli.credentials import secret_of
-from pybk.admin.cli.output import DAMAGED, SOUND, confirm, counted, print_json, print_table, progress_bar
+from pybk.admin.cli.output import DAMAGED, SOUND, confirm, counted, print_json, print_result, print_table, progress_bar
 from pybk.errors import UsageError
 
 if TYPE_CHECKING:
@@ -27,12 +27,12 @@ def _export(parsed: argparse.Namespace) -> int:
 
     with secret_needed(), progress_bar(parsed, "export", "values") as progress:
         made = export_metadata(parsed.path, parsed.file, cluster_secret=secret_of(parsed), progress=progress)
-    if parsed.json:
-        print_json(made._asdict())
-    else:
-        print(f"{made.path}: {counted(made.values, 'value')}, {counted(made.ledgers, 'ledger')}, {made.bytes} bytes")
-        print(f"SHA-256 {made.sha256}")
-    return SOUND
+    return print_result(
+        parsed,
+        made._asdict(),
+        f"{made.path}: {counted(made.values, 'value')}, {counted(made.ledgers, 'ledger')}, {made.bytes} bytes",
+        f"SHA-256 {made.sha256}",
+    )
 
 
 def _check(parsed: argparse.Namespace) -> int:

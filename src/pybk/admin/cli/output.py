@@ -100,6 +100,15 @@ def print_json_line(content: Mapping[str, Any]) -> None:
     print(json.dumps(content, sort_keys=True))
 
 
+def print_result(parsed: argparse.Namespace, content: Mapping[str, Any], *lines: str) -> int:
+    """Print what a command found or did, as JSON or in lines; returns the exit status of success."""
+    if parsed.json:
+        print_json(content)
+    else:
+        print(*lines, sep="\n")
+    return SOUND
+
+
 def print_table(rows: Iterable[Sequence[Any]], headers: Sequence[str], *, last_column: int | None = None) -> None:
     """Print a table; the last column wraps at ``last_column`` characters if that is given."""
     from tabulate import tabulate

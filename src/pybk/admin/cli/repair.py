@@ -16,6 +16,7 @@ from pybk.admin.cli.output import (
     counted,
     print_json,
     print_note,
+    print_result,
     print_table,
     progress_bar,
     shown_bytes,
@@ -161,11 +162,11 @@ def _print_plan(parsed: argparse.Namespace, manager: LedgerManager) -> int:
         marks = [mark for mark in admin.repairs() if parsed.all or mark.ledger_id == parsed.ledger]
         ledgers = len({mark.ledger_id for mark in marks}) if parsed.all else 1
         size = sum(mark.size_bytes for mark in marks)
-    if parsed.json:
-        print_json({"ledgers": ledgers, "bytes": size, "dry_run": True})
-    else:
-        print(f"{counted(ledgers, 'ledger')} would be examined, and about {shown_bytes(size)} copied")
-    return SOUND
+    return print_result(
+        parsed,
+        {"ledgers": ledgers, "bytes": size, "dry_run": True},
+        f"{counted(ledgers, 'ledger')} would be examined, and about {shown_bytes(size)} copied",
+    )
 
 
 def _losses(parsed: argparse.Namespace) -> int:
@@ -173,11 +174,9 @@ def _losses(parsed: argparse.Namespace) -> int:
         who = person_of(parsed)
         settings = admin.withdraw_losses(parsed.withdraw, who) if parsed.withdraw else admin.settings()
     accepted = settings.repair.accepted_losses
-    if parsed.json:
-        print_json({"accepted_losses": list(accepted)})
-    else:
-        print("\n".join(accepted) or "the loss of no bookie is accepted")
-    return SOUND
+    return print_result(
+        parsed, {"accepted_losses": list(accepted)}, "\n".join(accepted) or "the loss of no bookie is accepted"
+    )
 
 
 def _pause(parsed: argparse.Namespace) -> int:

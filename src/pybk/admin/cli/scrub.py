@@ -15,6 +15,7 @@ from pybk.admin.cli.output import (
     counted,
     print_json,
     print_note,
+    print_result,
     print_table,
     progress_bar,
     shown_bytes,
@@ -36,11 +37,11 @@ def _scrub(parsed: argparse.Namespace) -> int:
         return _scrub_ledger(parsed)
     with admin_of(parsed) as admin:
         settings = admin.scrub(ScrubKind(parsed.kind))
-    if parsed.json:
-        print_json(settings.scrub.as_dict())
-    else:
-        print(f"all bookies are asked; `pybk scrub status {parsed.path}` shows how far they are")
-    return SOUND
+    return print_result(
+        parsed,
+        settings.scrub.as_dict(),
+        f"all bookies are asked; `pybk scrub status {parsed.path}` shows how far they are",
+    )
 
 
 def _scrub_store(parsed: argparse.Namespace) -> int:

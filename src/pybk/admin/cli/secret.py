@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from pybk.admin.cli.arguments import Verbs
 from pybk.admin.cli.clusters import admin_of
-from pybk.admin.cli.output import SOUND, print_json, print_table
+from pybk.admin.cli.output import SOUND, print_json, print_result, print_table
 
 if TYPE_CHECKING:
     from pybk.metadata.resealing import SecretStatus
@@ -19,11 +19,11 @@ def _new(parsed: argparse.Namespace) -> int:
     from pybk.credentials import write_new_secret
 
     write_new_secret(parsed.file)
-    if parsed.json:
-        print_json({"written": parsed.file})
-    else:
-        print(f"{parsed.file} holds a new secret, for its owner alone; keep a copy elsewhere")
-    return SOUND
+    return print_result(
+        parsed,
+        {"written": parsed.file},
+        f"{parsed.file} holds a new secret, for its owner alone; keep a copy elsewhere",
+    )
 
 
 def _shown(step: Callable[[ClusterAdmin], object]) -> Callable[[argparse.Namespace], int]:

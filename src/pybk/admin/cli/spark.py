@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from pybk.spark.jobs.verify import CheckedReplica, VerifiedLedgers
 
 _SPANS_SHOWN: Final = 5
-_SIZES: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 
 # ---- arguments ---------------------------------------------------------------------------------------------------
@@ -43,22 +42,6 @@ def ids(text: str) -> list[int]:
             raise argparse.ArgumentTypeError(f"{part} names more than a million ledgers; use --type")
         found += range(int(low), int(high or low) + 1)
     return found
-
-
-def size(text: str) -> int:
-    """Parse a number of bytes such as ``500m``."""
-    found = re.fullmatch(r"(\d{1,15})([kmgt]?)", text.lower())
-    if found is None:
-        raise argparse.ArgumentTypeError(f"{cut_value(text, 100)} is not a size; write bytes, or 500m, 2g")
-    return int(found[1]) * _SIZES[found[2]]
-
-
-def quorums(text: str) -> tuple[int, int, int]:
-    """Parse ensemble size, write quorum and ack quorum, such as ``3,3,2``."""
-    found = re.fullmatch(r"(\d{1,3}),(\d{1,3}),(\d{1,3})", text)
-    if found is None:
-        raise argparse.ArgumentTypeError(f"{cut_value(text, 100)} are not quorums; write 3,3,2")
-    return int(found[1]), int(found[2]), int(found[3])
 
 
 def _common(parsed: argparse.Namespace) -> dict[str, Any]:

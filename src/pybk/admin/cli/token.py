@@ -6,7 +6,7 @@ import argparse
 from typing import Final
 
 from pybk.admin.cli.arguments import Verbs
-from pybk.admin.cli.output import SOUND, print_json
+from pybk.admin.cli.output import print_result
 
 
 def _make(parsed: argparse.Namespace) -> int:
@@ -14,11 +14,7 @@ def _make(parsed: argparse.Namespace) -> int:
 
     kept, text = Token.new(parsed.name, Scope[parsed.scope.upper()])
     add_token(parsed.file, kept)
-    if parsed.json:
-        print_json({"name": kept.name, "scope": parsed.scope, "token": text})
-    else:
-        print(text)  # once: the file has its SHA-256 alone
-    return SOUND
+    return print_result(parsed, {"name": kept.name, "scope": parsed.scope, "token": text}, text)
 
 
 VERBS: Final[Verbs] = {"": _make}

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from importlib import import_module
 from typing import Any, Final
 
-from pybk.admin.options.kinds import OF_TEXT, text_of
+from pybk.admin.options.kinds import Kind, kind_of, text_of
 from pybk.admin.options.rows import Row
 from pybk.admin.options.settings import Option
 
@@ -54,7 +54,7 @@ def _of_argument(row: Row) -> dict[str, Any]:
     if row.choices:
         found["choices"] = row.choices
     elif row.kind and row.metavar != "PATH":
-        found["type"] = _named(*row.kind.split(".")) if "." in row.kind else OF_TEXT[row.kind]
+        found["type"] = _named(*row.kind.split(".")) if "." in row.kind else _reading(kind_of(row.kind))
     if "!" in row.words:
         found["required"] = True
     return found
@@ -80,15 +80,20 @@ def _of_option(option: Option) -> dict[str, Any]:
     if option.row.kind == "switch":
         return {**found, "action": argparse.BooleanOptionalAction}
     action = "append" if option.row.count else "store"
-    return {**found, "metavar": option.row.metavar or option.key.upper(), "type": _of_flag(option), "action": action}
+    return {
+        **found,
+        "metavar": option.row.metavar or option.key.upper(),
+        "type": _reading(option.kind, count=option.row.count),
+        "action": action,
+    }
 
 
-def _of_flag(option: Option) -> Callable[[str], Any]:
+def _reading(kind: Kind, count: str = "") -> Callable[[str], Any]:
     def convert(text: str) -> Any:
         try:
             # A list has one value for each time that its flag is given, so that the value may contain a comma.
-            return text_of(text) if option.row.count else option.kind.of_text(text)
+            return text_of(text) if count else kind.of_text(text)
         except ValueError:
-            raise argparse.ArgumentTypeError(option.wrong(text)) from None
+            raise argparse.ArgumentTypeError(kind.wrong(text)) from None
 
     return convert

@@ -1,31 +1,51 @@
-"""The kinds of options that the table names, for flags, variables and TOML."""
+"""The kinds of options that the table names, for flags and arguments, variables and TOML.
+
+One reader of each serves all of them, so that a time or a size is written alike everywhere.
+"""
 
 from __future__ import annotations
 
-import argparse
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 from pybk.config import BYTE_LIMITS
 from pybk.credentials import cut_value
+from pybk.values import INT64_MAX
+
+_SHOWN_MAX: Final = 100
+"""Characters of a wrong value that its error shows."""
+
+_BYTES: Final = re.compile(r"([0-9]{1,19}) ?(?:([KMGT])iB|([kmgt]))?")
+_TIME: Final = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,15})?|\.[0-9]{1,15})([smhd]?)")
+_SECONDS: Final = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0}
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """The kind of an option of a service.
+    """The kind of an option.
 
     Attributes:
         name: For the table of the documents, with the unit if there is one.
         takes: What is accepted, for errors.
         of_toml: Returns the option's value of a value in TOML; raises ValueError if it is none.
-        of_text: The same of a flag or a variable.
+        other_text: The same of the text of a flag or a variable, if that is not what TOML has.
     """
 
     name: str
     takes: str
     of_toml: Callable[[Any], Any]
-    of_text: Callable[[str], Any]
+    other_text: Callable[[str], Any] | None = None
+
+    def of_text(self, text: str) -> Any:
+        """Return the option's value of the text of a flag or a variable; raises ValueError if it is none."""
+        return (self.other_text or self.of_toml)(text)
+
+    def wrong(self, value: object) -> str:
+        """Return what is said of a value that it does not take, which is not shown of a secret."""
+        takes = f"it takes {self.takes}"
+        return takes if self is KINDS["secret"] else f"{cut_value(value, _SHOWN_MAX)} is not accepted, {takes}"
 
 
 def text_of(text: object) -> str:
@@ -41,12 +61,8 @@ def _texts(name: str) -> Kind:
             raise ValueError
         return tuple(map(text_of, value))
 
-    return Kind(
-        f"list of {name}",
-        'a list of texts, such as ["one", "two"]',
-        of_toml,
-        lambda text: of_toml([each.strip() for each in text.split(",")]),
-    )
+    takes = 'a list of texts, such as ["one", "two"]'
+    return Kind(f"list of {name}", takes, of_toml, lambda text: of_toml([each.strip() for each in text.split(",")]))
 
 
 def _switch(value: object) -> bool:
@@ -61,41 +77,49 @@ def _one_of(*choices: str) -> Kind:
             raise ValueError
         return text
 
-    return Kind(" or ".join(choices), " or ".join(choices), of_text, of_text)
+    return Kind(" or ".join(choices), " or ".join(choices), of_text)
 
 
-_SWITCHES: Final = {"true": True, "false": False}
-_UNITS: Final = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
-
-
-def size_of(text: str) -> int:
-    """Return the bytes that a text such as ``65536`` or ``64KiB`` names; raises ValueError if it names none."""
-    unit = _UNITS.get(text[-3:])
-    digits = text if unit is None else text[:-3].rstrip()
-    if not digits.isascii() or not digits.isdecimal():
+def _matched(pattern: re.Pattern[str], value: object) -> re.Match[str]:
+    found = pattern.fullmatch(str(value)) if isinstance(value, str | int | float) else None
+    if found is None or isinstance(value, bool):
         raise ValueError
-    return int(digits) * (unit or 1)
+    return found
+
+
+def _within(number: Any, least: float, most: float) -> Any:
+    if not least <= number <= most:
+        raise ValueError
+    return number
+
+
+def size_of(value: object) -> int:
+    """Return the bytes that a number or a text names, such as ``65536``, ``64KiB`` or ``64k``; raises ValueError."""
+    number, unit, short = _matched(_BYTES, value).groups()
+    return int(number) << 10 * " KMGT".index((unit or short or " ").upper())
+
+
+def seconds_of(value: object) -> float:
+    """Return the seconds that a number or a text names, such as ``90``, ``30s`` or ``2h``; raises ValueError."""
+    number, unit = _matched(_TIME, value).groups()
+    return float(number) * _SECONDS[unit]
 
 
 def _size(least: int, most: int) -> Kind:
-    def of_toml(value: object) -> int:
-        number = size_of(value) if isinstance(value, str) else value
-        if not isinstance(number, int) or isinstance(number, bool) or not least <= number <= most:
-            raise ValueError
-        return number
-
     takes = f'a number of bytes from {least} to {most}, such as {least or 1 << 20} or "64MiB"'
-    return Kind("bytes", takes, of_toml, of_toml)
+    return Kind("bytes", takes, lambda value: int(_within(size_of(value), least, most)))
 
 
-def _number(name: str, most: float) -> Kind:
-    def of_toml(value: object) -> float:
-        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= most:
-            raise ValueError
-        return float(value)
+def _time(most: float) -> Kind:
+    limit = "" if most == float("inf") else f" from 0 to {most:g} s"
+    takes = f"a time{limit}, such as 90, 30s, 10m, 2h or 1d"
+    return Kind("seconds", takes, lambda value: float(_within(seconds_of(value), 0, most)))
 
-    takes = f"a number of seconds from 0 to {most:g}" if name == "seconds" else f"a {name} to {most:g}"
-    return Kind(name, takes, of_toml, lambda text: of_toml(float(text)))
+
+def _number(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise ValueError
+    return float(value)
 
 
 def host_and_port(text: str) -> tuple[str, int]:
@@ -132,55 +156,42 @@ def _no_toml(value: object) -> str:
     raise ValueError
 
 
+def _whole(value: object) -> int:
+    return int(_within(int(_matched(re.compile("[0-9]{1,19}"), value)[0]), 0, INT64_MAX))
+
+
+def _quorums(text: object) -> tuple[int, int, int]:
+    ensemble, write, ack = map(_whole, re.split("[/,]", text_of(text)))
+    if not ensemble >= write >= ack >= 1:
+        raise ValueError
+    return ensemble, write, ack
+
+
 KINDS: Final[Mapping[str, Kind]] = {
-    "text": Kind("text", "a text that is not empty", text_of, text_of),
-    "url": Kind("text", "a text that is not empty", text_of, text_of),
-    "path": Kind("path", "a path", text_of, text_of),
+    "text": Kind("text", "a text that is not empty", text_of),
+    "url": Kind("text", "a text that is not empty", text_of),
+    "path": Kind("path", "a path", text_of),
     "secret": Kind("secret", "a secret", _no_toml, _secret),
-    "switch": Kind("true or false", "true or false", _switch, lambda text: _switch(_SWITCHES.get(text))),
+    "switch": Kind(
+        "true or false", "true or false", _switch, lambda text: _switch({"true": True, "false": False}.get(text))
+    ),
     "zstd": _one_of("zstd"),
-    "host_port": Kind("HOST:PORT", "HOST:PORT, such as 127.0.0.1:9464", _host_port, _host_port),
+    "host_port": Kind("HOST:PORT", "HOST:PORT, such as 127.0.0.1:9464", _host_port),
     "addresses": _texts("addresses"),
     "directories": _texts("directories"),
-    "seconds_of_hour": _number("seconds", 3_600),
-    "seconds_of_day": _number("seconds", 86_400),
-    "ratio": _number("ratio above 0", 0.95),
+    "whole": Kind("whole number", "a whole number from 0 to 2**63 - 1", _whole),
+    "bytes": _size(0, INT64_MAX),
+    "seconds": _time(float("inf")),
+    "seconds_of_hour": _time(3_600),
+    "seconds_of_day": _time(86_400),
+    "number": Kind("number", "a number", _number),
+    "ratio": Kind("ratio above 0", "a ratio above 0 to 0.95", lambda value: _within(_number(value), 0, 0.95)),
+    "quorums": Kind("E/W/A", "E/W/A, from E down, such as 3/2/2", _quorums),
 }
 
 
-def kind_of(name: str, key: str) -> Kind:
-    """Return a kind of an option of a service, by the name or the choices in the table, and the option's key."""
+def kind_of(name: str, key: str = "") -> Kind:
+    """Return a kind, by the name or the choices in the table, and the key of an option of a service."""
     if name == "size":
         return _size(*BYTE_LIMITS[key])
     return _one_of(*name.split(",")) if "," in name else KINDS[name or "switch"]
-
-
-# ---- what arguments of commands take -------------------------------------------------------------------------------
-
-
-def seconds_of(text: str) -> float:
-    """Return the seconds that a text such as ``90``, ``30s``, ``10m``, ``2h`` or ``1d`` names."""
-    unit = {"s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0}.get(text[-1:])
-    try:
-        found = float(text) if unit is None else float(text[:-1]) * unit
-    except ValueError:
-        found = -1.0
-    if not 0 <= found < float("inf"):
-        raise argparse.ArgumentTypeError(f"{cut_value(text, 50)} is no time; it takes 90, 30s, 10m, 2h or 1d")
-    return found
-
-
-def whole_number(text: str) -> int:
-    """Return the number that a text names, from 0 to 2**63 - 1."""
-    number = int(text) if text.isdecimal() and text.isascii() and len(text) <= _DIGITS_MAX else -1
-    if not 0 <= number < 1 << 63:
-        raise argparse.ArgumentTypeError(
-            f"{cut_value(text, 50)} is not a number; it takes a whole number from 0 to 2**63 - 1"
-        )
-    return number
-
-
-_DIGITS_MAX: Final = 19
-
-OF_TEXT: Final[Mapping[str, Callable[[str], Any]]] = {"whole": whole_number, "seconds": seconds_of, "number": float}
-"""The kinds that any command may take, by name: the function of a flag's text."""

@@ -100,11 +100,6 @@ class Option:
         text = ", ".join(value) if isinstance(value, tuple) else str(value)
         return without_secrets(text) if self.row.kind == "url" else text
 
-    def wrong(self, value: object) -> str:
-        """Return what is said of a value that it does not take."""
-        takes = f"it takes {self.kind.takes}"
-        return takes if self.secret else f"{str(value)[:_SHOWN_MAX]!r} is not accepted, {takes}"
-
 
 # ---- where values come from ----------------------------------------------------------------------------------------
 
@@ -262,7 +257,7 @@ def _of_environment(
         try:
             values[option.name] = option.kind.of_text(text)
         except ValueError:
-            problems.append(f"{variable}: {option.wrong(text)}")
+            problems.append(f"{variable}: {option.kind.wrong(text)}")
     return values
 
 

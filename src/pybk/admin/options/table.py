@@ -300,7 +300,7 @@ log rebuild @log | make a log whose record is lost or damaged again from its led
 wal delete @log @delete | delete a log with its records and checkpoints
 log delete @log @delete | delete a log with its records and subscriptions
 wal,log settings @log | show how the ledgers of a log are made, or change it for all who open it
-  --quorums E/W/A:log_settings.quorums | ensemble size, write and ack quorum: 3/2/2
+  --quorums E/W/A:quorums | ensemble size, write and ack quorum: 3/2/2
   --digest :CRC32C,NONE,HMAC_SHA256,XXH3 | what guards the records
   --storage-hint :nvme,ssd,hdd | where its ledgers should live
   --segment-bytes BYTES:whole | bytes of a ledger
@@ -330,7 +330,7 @@ spark tier @cluster @job @selection @password | move closed ledgers to a tier by
   TIER:nvme,ssd,hdd >target | one of nvme, ssd, hdd
   --hint :nvme,ssd,hdd | only ledgers created with this hint
   --older-than AGE:seconds | only ledgers older than this: 90s, 12h, 30d
-  --larger-than SIZE:spark.size | only ledgers of more payload bytes: 500m, 2g
+  --larger-than SIZE:bytes | only ledgers of more payload bytes: 500MiB, 2GiB
   --dry-run | list the ledgers, and move none
 spark export @either @job @selection @password @open-too | write ledgers to Parquet files
   DIRECTORY | the directory to write, as a path of Spark
@@ -354,7 +354,7 @@ spark collect @cluster @password | delete the ledgers that writes from Spark, im
 @open-too
   --open-too | also open ledgers, up to their last add confirmed
 @quorums
-  --quorums E,W,A:spark.quorums | ensemble size, write quorum and ack quorum of the new ledgers; default: those of the
+  --quorums E/W/A:quorums | ensemble size, write quorum and ack quorum of the new ledgers; default: those of the
       old ones
 
 dev | run a cluster of real processes on this host, and try faults
@@ -396,7 +396,7 @@ dev corrupt @output @processes | flip a bit in sealed records of a bookie
 console @cluster | show and administer a cluster over HTTP, with a page, until SIGTERM or SIGINT
   --name NAME | what the page calls the cluster (default: the name of the profile, or the beginning of the cluster's id)
   == HTTP
-  --http HOST:PORT:console.address =127.0.0.1:9460 | where it serves; beyond loopback it takes tokens and a certificate
+  --http HOST:PORT:host_port =127.0.0.1:9460 | where it serves; beyond loopback it takes tokens and a certificate
       (default: 127.0.0.1:9460)
   --http-tokens FILE = | the tokens that are valid; see `pybk token`
   --http-certificate FILE = | serve HTTPS with this certificate, in PEM
