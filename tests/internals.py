@@ -9,10 +9,13 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
+import pytest
+
 from pybk.backend.ledger_backend import LedgerBackend
 from pybk.client.backend import ClusterBackend
 from pybk.credentials import Credentials
 from pybk.flags import LedgerType
+from pybk.healing.chores import Chore, ChoreThread, Work
 from pybk.healing.repair_worker import Candidate, RepairWorker
 from pybk.healing.throttle import TokenBucket
 from pybk.ledger.digest import EntryDigest
@@ -133,6 +136,24 @@ def hold_resumption(writer: LogWriter) -> Iterator[None]:
     """Keep a log's writer from replacing a lost ledger until the ``with`` block ends."""
     with writer._writer._operation:
         yield
+
+
+def note_chores(monkeypatch: pytest.MonkeyPatch) -> set[Chore]:
+    """Return a set that gets the chores of bookies which have worked once."""
+    worked: set[Chore] = set()
+    do = ChoreThread._do
+
+    def do_and_note(self: ChoreThread, chore: Chore, work: Work) -> None:
+        do(self, chore, work)
+        worked.add(chore)
+
+    monkeypatch.setattr(ChoreThread, "_do", do_and_note)
+    return worked
+
+
+def receive_event(client: Any, data: bytes) -> None:
+    """Have a client of kazoo receive the event of a watch, as its own thread does."""
+    client._connection._read_watch_event(data, 0)
 
 
 def repairer_of(

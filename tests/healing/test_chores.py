@@ -11,10 +11,11 @@ import pytest
 
 from pybk.errors import PybkError
 from pybk.healing import chores, quick_audit, surplus_drop
-from pybk.healing.chores import AT_ONCE, Chore, ChoreThread, Rounds, Work
+from pybk.healing.chores import AT_ONCE, ChoreThread, Rounds, Work
 from tests.cluster.inside import inside
 from tests.healing.quick import repair_quickly, scrub_quickly
 from tests.healing.test_autorecovery import autorecovery_of
+from tests.internals import note_chores
 from tests.waiting import wait_until
 
 
@@ -160,15 +161,7 @@ def test_healing_has_few_threads_at_rest(tmp_path: Path, monkeypatch: pytest.Mon
     scrub_quickly(monkeypatch)
     for module in (quick_audit, surplus_drop):
         monkeypatch.setattr(module, "LOOK_S", 0.2)
-
-    worked: set[Chore] = set()
-    do = ChoreThread._do
-
-    def do_and_note(self: ChoreThread, chore: Chore, work: Work) -> None:
-        do(self, chore, work)
-        worked.add(chore)
-
-    monkeypatch.setattr(ChoreThread, "_do", do_and_note)
+    worked = note_chores(monkeypatch)
     with inside(tmp_path, count=1, autorecovery=True) as cluster:
         healing = autorecovery_of(cluster.bookies[0])
         chores = {healing.auditor, healing.worker, healing.scrub, healing.quick_audits, healing.surplus}

@@ -23,6 +23,7 @@ from pybk.errors import (
 from pybk.metadata.locks import Election
 from pybk.metadata.store import MetadataStore, Node
 from pybk.metadata.url import open_metadata
+from tests.internals import receive_event
 from tests.metadata.harness import Mirror, end_zookeeper_session, versions_below, wait_for
 from tests.metadata.records import bookie, cluster_on, ledger, registration
 from tests.waiting import WAIT_S
@@ -224,7 +225,7 @@ def test_a_value_that_changes_while_it_is_read_is_not_known() -> None:
 
     def change() -> None:
         changed, connected = int_struct.pack(3), int_struct.pack(3)
-        client._connection._read_watch_event(changed + connected + write_string(path), 0)
+        receive_event(client, changed + connected + write_string(path))
 
     def read_late(_: object) -> Node:
         change()
