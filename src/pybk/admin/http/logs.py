@@ -167,8 +167,9 @@ def peek(
             HTTPStatus.NOT_FOUND, "no_secret", "this interface was given no password and no secret of logs"
         )
     with Log.open(view.manager, name, mode="r", create=False, **view.opens_logs, insecure=True) as found:
-        begin = max(found.first_seq, found.last_seq - limit + 1) if first is None else first
-        return RecordPage(records=_records(found, begin, limit), first_seq=found.first_seq, last_seq=found.last_seq)
+        first_seq, last_seq = found.first_seq(), found.last_seq()
+        begin = max(first_seq, last_seq - limit + 1) if first is None else first
+        return RecordPage(records=_records(found, begin, limit), first_seq=first_seq, last_seq=last_seq)
 
 
 def _records(found: Log, first: int, limit: int) -> tuple[RecordInfo, ...]:
