@@ -47,10 +47,10 @@ help:
 	@echo "make clean               remove what the targets made"
 
 demo: $(VENV)/.demo
-	$(BIN)/python -m pybk.admin.demo $(if $(INPUT),"$(INPUT)")
+	PYTHONPATH=tools $(BIN)/python -m demo $(if $(INPUT),"$(INPUT)")
 
 demo-wal: $(VENV)/.demo
-	$(BIN)/python examples/database/failover.py $(if $(INPUT),"$(INPUT)")
+	PYTHONPATH=tools $(BIN)/python examples/database/failover.py $(if $(INPUT),"$(INPUT)")
 
 demo-spark: $(VENV)/.spark
 	JAVA_HOME="$$(tools/java home)" && export JAVA_HOME && \

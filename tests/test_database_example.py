@@ -19,6 +19,8 @@ from failover import Commit, Load, WrongDataError, check, server
 from server import Client, answer
 from tables import ABSENT, CLIENTS_MAX, Row, Tables
 
+from demo.progress import meter
+from demo.source import Source
 from pybk import (
     CheckpointWriter,
     CorruptError,
@@ -29,14 +31,14 @@ from pybk import (
     UnauthorizedError,
     UnsupportedFormatError,
 )
-from pybk.admin.demo.progress import meter
-from pybk.admin.demo.source import Source
 from tests.paths import ROOT
 from tests.waiting import PROCESS_S, WAIT_S, stop, wait_until
 
 FOLDER = ROOT / "examples" / "database"
 PASSWORD = b"s3cret"
 ENVIRONMENT = {"PYBK_PASSWORD": PASSWORD.decode()}
+WITH_TOOLS = {**os.environ, "PYTHONPATH": str(ROOT / "tools")}
+"""The environment of the demonstration, whose parts that it shares with ``make demo`` lie in ``tools``."""
 
 
 @pytest.fixture
@@ -334,6 +336,7 @@ def test_the_demonstration(tmp_path: Path, source: Source) -> None:
             "--commits",
             "150",
         ],
+        env=WITH_TOOLS,
         capture_output=True,
         text=True,
         timeout=PROCESS_S,
@@ -349,7 +352,11 @@ def test_the_demonstration(tmp_path: Path, source: Source) -> None:
 
 def test_the_demonstration_without_input(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, FOLDER / "failover.py", tmp_path / "nowhere"], capture_output=True, text=True, check=False
+        [sys.executable, FOLDER / "failover.py", tmp_path / "nowhere"],
+        env=WITH_TOOLS,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 1
     assert done.stderr.startswith("failover: ")

@@ -1,4 +1,4 @@
-"""A primary is killed under load, its standby takes over, and nothing is lost: ``python failover.py [INPUT]``.
+"""A primary is killed under load, its standby takes over, and nothing is lost: ``make demo-wal``.
 
 Clients commit the lines of files to a primary of ``server.py``, while a standby follows. The primary is killed
 with SIGKILL and the standby promoted. The clients send again what was not acknowledged, and continue. Then every commit
@@ -27,10 +27,10 @@ from database import Database
 from server import Client
 from tables import Row
 
+from demo.child import Child
+from demo.progress import Meter, meter
+from demo.source import Source
 from pybk import LedgerManager, PybkError
-from pybk.admin.demo.child import Child
-from pybk.admin.demo.progress import Meter, meter
-from pybk.admin.demo.source import Source
 
 BOOKIES = 3
 CLIENTS = 8
@@ -259,7 +259,7 @@ def cluster(directory: str, source: Source, commits: int) -> None:
         bookies = [
             stack.enter_context(
                 Child(
-                    "pybk.admin.demo.node",
+                    "demo.node",
                     {"path": f"{directory}/{name}", "name": name, "metadata": url, "secret": secret.encode().hex()},
                 )
             )

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import sys
 
-from pybk.admin.demo.child import orders, report, task
-from pybk.admin.demo.source import Source
-from pybk.admin.demo.writing import KINDS, write_lines
+from demo.child import orders, report, task
+from demo.source import Source
+from demo.writing import KINDS, write_lines
 from pybk.manager.ledger_manager import LedgerManager
 
 

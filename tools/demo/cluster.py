@@ -15,12 +15,12 @@ from urllib.parse import quote
 
 from tabulate import tabulate
 
-from pybk.admin.demo.child import Child
-from pybk.admin.demo.progress import meter
-from pybk.admin.demo.reading import LostEntryError, read_back
-from pybk.admin.demo.replicas import BookieDirectory, ReplicaContents, fragments_of, unlocked
-from pybk.admin.demo.source import Source
-from pybk.admin.demo.writing import Progress
+from demo.child import Child
+from demo.progress import meter
+from demo.reading import LostEntryError, read_back
+from demo.replicas import BookieDirectory, ReplicaContents, fragments_of, unlocked
+from demo.source import Source
+from demo.writing import Progress
 from pybk.errors import PybkError
 from pybk.ledger.ledger_metadata import LedgerMetadata
 from pybk.manager.connect import open_cluster
@@ -31,8 +31,8 @@ NODES: Final = 4
 INPUT_BYTES: Final = 4 << 20
 PAUSED_AFTER: Final = 3
 CHANGE_SECONDS_MAX: Final = 30.0
-NODE: Final = "pybk.admin.demo.node"
-WRITER: Final = "pybk.admin.demo.remote_writer"
+NODE: Final = "demo.node"
+WRITER: Final = "demo.remote_writer"
 HEADERS: Final = ["ledger", "entries", "bookie", "held", "bytes", "replica"]
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from pybk.admin.demo.source import Source
+from demo.source import Source
 from pybk.flags import StorageHint, WriteFlag
 from pybk.ledger.digest import DigestType
 from pybk.manager.ledger_manager import LedgerManager

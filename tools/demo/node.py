@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from pybk.admin.demo.child import orders, report, task
+from demo.child import orders, report, task
 from pybk.manager.ledger_manager import LedgerManager
 
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from itertools import chain, islice, pairwise
 from typing import Final, NamedTuple
 
-from pybk.admin.demo.reading import LostEntryError
-from pybk.admin.demo.source import Source
+from demo.reading import LostEntryError
+from demo.source import Source
 from pybk.bookie.replicas import Replicas
 from pybk.client.remote_ledger import RemoteLedger
 from pybk.config import StoreConfig

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from itertools import chain, islice
 from typing import Final, NamedTuple
 
-from pybk.admin.demo.source import Source
-from pybk.admin.demo.writing import KINDS
+from demo.source import Source
+from demo.writing import KINDS
 from pybk.errors import PybkError
 from pybk.manager.ledger_reader import LedgerReader
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from pybk.admin.demo.child import report, task
-from pybk.admin.demo.source import Source
-from pybk.admin.demo.writing import write_chunk
+from demo.child import report, task
+from demo.source import Source
+from demo.writing import write_chunk
 from pybk.errors import LedgerFencedError
 from pybk.manager.ledger_manager import LedgerManager
 

@@ -12,17 +12,17 @@ from typing import Final
 
 from tabulate import tabulate
 
-from pybk.admin.demo.child import Child
-from pybk.admin.demo.progress import meter
-from pybk.admin.demo.reading import LostEntryError, ReadBack, lines_of, read_back
-from pybk.admin.demo.source import Source
-from pybk.admin.demo.writing import BATCH_LINES, KINDS, LedgerKind, Progress, write_lines
+from demo.child import Child
+from demo.progress import meter
+from demo.reading import LostEntryError, ReadBack, lines_of, read_back
+from demo.source import Source
+from demo.writing import BATCH_LINES, KINDS, LedgerKind, Progress, write_lines
 from pybk.errors import PybkError
 from pybk.flags import StorageHint
 from pybk.manager.ledger_manager import LedgerManager
 
 TITLE: Final = "One process, killed while it writes"
-WRITER: Final = "pybk.admin.demo.embedded_writer"
+WRITER: Final = "demo.embedded_writer"
 HEADERS: Final = [
     "ledger",
     "type",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from itertools import chain
@@ -9,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from demo.reading import LostEntryError, lines_of, read_back
+from demo.source import LINE_BYTES_MAX, Source
+from demo.writing import KINDS, Progress, write_lines
 from pybk import LedgerManager, UsageError
-from pybk.admin.demo.reading import LostEntryError, lines_of, read_back
-from pybk.admin.demo.source import LINE_BYTES_MAX, Source
-from pybk.admin.demo.writing import KINDS, Progress, write_lines
+from tests.paths import ROOT
 from tests.waiting import PROCESS_S
 
 SECRET = b"32 bytes that stand for a secret"
@@ -23,7 +25,8 @@ def demo(tmp_path: Path, source: Path, expect: int = 0) -> subprocess.CompletedP
     place = tmp_path / "place"
     place.mkdir()
     done = subprocess.run(
-        [sys.executable, "-m", "pybk.admin.demo", str(source), "--directory", str(place)],
+        [sys.executable, "-m", "demo", str(source), "--directory", str(place)],
+        env={**os.environ, "PYTHONPATH": str(ROOT / "tools")},
         capture_output=True,
         text=True,
         timeout=PROCESS_S,

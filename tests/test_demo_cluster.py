@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from demo import cluster
+from demo.child import Child
+from demo.cluster import Cluster, WriterReport, check_kept, check_replicas
+from demo.reading import LostEntryError
+from demo.replicas import BookieDirectory
+from demo.source import Source
 from pybk import LedgerManager
-from pybk.admin.demo import cluster
-from pybk.admin.demo.child import Child
-from pybk.admin.demo.cluster import Cluster, WriterReport, check_kept, check_replicas
-from pybk.admin.demo.reading import LostEntryError
-from pybk.admin.demo.replicas import BookieDirectory
-from pybk.admin.demo.source import Source
 from pybk.errors import DigestMismatchError, PybkError
 from pybk.ledger.ledger_metadata import LedgerMetadata
 
@@ -126,7 +126,7 @@ def test_lines_come_over_and_over(source: Source) -> None:
 
 
 def test_a_child_that_ends_early_is_noticed(tmp_path: Path) -> None:
-    with Child("pybk.admin.demo.node", {"path": str(tmp_path)}) as child, pytest.raises(PybkError, match="exit code 1"):
+    with Child("demo.node", {"path": str(tmp_path)}) as child, pytest.raises(PybkError, match="exit code 1"):
         child.answer()
 
 

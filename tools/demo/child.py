@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
 from pybk.errors import PybkError
+
+_TOOLS: Final = str(Path(__file__).resolve().parents[1])
+"""The directory of this package, which no installation has."""
 
 SECONDS_MAX: Final = 300.0
 """The lifetime of a child; after it, the child is assumed to hang and is killed."""
@@ -26,9 +31,11 @@ class Child:
     """
 
     def __init__(self, module: str, task: object) -> None:
+        others = os.environ.get("PYTHONPATH", "")
         # In its own session, the child does not receive Ctrl-C; the parent receives it and ends the child.
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-m", module],  # the current directory may have modules of any name
+            env={**os.environ, "PYTHONPATH": f"{_TOOLS}{os.pathsep}{others}" if others else _TOOLS},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,

@@ -1,4 +1,4 @@
-"""``python -m pybk.admin.demo [INPUT]``: write, kill, recover, prove, and print what it took."""
+"""``python -m demo [INPUT]``: write, kill, recover, prove, and print what it took."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import sys
 import tempfile
 import time
 
-from pybk.admin.demo import cluster, embedded
-from pybk.admin.demo.source import Source
+from demo import cluster, embedded
+from demo.source import Source
 from pybk.errors import PybkError
 
 
 def main() -> int:
     """Run the command line; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m pybk.admin.demo", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m demo", description=__doc__)
     parser.add_argument("input", nargs="?", help="file or folder; the standard library's source files when left out")
     parser.add_argument(
         "--directory", help="where to make the stores, which are deleted afterwards; /var/tmp when left out"
