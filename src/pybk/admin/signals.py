@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import faulthandler
 import math
+import os
 import signal
 import time
 from contextlib import suppress
@@ -31,7 +32,7 @@ class Signals:
         self._arrived: SimpleQueue[int] = SimpleQueue()  # its put() may interrupt its get()
         for number in (*STOPS, signal.SIGHUP):
             signal.signal(number, lambda number, _: self._arrived.put(number))
-        signal.signal(signal.SIGUSR1, lambda *_: faulthandler.dump_traceback(_STANDARD_ERROR, all_threads=True))
+        signal.signal(signal.SIGUSR1, lambda *_: _write_stacks())
         if not faulthandler.is_enabled():
             faulthandler.enable()  # for SIGABRT, by which systemd's watchdog ends a process
 
@@ -48,3 +49,15 @@ class Signals:
                 return self._arrived.get(timeout=max(0.0, min(left, _LOOK_SECONDS)))
             if left <= _LOOK_SECONDS:
                 return None
+
+
+def _write_stacks() -> None:
+    """Write the stacks of all threads to the standard error, if it can be written to.
+
+    ``dump_traceback`` holds the interpreter's lock while it writes, so a standard error that nobody reads would stop
+    all threads. So it writes to memory, and the lock is free while the bytes are passed on.
+    """
+    with suppress(OSError), open(os.memfd_create("stacks"), "r+b", buffering=0) as stacks:
+        faulthandler.dump_traceback(stacks.fileno(), all_threads=True)
+        stacks.seek(0)
+        os.write(_STANDARD_ERROR, stacks.read())
