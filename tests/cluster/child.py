@@ -22,7 +22,7 @@ from pybk.client import wire
 from pybk.errors import NotEnoughBookiesError, PybkError
 from pybk.ledger.ledger_metadata import Bookie
 from pybk.manager.ledger_manager import LedgerManager
-from pybk.transport import client_links, curve
+from pybk.transport import client_links, heartbeat
 from tests.internals import cluster_backend_of
 from tests.waiting import WAIT_S
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 PASSWORD = b"the password of all ledgers here"
 PATIENCE: list[tuple[object, str, int]] = [
-    (curve, "SILENCE_MS", int(WAIT_S * 1e3)),
+    (heartbeat, "SILENCE_MS", int(WAIT_S * 1e3)),
     (wire, "TIMEOUT_NS", int(WAIT_S * 1e9)),
     (client_links, "PING_NS", int(WAIT_S * 1e9)),
 ]

@@ -29,7 +29,7 @@ from pybk.client.remote_ledger import RemoteLedger
 from pybk.flags import StorageHint
 from pybk.metrics import REQUEST_FAULTS
 from pybk.replication.messages import Add, AskWriter, EntryRun, Force, Move, Read, ReadLac
-from pybk.transport import client_links, curve
+from pybk.transport import client_links, curve, heartbeat
 from pybk.transport.cluster_keys import MAC_BYTES, ClusterKeys, Mac, RightsKey, greeting_mac, session_mac
 from pybk.transport.codec import (
     NONCE_BYTES,
@@ -288,7 +288,7 @@ def run(directory: Path, *, seed: int, seconds: float, steps: int = 1 << 60) -> 
     with (
         patch.object(wire, "TIMEOUT_NS", PATIENCE_S * 10**9),
         patch.object(client_links, "PING_NS", PATIENCE_S * 10**9),
-        patch.object(curve, "SILENCE_MS", PATIENCE_S * 1000),
+        patch.object(heartbeat, "SILENCE_MS", PATIENCE_S * 1000),
         inside(directory) as cluster,
     ):
         writer = Writer(cluster)

@@ -15,7 +15,7 @@ import zmq
 
 from pybk.errors import UsageError
 from pybk.replication.messages import EntryRun, Force, Read, ReadLac, Reply, Status
-from pybk.transport import client_links, codec, curve, frames
+from pybk.transport import client_links, codec, frames, heartbeat
 from pybk.transport.client_links import Link, Links
 from pybk.transport.cluster_keys import ClusterKeys, greeting_mac
 from pybk.transport.codec import Answer, MessageKind
@@ -81,7 +81,7 @@ def silent(here: World) -> None:
 
 
 def test_a_killed_bookie_is_noticed_at_once(keys: ClusterKeys | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(curve, "SILENCE_MS", 3600 * 1000)
+    monkeypatch.setattr(heartbeat, "SILENCE_MS", 3600 * 1000)
     with child(keys) as (process, address, public), Links(keys) as links:
         link = links.connect(BOOKIE, address, public)
         assert ask(links, link, 1) == OK
@@ -117,8 +117,8 @@ def test_a_reply_that_came_before_the_end_counts(keys: ClusterKeys | None) -> No
 
 
 def test_a_stopped_bookie_is_noticed_by_its_silence(keys: ClusterKeys | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(curve, "HEARTBEAT_MS", 250)
-    monkeypatch.setattr(curve, "SILENCE_MS", 1500)
+    monkeypatch.setattr(heartbeat, "HEARTBEAT_MS", 250)
+    monkeypatch.setattr(heartbeat, "SILENCE_MS", 1500)
     with child(keys) as (process, address, public), Links(keys) as links:
         link = links.connect(BOOKIE, address, public)
         assert ask(links, link, 1) == OK
@@ -128,8 +128,8 @@ def test_a_stopped_bookie_is_noticed_by_its_silence(keys: ClusterKeys | None, mo
 
 
 def test_a_cut_connection_is_noticed_by_its_silence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(curve, "HEARTBEAT_MS", 250)
-    monkeypatch.setattr(curve, "SILENCE_MS", 1500)
+    monkeypatch.setattr(heartbeat, "HEARTBEAT_MS", 250)
+    monkeypatch.setattr(heartbeat, "SILENCE_MS", 1500)
     with world() as here, Tap(here.server.addresses[0]) as tap:
         link = here.links.connect(BOOKIE, tap.address, here.server.public_key)
         assert here.ask(link, add()) == OK

@@ -51,7 +51,7 @@ from zmq.utils.monitor import parse_monitor_message
 from pybk.errors import TooManyRequestsError, UsageError
 from pybk.ledger.ledger_metadata import Bookie
 from pybk.replication.messages import Read, Reply, Status
-from pybk.transport import curve, frames
+from pybk.transport import curve, frames, heartbeat
 from pybk.transport.cluster_keys import (
     ClusterKeys,
     HeldKeys,
@@ -356,7 +356,7 @@ class Link:
         socket.maxmsgsize = links._message_bytes_max
         socket.sndhwm = socket.rcvhwm = QUEUE_MESSAGES
         socket.connect_timeout = socket.handshake_ivl = curve.HANDSHAKE_MS
-        curve.set_heartbeat(socket)
+        heartbeat.set_heartbeat(socket)
         self.socket = socket
         links._touched.add(self)
         self._opened_ns = self.heard_ns = time.monotonic_ns()

@@ -43,10 +43,6 @@ LIBZMQ_MIN: Final = (4, 3, 3)
 HANDSHAKE_MS: Final = 3_000
 """The time that a handshake may take, milliseconds."""
 
-HEARTBEAT_MS: Final = 300
-SILENCE_MS: Final = 1_500
-"""The time without an answer to a heartbeat after which a connection ends, milliseconds."""
-
 ZAP_ADDRESS: Final = "inproc://zeromq.zap.01"
 """The address at which ZeroMQ asks whether a client is admitted (ZAP)."""
 
@@ -258,10 +254,3 @@ def _try_handshake(
         probe.disable_monitor()
         monitor.close()
         probe.close()
-
-
-def set_heartbeat(socket: Socket) -> None:
-    """Make a socket's connections end after ``SILENCE_MS`` without an answer, for example of a suspended peer."""
-    socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
-    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, SILENCE_MS)
-    socket.setsockopt(zmq.HEARTBEAT_TTL, SILENCE_MS)

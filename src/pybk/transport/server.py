@@ -39,7 +39,7 @@ import zmq
 
 from pybk.errors import UsageError
 from pybk.replication.messages import Reply, Status
-from pybk.transport import curve, frames
+from pybk.transport import curve, frames, heartbeat
 from pybk.transport.cluster_keys import (
     ClusterKeys,
     CurvePair,
@@ -807,4 +807,4 @@ def _set_options(socket: curve.Socket, message_bytes_max: int) -> None:
     socket.router_mandatory = True
     socket.router_handover = False
     socket.handshake_ivl = curve.HANDSHAKE_MS
-    curve.set_heartbeat(socket)
+    heartbeat.set_heartbeat(socket)

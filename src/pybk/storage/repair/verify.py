@@ -70,7 +70,7 @@ from pybk.storage.readonly import ReadOnlyStore, open_environment_read_only
 from pybk.storage.repair.inspection import RecordReader
 from pybk.storage.repair.log_check import LogProblem, check_kept_file, check_log_from
 from pybk.storage.repair.rebuild import Progress
-from pybk.storage.repair.replacements import Replacements
+from pybk.storage.repair.replaced_entries import Replacements
 from pybk.storage.tiers import LOG, OpenedFiles
 from pybk.storage.volumes import Volumes
 
