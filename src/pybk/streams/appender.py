@@ -4,10 +4,10 @@ Theory of operation
 ===================
 
 **Order.** One lock orders everything: under it a record gets its sequence number and its entry is staged, so sequence
-numbers and entries ascend together. Waiting for durability happens outside of it, so that threads share commits.
+numbers and entries ascend together. Waiting for durability happens outside of it, so threads share commits.
 
 **Rolls** run in a thread of their own, and hold the lock only to switch. The switch waits until everything that was
-appended is acknowledged, so that no record of the new segment can outlive one of the old (rule T3); that takes as long
+appended is acknowledged, because no record of the new segment may outlive one of the old (rule T3); that takes as long
 as one append.
 
 **Repair.** Each entry is staged after the one that this writer staged last, or not at all. If an interrupt hit an
@@ -87,12 +87,12 @@ class Batch(Protocol[T_co]):
     """Records that are appended together, all or nothing.
 
     Attributes:
-        records: How many there are, at least one.
+        records: The number of records, at least one.
     """
 
     @property
     def records(self) -> int:
-        """How many there are."""
+        """The number of records."""
 
     def encode(self, seq: int) -> list[bytes]:
         """Return the entries, the first of whose records has a sequence number; an exception appends nothing."""
@@ -114,7 +114,7 @@ class PlainBatch(NamedTuple):
 
     @property
     def records(self) -> int:
-        """How many there are."""
+        """The number of records."""
         return len(self.payloads)
 
     def encode(self, seq: int) -> list[bytes]:
@@ -138,7 +138,7 @@ class Kept(NamedTuple):
 
     Attributes:
         seq: Its first record.
-        records: How many it has.
+        records: The number of its records.
         payloads: Its entries.
         segment: The number of the segment that it was appended to first.
         entry: Its first entry there.
@@ -171,7 +171,7 @@ class Appender:
         needs_repair: Whether there is no open segment, or it does not end where it should, so that ``repair`` is due.
         lost: Whether that is because a ledger was lost.
         on_lost: Called when a ledger is lost, see ``KeepingLog``.
-        fate: What became of its records.
+        fate: The fate of its records, which its futures share.
     """
 
     def __init__(self, title: str) -> None:
@@ -196,7 +196,7 @@ class Appender:
         self._is_cut_off = False
         """True if the ledger of the open segment was fenced, and lacks entries that were staged."""
         self._unsure: set[int] = set()
-        """Ledgers of which it is not known whether their close was written, because the metadata store was away."""
+        """Ledgers whose close may or may not have been written, because the metadata store was away."""
         self._owed: list[Kept] = []
         """Transactions of lost ledgers to append again, unless a recovered segment holds them; in order."""
         self._earlier = (0, 0)
@@ -361,14 +361,14 @@ class Appender:
             log.settle(origins, error)
 
     def _appended_but_owed(self) -> tuple[int, int]:
-        """Return ``appended`` without what is appended again."""
+        """Return ``appended`` without the transactions that are to be appended again."""
         records, nbytes = self.appended
         for each in self._owed:
             records, nbytes = records - each.records, nbytes - sum(map(len, each.payloads))
         return records, nbytes
 
     def _append_owed(self, segment: int) -> None:
-        """Append what lost segments do not hold to this one, under the same numbers; the caller holds the lock."""
+        """Append the owed transactions to this segment, under the same numbers; the caller holds the lock."""
         if self._owed:
             first = self._owed[0]
             now = moved(Position(first.segment, first.entry, 0, first.seq), self.fate.moves)
@@ -399,7 +399,7 @@ class Appender:
             return highest_after(self._owed[-1].payloads[-1], where=self._title) if self._owed else None
 
     def give_up(self, error: PybkError) -> None:
-        """Fail what lost ledgers kept, and is not known to be durable."""
+        """Fail the transactions of lost ledgers that are not known to be durable."""
         with self._lock:
             for writer in self._writers.values():
                 log = keeping_log(writer)
@@ -429,7 +429,7 @@ class Appender:
         return None if staged is None else RecordFuture(*staged, seq, self._title, self.fate)
 
     def append_batch(self, batch: Batch[T], *, kick: bool, wait: bool = True) -> RecordFuture[T] | None:
-        """Stage records as one transaction; returns a future of what the batch makes of it, None as ``append``."""
+        """Stage records as one transaction; returns a future of the batch's result, and None where ``append`` does."""
         with self._lock:
             return self._append_batch(batch, kick=kick, wait=wait)
 
@@ -470,7 +470,7 @@ class Appender:
             stage: Stages the group, given the entries; returns None if nothing was staged.
 
         Returns:
-            What ``stage`` returns, and what the batch makes of it; None if ``needs_repair`` is set, or if ``stage``
+            The result of ``stage``, and the batch's result; None if ``needs_repair`` is set, or if ``stage``
             returned None.
 
         Raises:
@@ -608,7 +608,7 @@ def record_data(data: object, most: int, attribute_bytes: int = 0) -> bytes:
     Args:
         data: The application's.
         most: The most bytes that it and its attributes may have.
-        attribute_bytes: Those of its key and headers.
+        attribute_bytes: The bytes of its key and headers.
 
     Raises:
         UsageError: It is not bytes, or too long.

@@ -109,7 +109,7 @@ def background() -> Background:
 
 
 def weakly(method: Callable[Concatenate[T, P], object], owner: T) -> Callable[P, None]:
-    """Return what calls a method of an object as long as the object lives, so that a timer or a watch does not keep it.
+    """Return a function that calls a method of an object while the object lives; a timer or a watch does not keep it.
 
     Args:
         method: The function of the object's class.

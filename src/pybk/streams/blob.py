@@ -47,12 +47,12 @@ _ENTRY_BYTES: Final = 128
 
 
 def usual_chunk_bytes(manager: LedgerManager) -> int:
-    """Return the bytes of a chunk for those who name none."""
+    """Return the bytes of a chunk if the caller names none."""
     return min(CHUNK_BYTES, backend_of(manager).config.max_entry_bytes)
 
 
 def bytes_of(data: object) -> memoryview:
-    """Return a view of what is to be written; raise UsageError if it has no bytes in a row."""
+    """Return a view of data to write; raise UsageError if they are not bytes in a row."""
     try:
         return memoryview(data).cast("B")  # type: ignore[arg-type]  # anything with a buffer
     except TypeError:
@@ -103,7 +103,7 @@ class PieceWriter(io.BufferedIOBase):
         return len(view)
 
     def _put_rest(self) -> None:
-        """Put what is left, if anything is."""
+        """Put the rest of the buffer, if it has any."""
         if self._buffer:
             self._put(bytes(self._buffer))
             self._buffer.clear()
@@ -114,7 +114,7 @@ class PieceWriter(io.BufferedIOBase):
 
 
 class BlobWriter(WithBlock, PieceWriter, Generic[R]):
-    """Writes a blob, of which nothing counts before it is published; a subclass says how that is done.
+    """Writes a blob, which does not exist before it is published; a subclass says how that is done.
 
     Leaving its ``with`` publishes it, or ``commit`` does. If an exception leaves the ``with``, if ``abort`` is called,
     or if the file is dropped or only closed, nothing changes; leaving the ``with`` after ``abort`` does nothing.
@@ -192,7 +192,7 @@ class BlobWriter(WithBlock, PieceWriter, Generic[R]):
             self._writer.close()
 
     def _explaining(self) -> AbstractContextManager[object]:
-        """Return what raises a better error for one of the ledger."""
+        """Return a context that replaces errors of the ledger by better ones."""
         return nullcontext()
 
     # ---- the end -------------------------------------------------------------------------------------------------
@@ -207,7 +207,7 @@ class BlobWriter(WithBlock, PieceWriter, Generic[R]):
 
     @abstractmethod
     def _give_up(self) -> None:
-        """Give up what was abandoned, and delete its ledger."""
+        """Give up an abandoned blob, and delete its ledger."""
 
     def commit(self) -> R:
         """Seal the blob, and publish it by one compare-and-set.
@@ -228,7 +228,7 @@ class BlobWriter(WithBlock, PieceWriter, Generic[R]):
     commit_async = asyncio_form(commit, own_thread=True)
 
     def _commit(self) -> R:
-        """Publish the blob, also if what wraps the file has closed it."""
+        """Publish the blob, also if a wrapper of the file has closed it."""
         self._check_lasts()
         try:
             self._ended = True

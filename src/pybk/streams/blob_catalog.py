@@ -56,7 +56,7 @@ _TOKEN_BYTES: Final = 12
 
 
 class _InUse:
-    """What this process does with the ledgers of one backend.
+    """The ledgers of one backend that this process reads or deletes, and its uploads there.
 
     Threads: any. ``readers`` is changed by single steps, also where a finaliser interrupts another call.
     """
@@ -135,7 +135,7 @@ class BlobCatalog:
             yield self._decode(each.name, each.value)
 
     def update(self, name: str, change: Callable[[BlobRecord], BlobRecord]) -> BlobRecord:
-        """Write what ``change`` makes of a record, which must come to the same if it is applied twice.
+        """Write the record that ``change`` returns; applied twice, it must have the same result.
 
         Returns:
             The record, in which the change has taken effect.
@@ -200,7 +200,7 @@ class BlobCatalog:
 
         Args:
             name: The name.
-            version: What is published.
+            version: The version that is published.
             keep: The number of versions to keep.
             check: Raises if it must not be published on top of the record that it is given.
 
@@ -213,7 +213,7 @@ class BlobCatalog:
     def proposed(
         self, name: str, version: BlobVersion, keep: int, check: Callable[[BlobRecord], object]
     ) -> tuple[NamedChange, BlobRecord]:
-        """Return the change of a named record that ``publish`` would make, for a group, and what it makes of it."""
+        """Return the change of a named record that ``publish`` would make, for a group, and the changed record."""
         record, record_version = self._found(name)
         changed = record.published(version, keep, check)
         return NamedChange(self.record_name(name), record_version, changed.encode()), changed
@@ -335,7 +335,7 @@ class BlobCatalog:
     # ---- cleaning ------------------------------------------------------------------------------------------------
 
     def clean(self, name: str) -> None:
-        """Delete and let go of what a name has dropped, if it is time, and what could not be deleted before.
+        """Delete the ledgers that a name has dropped, if it is time, and those that could not be deleted before.
 
         What fails is logged, and left for later, because the change that the caller asked for is made.
         """
@@ -343,7 +343,7 @@ class BlobCatalog:
         self.clean_late()
 
     def clean_late(self) -> None:
-        """Clean all names of which something could not be deleted before; a forked child leaves that to its parent."""
+        """Clean all names with ledgers that could not be deleted before; a forked child leaves that to its parent."""
         for each in () if self.backend.forked else tuple(self._late):
             try:
                 self.clean_name(each)

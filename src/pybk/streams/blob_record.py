@@ -30,7 +30,7 @@ class Reference(NamedTuple):
         token: Random, hexadecimal; no two references have the same.
         ledger_id: The ledger.
         home: The name whose record has a hold of this token; empty if this record itself is the ledger's home.
-        since_ns: When it was reserved or dropped, nanoseconds since 1970; 0 for a version.
+        since_ns: The time when it was reserved or dropped, nanoseconds since 1970; 0 for a version.
     """
 
     token: str
@@ -44,7 +44,7 @@ class Hold(NamedTuple):
 
     Attributes:
         ledger_id: The ledger.
-        token: That of the reference.
+        token: The token of the reference.
         name: The name that has the reference.
     """
 
@@ -72,8 +72,8 @@ class BlobRecord(NamedTuple):
         name: The name.
         next_version: The number of the version that is published next.
         versions: The versions that are kept, the newest last; none for a name that does not exist.
-        uploads: What may be published yet.
-        dropped: What is to be deleted or let go of.
+        uploads: The references of uploads that may be published yet.
+        dropped: The references whose ledgers are to be deleted or released.
         holds: The references of copies to ledgers whose home this is.
     """
 
@@ -86,7 +86,7 @@ class BlobRecord(NamedTuple):
 
     @property
     def is_empty(self) -> bool:
-        """True if nothing is left of it, so that it can be removed."""
+        """True if nothing is left of it; it can be removed then."""
         return not (self.versions or self.uploads or self.dropped or self.holds)
 
     @property
@@ -132,7 +132,7 @@ class BlobRecord(NamedTuple):
         """Return the record in which an upload is the newest version, and the ``keep`` newest are left.
 
         Args:
-            version: What is published; its number is replaced by the next one.
+            version: The version that is published; its number is replaced by the next one.
             keep: The number of versions to keep, at least 1.
             check: Raises if it must not be published on top of the record that it is given.
 
@@ -158,7 +158,7 @@ class BlobRecord(NamedTuple):
         return self._replace(versions=left, dropped=(*self.dropped, *gone))
 
     def held(self, hold: Hold) -> BlobRecord | None:
-        """Return the record with one more hold; None if its ledger was dropped, so that it may be deleted any time."""
+        """Return the record with one more hold; None if its ledger was dropped, and may be deleted any time."""
         owned = any(not each.reference.home and each.reference.ledger_id == hold.ledger_id for each in self.versions)
         if hold in self.holds:
             return self

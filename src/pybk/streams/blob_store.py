@@ -50,7 +50,7 @@ UPLOAD_AGE_S: Final = 86400.0
 """Seconds after which a sweep takes an upload of another process for one that ended."""
 
 STORE_NAME_BYTES_MAX: Final = 32
-"""With a name of 120 bytes, escaped, it has to fit a key of the metadata store, 480 bytes."""
+"""The longest name of a blob store: with a blob's name of 120 bytes, escaped, it has to fit a key of 480 bytes."""
 KEEP_MAX: Final = 64
 _BUFFER_BYTES: Final = 1 << 20
 
@@ -67,7 +67,7 @@ class BlobInfo:
         size: Its bytes.
         digest: XXH3-128 of its bytes, hexadecimal.
         chunk: Bytes of a chunk, in which it is stored and verified.
-        created_ns: When it was published, nanoseconds since 1970.
+        created_ns: The time when it was published, nanoseconds since 1970.
         meta: The application's.
         ledger_id: The ledger that holds it.
     """
@@ -83,7 +83,7 @@ class BlobInfo:
 
 
 BlobData = bytes | bytearray | memoryview | str | os.PathLike[str] | BinaryIO | Iterable[bytes]
-"""What can be put: bytes, the path of a file, a file that is open for reading, or an iterable of bytes."""
+"""The data of a blob: bytes, the path of a file, a file that is open for reading, or an iterable of bytes."""
 
 
 class BlobStore(Handle):

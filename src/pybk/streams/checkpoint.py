@@ -1,7 +1,7 @@
 """Checkpoints of a write-ahead log: written like a file, listed by one compare-and-set, read after a restart.
 
 A checkpoint is a blob and its entry in the log's record. Its commit also moves the truncation point to the oldest
-checkpoint that is kept, so that the log never lacks a record that a restart from a checkpoint has to replay (rule T8).
+checkpoint that is kept; so the log never lacks a record that a restart from a checkpoint has to replay (rule T8).
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class WalCheckpoint:
         lsn: The last record that it covers.
         generation: The generation of the log when it was made.
         meta: The application's text.
-        time_ns: When it was committed, nanoseconds since 1970.
+        time_ns: The time when it was committed, nanoseconds since 1970.
     """
 
     def __init__(self, steps: LedgerSteps, found: Checkpoint) -> None:
@@ -129,4 +129,4 @@ class WalCheckpoint:
 
 
 def _nothing() -> None:
-    """Change nothing: the operation for what every operation does first."""
+    """Change nothing: an operation that has only the effect that every operation has first."""

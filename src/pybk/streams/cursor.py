@@ -12,8 +12,8 @@ ledger lists guarantee holds for cursors: one owner, fencing, transactions, roll
 
 From the feature level STREAMS on a state is written in parts, in the background, one after each acknowledgement, so
 that none of these waits long for a part. A part has twice as many ranges as were acknowledged since the one before, or
-more, so that the parts come to an end. A state whose parts were not all written is begun again. Below that level a
-state is one transaction; ``pybk.streams.cursor_state`` has both.
+more; so the parts come to an end. A state whose parts were not all written is begun again. Below that level a state is
+one transaction; ``pybk.streams.cursor_state`` has both.
 
 **Deliveries.** From that level on a subscription with dead letters has a lease of records that it may hand out for the
 first time, and each further delivery of a record is recorded before the record is handed out. A close says how many of
@@ -98,7 +98,7 @@ R = TypeVar("R")
 
 CURSOR_SEGMENT_BYTES: Final = 4 << 20
 BOUND_SECONDS: Final = 5.0
-"""How long after an acknowledgement the log's record is changed, so that the log can drop records."""
+"""The delay after an acknowledgement before the log's record is changed, which lets the log drop records."""
 
 CHANGES_BYTES: Final = 256 << 10
 CHANGES_FACTOR: Final = 8
@@ -120,7 +120,7 @@ def checked_subscription(name: object) -> str:
 
 
 class _Replayed(NamedTuple):
-    """What the records of a list come to: the state, and their bytes."""
+    """The state that the records of a list result in, and their bytes."""
 
     state: CursorState
     nbytes: int
@@ -131,9 +131,9 @@ class _Renewal:
     """A whole state of which parts are written.
 
     Attributes:
-        at: Where the next part begins; None before the first.
-        begun: Of the append that had the first part.
-        nbytes: Those of the parts so far.
+        at: The place where the next part begins; None before the first.
+        begun: The future of the append of the first part.
+        nbytes: The bytes of the parts so far.
     """
 
     at: PartAt | None = None
@@ -148,7 +148,7 @@ class Cursor:
 
     Attributes:
         name: The subscription's.
-        state: What is acknowledged, durable or not; guarded by ``lock``.
+        state: The acknowledged records, durable or not; guarded by ``lock``.
         lock: Guards the state.
         counts: Whether deliveries are recorded.
         leased_end: Records before it may be handed out for the first time; guarded by ``lock``.
@@ -168,7 +168,7 @@ class Cursor:
         self._writer = writer
         self._bound = bound
         self._raised = bound.seq
-        """The bound that was tried last, which may be listed or may be yet, although that failed."""
+        """The bound of the last attempt to change it; even if that failed, it may be listed, or may be later."""
         self._moving = threading.Lock()
         self._in_parts = writer.steps.manager.feature_level >= FeatureLevel.STREAMS
         self._state_bytes = min(replayed.nbytes, RANGE_BYTES * self.state.range_count)
@@ -184,9 +184,9 @@ class Cursor:
         self._settled = False
         self._timed = False
         self._repairs = self._known_repairs = 0
-        """How often the list was repaired, and how often that was when the state was last made from it."""
+        """The number of repairs of the list, and that number when the state was last made from the list."""
         self._unsure = False
-        """Whether a record may have been staged whose change the state has not got."""
+        """True while a record may be staged whose change is not in the state."""
         writer.on_repair = self._repaired
 
     # ---- opening and closing -------------------------------------------------------------------------------------
@@ -244,9 +244,10 @@ class Cursor:
         return cursor
 
     def close(self) -> None:
-        """Let the log drop what is acknowledged, and let go of the cursor; a second call does nothing.
+        """Let the log drop the acknowledged records, and release the cursor; a second call does nothing.
 
-        If there is no space to note what is acknowledged, the log keeps it until the next owner has noted it.
+        If there is no space to note which records are acknowledged, the log keeps them until the next owner has noted
+        it.
 
         Raises:
             LogFencedError: Another owner has it.
@@ -287,7 +288,7 @@ class Cursor:
 
     @property
     def closed(self) -> bool:
-        """Whether it was closed or deleted here."""
+        """True once the cursor was closed or deleted in this process."""
         return self._writer.closed
 
     def after_fork(self) -> None:
@@ -303,7 +304,7 @@ class Cursor:
         Args:
             ranges: Ascending and apart from each other, at least one. Records that are acknowledged already count, too:
                 on success they are so durably.
-            properties: Those to set.
+            properties: The properties to set.
             kick: As for ``pybk.manager.ledger_writer.stage``.
 
         Returns:
@@ -336,7 +337,7 @@ class Cursor:
             stage: As for ``Appender.hold``.
 
         Returns:
-            What ``stage`` returns, and the number of records that were not acknowledged before; None, with nothing
+            The result of ``stage``, and the number of records that were not acknowledged before; None, with nothing
             done, as ``Appender.hold``.
         """
         record = encode_acks(ranges, properties)
@@ -504,7 +505,7 @@ class Cursor:
                 return future
 
     def _staged(self, stage: Callable[[], R | None]) -> R | None:
-        """Call what stages a record, or returns None; until the state is changed, it is not what the list has."""
+        """Call a function that stages a record, or returns None; until the state changes, it differs from the list."""
         self._unsure = True
         try:
             staged = stage()
@@ -519,7 +520,7 @@ class Cursor:
 
     @property
     def _is_stale(self) -> bool:
-        """Whether the list may have something else than the state."""
+        """True if the list may differ from the state."""
         return self._unsure or self._repairs != self._known_repairs
 
     def _mend(self) -> None:
@@ -541,7 +542,7 @@ class Cursor:
         return self._changes_bytes > max(CHANGES_BYTES, CHANGES_FACTOR * self._state_bytes)
 
     def _begin(self) -> None:
-        """Write what an open has to, and wait until that is durable: a whole state, if it is short."""
+        """Write a whole state, if it is short, as an open has to, and wait until that is durable."""
         state, leased = self.state, self.state.lease_end > 0
         if leased:
             state.end_lease(self._log.last_seq() + 1)
@@ -612,7 +613,7 @@ class MemoryCursor:
 
     Attributes:
         name: The subscription's.
-        state: What is acknowledged; guarded by ``lock``.
+        state: The acknowledged records; guarded by ``lock``.
         lock: Guards the state.
 
     Threads: any.
@@ -765,7 +766,7 @@ def _drop(steps: LedgerSteps, uid: bytes) -> None:
 
 
 def _replayed(steps: LedgerSteps, bound: CursorBound) -> _Replayed:
-    """Return the state that the records of a list come to; one that begins at the bound if there is none.
+    """Return the state that the records of a list result in; one that begins at the bound if they have none.
 
     A list without records is one whose making was interrupted, so nothing was ever acknowledged.
 

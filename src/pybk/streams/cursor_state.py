@@ -17,9 +17,9 @@ out once; and a number for each of those that were handed out again.
 a record BEGIN, then parts of bounded length, ``part``, then a record END; other changes may lie between them. A part
 acknowledges ranges that are acknowledged, and repeats numbers of deliveries, so applying it to the state that it is of
 changes nothing. What is acknowledged or handed out while parts are written is in them or in a record after BEGIN. So
-BEGIN and everything after it come to the state, once there is an END; a state without one, because its writer stopped,
-is no state, and what lies before its BEGIN is still needed. A seek makes everything before it void, also a part: the
-writer begins another state then.
+BEGIN and everything after it result in the state, once there is an END. Without an END, because the writer stopped, the
+state is not whole, and the records before its BEGIN are still needed. A seek makes everything before it void, also a
+part: the writer begins another state then.
 """
 
 from __future__ import annotations
@@ -86,12 +86,12 @@ class _Change(NamedTuple):
     """A record of a cursor, decoded.
 
     Attributes:
-        kind: What it says.
+        kind: The kind of the change.
         base: The record that its ranges count from.
         part: The number of this part, from 0 up.
-        parts: How many parts there are.
-        ranges: What it acknowledges.
-        properties: Those that it sets.
+        parts: The number of parts.
+        ranges: The ranges that it acknowledges.
+        properties: The properties that it sets.
     """
 
     kind: ChangeKind
@@ -107,7 +107,7 @@ class StatePart(NamedTuple):
 
     Attributes:
         records: The records of the cursor that it consists of.
-        after: Where the next part begins; None after the last.
+        after: The place where the next part begins; None after the last.
     """
 
     records: list[bytes]
@@ -130,7 +130,7 @@ class CursorState:
         first_unacked: The first record that is not acknowledged.
         properties: The application's, as set by acknowledgements.
         handed_end: All records before it that are not acknowledged may have been handed out.
-        lease_end: Those from ``handed_end`` to the one before it may be handed out now; 0 if none may.
+        lease_end: Records from ``handed_end`` to the one before it may be handed out now; 0 if none may.
     """
 
     def __init__(self, first_unacked: int = 0) -> None:
@@ -142,9 +142,9 @@ class CursorState:
         self._again: dict[int, int] = {}
         """The deliveries of records that were handed out more than once; it may have acknowledged ones."""
         self._again_most = _AGAIN_LEAST
-        """Beyond so many of them those that are acknowledged are dropped."""
+        """The number of records in ``_again`` beyond which acknowledged ones are dropped from it."""
         self._whole: bool | None = None
-        """True if the first state of those that were applied is whole; None before there is one."""
+        """True if the first state that was applied is whole; None before one was applied."""
         self._parts_due: tuple[int, int] | None = None
         """The next part of a whole state and the number of its parts, while parts are due."""
 
@@ -235,7 +235,7 @@ class CursorState:
             self._again_most = max(_AGAIN_LEAST, 2 * len(self._again))
 
     def end_lease(self, end: int) -> None:
-        """Count as handed out what may have been, by an owner that did not say so; records before ``end`` at most."""
+        """Count the leased records before ``end`` as handed out: their owner may have done so without recording it."""
         self.handed_end, self.lease_end = max(self.handed_end, min(self.lease_end, end)), 0
 
     def become(self, other: CursorState) -> None:
@@ -341,7 +341,7 @@ class CursorState:
 
 
 def is_state(record: bytes, *, where: str) -> bool:
-    """Return whether a record of a cursor begins a whole state, so that those before it are not needed."""
+    """Return whether a record of a cursor begins a whole state; then those before it are not needed."""
     change = _decode(record, where)
     return change.kind is ChangeKind.BEGIN or (change.kind is ChangeKind.STATE and change.part == 0)
 

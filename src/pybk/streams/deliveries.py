@@ -22,7 +22,7 @@ _AT_ONCE: Final = 0.0
 """A time that is over."""
 
 _SLACK: Final = 1024
-"""Entries that are kept beyond twice those that can be needed, before those that are not are looked for."""
+"""Entries beyond twice as many as can be needed, from which on those that are not needed are dropped."""
 
 
 class Handed(NamedTuple):
@@ -31,7 +31,7 @@ class Handed(NamedTuple):
     Attributes:
         first: The first of them.
         end: The one after the last.
-        redeliveries: How often each of them was handed out before.
+        redeliveries: The number of times that each of them was handed out before.
         number: Identifies this delivery; later ones have greater numbers.
     """
 
@@ -46,7 +46,7 @@ class _Run(NamedTuple):
 
     Attributes:
         number: Grows with each run.
-        since: When, seconds.
+        since: The time, seconds.
         first: The first record.
         end: The one after the last.
     """
@@ -61,7 +61,7 @@ class _Again(NamedTuple):
     """A record that is to be handed out again.
 
     Attributes:
-        due: When, seconds.
+        due: The time, seconds.
         seq: The record.
     """
 
@@ -99,11 +99,11 @@ class Deliveries:
         self._runs: deque[_Run] = deque()
         """Runs in the order of time; records in them may be acknowledged, or handed out again since."""
         self._again: list[_Again] = []
-        """A heap; only those that ``_due`` has with the same time count."""
+        """A heap of records that wait; an entry counts only if ``_due`` has the record with the same time."""
         self._due: dict[int, float] = {}
         """The times when waiting records are handed out again; may have acknowledged ones, as the two below."""
         self._counts: dict[int, int] = {}
-        """The numbers of redeliveries of records, or those that they will have after the next one."""
+        """The redeliveries of each record; for a record that waits, with the one that it waits for."""
         self._last_run: dict[int, int] = {}
         """The run in which a record was handed out again last."""
 
@@ -154,7 +154,7 @@ class Deliveries:
         """Hand out records again that are due, the earliest first.
 
         Args:
-            count: How many at most.
+            count: The most records.
             now: The time.
             alone: A record that was handed out so many times is handed out alone.
         """
@@ -185,7 +185,7 @@ class Deliveries:
         """Hand out fresh records, in order.
 
         Args:
-            count: How many at most.
+            count: The most records.
             end: The record after the last existing one.
             now: The time.
 
@@ -214,7 +214,7 @@ class Deliveries:
         return self.read_seq
 
     def nack(self, first: int, end: int, due: float) -> int:
-        """Have records handed out again at a time, those of them that are outstanding; returns how many.
+        """Have those of some records that are outstanding handed out again at a time; returns their number.
 
         A record that waits already keeps the earlier time.
         """
@@ -232,14 +232,14 @@ class Deliveries:
         return self._last_run.get(seq, number) == number
 
     def give_back(self, held: Iterable[tuple[int, int]], due: float) -> int:
-        """Have records handed out again at a time as ``nack`` does, those that are still held.
+        """Have those of some records that are still held handed out again at a time, as ``nack`` does.
 
         Args:
             held: Records, each with the number of the delivery that it is given back from.
             due: The time.
 
         Returns:
-            How many of them were held.
+            The number of them that were held.
         """
         seqs = [seq for seq, number in held if self.is_held(seq, number)]
         for seq in seqs:
@@ -264,7 +264,7 @@ class Deliveries:
         heapq.heappush(self._again, _Again(due, seq))
 
     def _expire(self, now: float) -> None:
-        """Have those records wait to be handed out again that were not acknowledged in time."""
+        """Have records that were not acknowledged in time wait to be handed out again."""
         if self._timeout_s is None:
             return
         while self._runs and self._runs[0].since + self._timeout_s <= now:
@@ -277,7 +277,7 @@ class Deliveries:
     # ---- forgetting ----------------------------------------------------------------------------------------------
 
     def _drop_acked(self) -> None:
-        """Drop what is acknowledged from the front."""
+        """Drop acknowledged records from the front of the runs and of the heap."""
         while self._runs:
             run = self._runs.popleft()
             first = self._first_of(run)

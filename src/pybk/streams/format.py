@@ -98,7 +98,7 @@ _COUNTS: Final = struct.Struct("<HH")
 _LENGTHS: Final = struct.Struct("<HI")
 
 NO_ATTRIBUTES: Final = _COUNTS.pack(_NO_KEY, 0)
-"""Stands for no key and no headers."""
+"""The attributes of a record without a key and headers."""
 
 Headers = tuple[tuple[str, bytes], ...]
 
@@ -289,8 +289,8 @@ class EntryHeader(NamedTuple):
     """The first 16 bytes of an entry.
 
     Attributes:
-        flags: What its records have.
-        records: How many records it has.
+        flags: The flags of its records.
+        records: The number of its records.
         seq: The sequence number of the first of them.
     """
 
@@ -381,7 +381,7 @@ def encode_items(seq: int, items: Sequence[Item], highest: Highest, *, more: boo
     Args:
         seq: The sequence number of the first.
         items: At least one.
-        highest: Of all records before.
+        highest: The highest values of all records before.
         more: As for ``encode_records``.
     """
     count = len(items)
@@ -417,7 +417,7 @@ def highest_before(payload: bytes, *, where: str) -> Highest:
 
 
 def highest_after(payload: bytes, *, where: str) -> Highest:
-    """Return the highest values up to the last record of an entry; those of no record for a write-ahead log's."""
+    """Return the highest values up to the last record of an entry; ``NOTHING_YET`` for a write-ahead log's."""
     flags, count, _ = decode_entry_header(payload, where=where)
     if EntryFlag.HIGHEST not in flags:
         return NOTHING_YET
@@ -446,9 +446,9 @@ class Records(NamedTuple):
         starts: Where the data of each begins in the buffer, ``(n,)`` int64, bytes.
         ends: Where it ends, ``(n,)`` int64, bytes.
         times: Event times, ``(n,)`` int64, nanoseconds since 1970, -1 for none; None if no record has one.
-        complete: How many of the records belong to transactions whose end is among them; the others have to wait for
+        complete: The number of records that belong to transactions whose end is among them; the others have to wait for
             entries that follow.
-        entries: How many entries these ``complete`` records come from.
+        entries: The number of entries that these ``complete`` records come from.
         txids: Transaction ids, ``(n,)`` int64, -1 for none; None if no record has one.
         attributed: Whether the data of each begins with a key and headers, ``(n,)`` bool; None if no record's does.
         segment: The number of the segment that they are in.
@@ -558,7 +558,7 @@ class _Bodies:
         buffer: Holds them.
         starts: Where the next part of each begins, ``(m,)`` int64; advanced by each call.
         ends: Where each ends, ``(m,)`` int64.
-        counts: How many records each has, ``(m,)`` int64.
+        counts: The number of records of each, ``(m,)`` int64.
         where: Names the ledger in errors.
     """
 

@@ -19,8 +19,8 @@ Rules, which the steps' order keeps:
 - **T6** Ledgers are removed from the list first and deleted then; ``pending_deletes`` names those in between.
 - **T7** The first record that is kept never moves backwards.
 - **T8** Records after the oldest checkpoint are kept. One compare-and-set lists a checkpoint and drops what it covers.
-  Its blob is closed before, and is named in the record from its beginning, so that a later owner deletes it if it is
-  never listed.
+  Its blob is closed before, and is named in the record from its beginning; so a later owner deletes it if it is never
+  listed.
 - **T9** Records from the bound of a durable subscription on are kept. The bound is listed before the subscription's
   cursor exists, and lowered before the cursor moves backwards. It is raised only to a record before which the cursor
   has durably acknowledged all, and only by the subscription's present owner: a new one lists its epoch first. So a
@@ -33,7 +33,7 @@ Rules, which the steps' order keeps:
 - **T13** A log gets another name by one change of both names, after its writer was fenced. Its uid stays the same. An
   owner operates on the list of its uid alone, whatever list has the name then.
 - **T14** The record of a log that is deleted says so before anything of the log is deleted. From then on the log exists
-  for nobody but those who delete what is left, so that no reader takes its end for that of a sealed log.
+  only for a deletion that takes up what is left, because a reader must not take its end for that of a sealed log.
 - **T15** A writer recovers a segment of its own only after its ledger ended because too few bookies answered, the
   metadata store did not, or the client was interrupted, while the record has its epoch, and unless somebody else has
   fenced the ledger: a foreign fence always ends it. A ledger that is closed where its writer was about to close it
@@ -98,7 +98,7 @@ class Found(NamedTuple):
     Attributes:
         record: The record.
         version: The version that the next ``WriteList`` names.
-        page_segments: How many segments a page has, if records of format 2 may be written; else 0.
+        page_segments: The number of segments of a page, if records of format 2 may be written; else 0.
     """
 
     record: ListRecord
@@ -109,8 +109,8 @@ class Found(NamedTuple):
 class WriteList(NamedTuple):
     """Replace the record if it has a version; None creates it.
 
-    Result: ``Written``; ``CONFLICT``; or ``UNKNOWN`` if the answer was lost, so that it may take effect at any time
-    while the version stays.
+    Result: ``Written``; ``CONFLICT``; or ``UNKNOWN`` if the answer was lost: then it may take effect at any time while
+    the version stays.
     """
 
     record: ListRecord
@@ -134,7 +134,7 @@ class Conflict(NamedTuple):
 
 
 class Unknown(NamedTuple):
-    """Whether the record was written is not known."""
+    """The outcome is unknown: the record may or may not have been written."""
 
 
 CONFLICT: Final = Conflict()
@@ -178,7 +178,7 @@ class RecoverLedger(NamedTuple):
 
     segment: Segment
     counts: bool = True
-    """Whether the ledger's records are counted, which needs those at its beginning and its end."""
+    """True to count the ledger's records, which reads those at its beginning and its end."""
 
 
 class SwitchTo(NamedTuple):
@@ -198,7 +198,7 @@ class CloseLedger(NamedTuple):
 
 
 class Lost(NamedTuple):
-    """The writer of a segment's ledger has ended because what it needs did not answer, so the end is not known."""
+    """The writer of a segment's ledger has ended because bookies or metadata store were away; the end is not known."""
 
 
 LOST: Final = Lost()
@@ -207,7 +207,7 @@ LOST: Final = Lost()
 class RecoverOwn(NamedTuple):
     """Close the ledger of a lost segment of this writer, by recovery (T15). Result: its ``SegmentEnd``.
 
-    It raises LogFencedError if anybody else has begun to recover the ledger, or closed or deleted it.
+    It raises LogFencedError if another client has begun to recover the ledger, or closed or deleted it.
     """
 
     segment: Segment
@@ -313,7 +313,7 @@ Clock = Callable[[], int]
 
 
 class Owned(NamedTuple):
-    """What a take-over, a roll or a cut results in.
+    """The result of a take-over, a roll or a cut.
 
     Attributes:
         record: The record that listed the segment first.
@@ -359,7 +359,7 @@ def take_over(name: str, now_ns: Clock) -> Steps[Owned]:
 
 
 def roll(name: str, epoch: int, current: int, now_ns: Clock) -> Steps[Owned]:
-    """Continue in a new ledger: create, list, switch, and only then close the old one, so that appends never wait.
+    """Continue in a new ledger: create, list, switch, and only then close the old one, because appends must not wait.
 
     A roll that was interrupted by an error is completed by the next one.
 
@@ -579,7 +579,7 @@ def remove_cursor(name: str, cursor: str, uid: str) -> Steps[None]:
 
 
 class _Changed(NamedTuple):
-    """What a change of bounds results in.
+    """The result of a change of bounds.
 
     Attributes:
         record: The list's record: in format 1 that with the bound, else the one that named the set.
@@ -591,7 +591,7 @@ class _Changed(NamedTuple):
 
 
 def _change_bounds(name: str, cursor: str, change: Callable[[ListRecord, Bounds], Bounds]) -> Steps[_Changed]:
-    """Write what ``change`` makes of bounds, which must come to the same if it is applied twice.
+    """Write the bounds that ``change`` returns; applied twice, it must have the same result.
 
     Args:
         name: The list.
@@ -618,7 +618,7 @@ def _change_bounds(name: str, cursor: str, change: Callable[[ListRecord, Bounds]
 
 
 def _admitted(name: str, changed: _Changed) -> Steps[ListRecord]:
-    """Change the list's record after a bound was, so that the log keeps records for it (rule T17); returns it.
+    """Change the list's record after a bound was changed: it makes the log keep records for it (rule T17); returns it.
 
     Raises:
         LogFencedError: The record names another set of bounds now, because it was made again.
@@ -761,7 +761,7 @@ def absent(title: str, found: Found | None, remedy: str = "") -> NoSuchLogError:
     Args:
         title: What errors call it; see ``names.title_of``.
         found: Its record, if there is one yet.
-        remedy: What to do if its record was lost.
+        remedy: The remedy if its record was lost.
     """
     if found is not None and found.record.dropped:
         return NoSuchLogError(f"{title} is being deleted; if that was interrupted, delete it again to complete it")
@@ -769,7 +769,7 @@ def absent(title: str, found: Found | None, remedy: str = "") -> NoSuchLogError:
 
 
 def update(name: str, change: Callable[[ListRecord], ListRecord], *, of_dropped: bool = False) -> Steps[ListRecord]:
-    """Write what ``change`` makes of the record, which must come to the same if it is applied twice.
+    """Write the record that ``change`` returns; applied twice, it must have the same result.
 
     Args:
         name: The list.
@@ -790,7 +790,7 @@ def update(name: str, change: Callable[[ListRecord], ListRecord], *, of_dropped:
 def _updated(
     name: str, change: Callable[[ListRecord], Steps[ListRecord]], *, of_dropped: bool = False
 ) -> Steps[ListRecord]:
-    """Write what ``change`` makes of the record, as ``update`` does; it may take steps."""
+    """Write the record that ``change`` returns, as ``update`` does; it may take steps."""
     unknown = False
     while True:
         found = yield from _read(name, of_dropped=of_dropped)
@@ -934,7 +934,7 @@ def put(record: ListRecord, version: int | None, page_segments: int) -> Steps[bo
 
     Args:
         record: The record.
-        version: That of the record which it replaces; None for none.
+        version: The version of the record that it replaces; None for none.
         page_segments: As in ``Found``.
     """
     changed = yield from _paged(record, page_segments)

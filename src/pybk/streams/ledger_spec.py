@@ -1,6 +1,6 @@
-"""How the ledgers of a log or a blob store are created and opened.
+"""The specification of the ledgers of a log or a blob store: how they are created and opened.
 
-Some of that is kept with a log (``LogSettings``), so that all who open it make its ledgers alike.
+Part of it is kept with a log (``LogSettings``), so every process that opens the log makes its ledgers alike.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def _can_be(quorums: tuple[int | None, int | None, int | None]) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogSettings:
-    """How the ledgers of a log are made, kept with the log; None, or no hints, for the defaults of those who open it.
+    """The settings of a log's ledgers, kept with it; None, or no hints, for the defaults of the process that opens it.
 
     The first opening of a log stores what it was given. Each argument of a later opening replaces one of them for this
     opening alone; ``set_settings`` changes them for all.
@@ -122,7 +122,7 @@ class LogSettings:
 
     @classmethod
     def kept_in(cls, properties: Mapping[str, str], name: str) -> LogSettings:
-        """Return those that the properties of a log keep.
+        """Return the settings that the properties of a log keep.
 
         Raises:
             CorruptError: The property is damaged.
@@ -145,12 +145,12 @@ class LogSettings:
 
 
 NO_SETTINGS: Final = LogSettings()
-"""Those of a log that was made with the defaults of those who open it."""
+"""The settings of a log whose ledgers are made with the defaults of the process that opens it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerSpec:
-    """How the ledgers of a log or a blob store are created and opened.
+    """The type, the password and the settings of the ledgers of a log or a blob store.
 
     Attributes:
         ledger_type: Their type, by which metrics are split; for a log, the kind of its list.
@@ -166,7 +166,7 @@ class LedgerSpec:
 
     @property
     def kind(self) -> ListKind:
-        """What they are the ledgers of, if not of a blob store."""
+        """The kind of the list that they are the ledgers of; not for a blob store."""
         return ListKind(self.ledger_type)
 
     def completed(self, kept: LogSettings) -> LedgerSpec:
@@ -229,7 +229,7 @@ def wrong_password(manager: LedgerManager, ledger_id: int, what: str, given: Cre
     Args:
         manager: Has the ledger.
         ledger_id: The ledger.
-        what: What it belongs to, such as "log 'orders'".
+        what: The log or store that it belongs to, such as "log 'orders'".
         given: What was given.
     """
     kind = manager.ledger_metadata(ledger_id).key_kind

@@ -1,10 +1,10 @@
 """Performs the steps of ``pybk.streams.ledger_list`` with the ledgers and named records of a manager.
 
 **The parts of a list** that are not in its record, pages of segments and bounds of subscriptions, are named records
-apart from that of the list, in a group of the first byte of its uid, so that no group has too many. The group sorts
-after that of the lists, so whatever copies all records in order has a list before its pages. A part's name begins with
-the list's uid, which a rename of the list leaves as it is. ``pybk.streams.ledger_list`` says when parts are written and
-removed (rules T16 and T17).
+apart from that of the list, in a group of the first byte of its uid, because one group for all would have too many. The
+group sorts after that of the lists, so whatever copies all records in order has a list before its pages. A part's name
+begins with the list's uid, which a rename of the list leaves as it is. ``pybk.streams.ledger_list`` says when parts are
+written and removed (rules T16 and T17).
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ LEDGERS_MAX: Final = 64
 
 
 class EntryPlaces:
-    """What the searches of one log have found so far. An entry of a ledger never changes, so nothing becomes void.
+    """The entries that searches of one log have found so far. Entries never change, so none of this becomes void.
 
     Threads: any.
     """
@@ -92,7 +92,7 @@ class EntryPlaces:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._ledgers: OrderedDict[int, list[tuple[int, int]]] = OrderedDict()
-        """By ledger, the first records of entries and these entries, ascending."""
+        """The first records of entries and these entries, ascending, by ledger."""
 
     def around(self, ledger_id: int, seq: int) -> tuple[tuple[int, int] | None, int | None]:
         """Return where to search for a record.
@@ -311,7 +311,7 @@ _LONG_BYTES: Final = 2 << 10
 """Bytes of a record from which on decoding it costs more than the rest of a read."""
 
 _LOOK_SECONDS: Final = 1.0
-"""How long after a record could not be read to look again whether records were truncated."""
+"""The delay after a failed read of the record before it is looked at again for truncation."""
 
 _ALL_ENTRIES: Final = 1 << 62
 
@@ -338,7 +338,7 @@ class LedgerSteps:
         manager: Has the ledgers and the record.
         name: The list's.
         spec: How its ledgers are created and opened.
-        owner: What appends to it, if this process is to be its writer.
+        owner: The appender to it, if this process is to be its writer.
 
     Threads: any, one operation at a time each.
     """
@@ -348,20 +348,20 @@ class LedgerSteps:
         self.name = name
         self.spec = spec
         self.made_as: Callable[[], LedgerSpec] | None = None
-        """Returns how its ledgers are made, if another list's settings say that; None for those of this list."""
+        """Returns the specification of its ledgers, if another list's settings give it; None for this list's own."""
         self.uid: bytes | None = None
         """The list to operate on: one of another uid under this name does not count (rule T13). None for any."""
         self._owner = owner
         self._uid = b""
         self._properties: Mapping[str, str] = {}
-        """Those of the record that was read last."""
+        """The properties of the record that was read last."""
         self._known: Found | None = None
-        """The newest long record that was read or written, so that it is decoded again only after others changed it."""
+        """The newest long record that was read or written; it is decoded again only after others changed it."""
         self._known_lock = threading.Lock()
         self._group = spec.kind.group
         self.record_name = f"{self._group}/{name}"
         self.changes = 0
-        """How often the record may have changed since ``watch_truncation`` was called."""
+        """The number of times that the record may have changed since ``watch_truncation`` was called."""
         self._backend = backend_of(manager)
         self._parts: ListParts | None = None
         self._places: EntryPlaces | None = None
@@ -369,18 +369,18 @@ class LedgerSteps:
         self._kept, self._kept_at = 0, -1
         """The first record that was not truncated, and ``changes`` when that was looked up."""
         self._looks_again = False
-        """Whether the record could not be read, and counts as changed soon."""
+        """True after a failed read of the record, until it counts as changed after ``_LOOK_SECONDS``."""
         self._recovering: set[int] = set()
         """Lost ledgers of this writer whose recovery it has begun; it may have failed, or its end is not listed yet."""
 
     @property
     def title(self) -> str:
-        """What errors call the list."""
+        """The list's name in errors."""
         return title_of(self.name, of_cursor=self.spec.kind is ListKind.CURSOR)
 
     @property
     def places(self) -> EntryPlaces:
-        """What searches for its records have found; made by the first one, because most logs are at rest."""
+        """The places that searches for records have found; made by the first one, because most logs are at rest."""
         if self._places is None:
             self._places = EntryPlaces()
         return self._places
@@ -423,14 +423,14 @@ class LedgerSteps:
         return self._keep(Found(record, found.version, page_segments))
 
     def _remedy(self, name: str, what: str) -> str:
-        """Return what makes a record again, for an error; the error of a cursor says what its owner can do."""
+        """Return the remedy that makes a record again, for an error; empty for a cursor, which has no such command."""
         kind = self.spec.kind
         if kind is ListKind.CURSOR:
             return ""
         return f"; `pybk {kind} rebuild PATH {shlex.quote(name)}` makes {what} again from the ledgers"
 
     def lost_remedy(self) -> str:
-        """Return what makes the record again if it was lost, for an error."""
+        """Return the remedy that makes the record again if it was lost, for an error."""
         return self._remedy(self.name, "a record that was lost")
 
     def _keep(self, found: Found) -> Found:
@@ -485,7 +485,7 @@ class LedgerSteps:
         self.perform(ledger_list.update(self.name, lambda record: record.with_properties(changes)))
 
     def full_spec(self) -> LedgerSpec:
-        """Return how ledgers of the log are made, by what it was opened with and what it keeps.
+        """Return the specification of the log's ledgers: the settings it was opened with, then those it keeps.
 
         Raises:
             NoSuchLogError: There is no such log.
@@ -526,7 +526,7 @@ class LedgerSteps:
         return record.left_of(self._parts_of(record.uid).bounds(record.bound_set))
 
     def bound(self, cursor: str) -> CursorBound | None:
-        """Return what a subscription needs; None if there is none of that name.
+        """Return the bound of a subscription; None if there is none of that name.
 
         Raises:
             NoSuchLogError: There is no such log.
@@ -534,13 +534,13 @@ class LedgerSteps:
         return self.bound_in(self.existing().record, cursor)
 
     def bound_in(self, record: ListRecord, cursor: str) -> CursorBound | None:
-        """Return what a subscription needs of the log with a record; None if there is none of that name."""
+        """Return the bound of a subscription of the log with a record; None if there is none of that name."""
         if not record.bound_set:
             return bound_of(record.cursors, cursor)
         return bound_of(record.left_of(self._parts_of(record.uid).shard(record.bound_set, cursor)[0]), cursor)
 
     def with_segments(self, use: Callable[[ListRecord, Sequence[Segment]], T]) -> T:
-        """Return what ``use`` returns of the record and of all its segments, which are read when it takes them.
+        """Return the result of ``use`` with the record and all its segments, which are read when it takes them.
 
         It is called again if one of them is gone, because the record has changed.
 
@@ -756,9 +756,9 @@ class LedgerSteps:
         """Create the ledger of a blob of this log.
 
         Args:
-            epoch: That of its writer.
+            epoch: The epoch of its writer.
             seq: The last record that the checkpoint covers.
-            generation: That of this record.
+            generation: The generation of this record.
         """
         description = {"name": self.name, "uid": self.existing().record.uid.hex()}
         covers = {"epoch": epoch, "seq": seq, "generation": generation}
@@ -854,7 +854,7 @@ class LedgerSteps:
         return end
 
     def _recover_own(self, segment: Segment) -> SegmentEnd:
-        """Recover a lost ledger of this writer, unless somebody else has begun to (rule T15)."""
+        """Recover a lost ledger of this writer, unless another client has begun to (rule T15)."""
         ledger_id = segment.ledger_id
         with suppress(NoSuchLedgerError):
             if not self._may_recover(ledger_id):
@@ -867,7 +867,7 @@ class LedgerSteps:
         raise fenced_error(self.title)
 
     def _may_recover(self, ledger_id: int) -> bool:
-        """Return whether nobody else has begun to recover a ledger of this writer."""
+        """Return whether no other client has begun to recover a ledger of this writer."""
         if ledger_id in self._recovering:
             return True
         metadata = self._backend.metadata(ledger_id)
@@ -879,7 +879,7 @@ class LedgerSteps:
 
 
 def _outcome(change: Callable[[], int]) -> Written | ledger_list.Conflict | ledger_list.Unknown:
-    """Make a compare-and-set, and return what a step does of it."""
+    """Make a compare-and-set, and return its outcome as the result of a step."""
     try:
         return Written(change())
     except VersionConflictError as error:

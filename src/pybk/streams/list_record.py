@@ -95,12 +95,12 @@ _FORMAT: Final = 1
 
 
 class CursorBound(NamedTuple):
-    """What a durable subscription needs of a log.
+    """The bound of a durable subscription: the records of a log that it needs.
 
     Attributes:
         name: The subscription's.
         seq: It needs no record before this one; at most the first record that it has not acknowledged.
-        uid: That of the ledger list which keeps its cursor, hexadecimal: a subscription that is made again under the
+        uid: The uid of the ledger list that keeps its cursor, hexadecimal: a subscription that is made again under the
             same name is another.
         epoch: The epoch of its owner in that list; an owner of an earlier epoch changes nothing here.
     """
@@ -116,7 +116,7 @@ Bounds = tuple[CursorBound, ...]
 
 
 def bound_of(bounds: Bounds, name: str) -> CursorBound | None:
-    """Return what a subscription needs; None if there is no such subscription."""
+    """Return the bound of a subscription; None if there is no such subscription."""
     return next((each for each in bounds if each.name == name), None)
 
 
@@ -215,7 +215,7 @@ META_BYTES_MAX: Final = 4 << 10
 
 
 class ListKind(StrEnum):
-    """What a ledger list is the substrate of."""
+    """The kind of a ledger list: what is made of it."""
 
     WAL = "wal"
     LOG = "log"
@@ -228,7 +228,7 @@ class ListKind(StrEnum):
 
 
 class SegmentEnd(NamedTuple):
-    """What a segment holds, from its entries; known for sure once its ledger is closed.
+    """The records and bytes of a segment, from its entries; known for sure once its ledger is closed.
 
     Attributes:
         first_seq: Its first record; None for a segment without records.
@@ -256,8 +256,8 @@ class Segment:
             added and whose predecessor is not closed yet.
         last_seq: Its last record; None while it is OPEN. Its ledger may have more, which were cut off.
         nbytes: Payload bytes of its ledger; 0 while it is OPEN.
-        created_ns: When it was added, nanoseconds since 1970.
-        closed_ns: When it was closed; 0 while it is OPEN.
+        created_ns: The time when it was added, nanoseconds since 1970.
+        closed_ns: The time when it was closed; 0 while it is OPEN.
         before: The highest event time and transaction id before it, for a ledger that another writer adopted; None for
             one of a log's writer. This version only keeps it.
     """
@@ -275,7 +275,7 @@ class Segment:
 
     @property
     def is_open(self) -> bool:
-        """Whether its writer may still append to it, so that a take-over has to fence it."""
+        """True if its writer may still append to it; then a take-over has to fence it."""
         return self.last_seq is None
 
 
@@ -293,14 +293,14 @@ def _segment_of(row: list[Any]) -> Segment:
 
 
 class Checkpoint(NamedTuple):
-    """A snapshot of what the records up to one amount to, in a blob.
+    """A snapshot of the state that the records up to one result in, in a blob.
 
     Attributes:
         seq: The last record that it covers.
         generation: The generation of the log when it was made.
         ledger_id: The blob.
         meta: The application's.
-        created_ns: When it was made, nanoseconds since 1970.
+        created_ns: The time when it was made, nanoseconds since 1970.
     """
 
     seq: int
@@ -316,10 +316,10 @@ class Page(NamedTuple):
     Attributes:
         name: The page's; it begins with the number of the segment that was added when the page was written.
         number: The number of its first segment.
-        last_number: That of its last one.
+        last_number: The number of its last one.
         first_seq: The first record of its first segment.
         last_seq: The last record of its last one.
-        segments: How many of its segments were not truncated.
+        segments: The number of its segments that were not truncated.
         nbytes: Payload bytes of these.
     """
 
@@ -344,13 +344,13 @@ class ListRecord:
 
     Attributes:
         name: The name of the log.
-        kind: What the list is for.
+        kind: The purpose of the list.
         uid: 16 random bytes, made with the list: a log that is created again under the same name is another.
         start_seq: The sequence number of the first record that the log ever had.
         first_seq: The first record that was not truncated.
         end_seq: The sequence number after the last record of the closed segments.
         epoch: The number of the last take-over; 0 before the first.
-        generation: How often records were dropped at the end.
+        generation: The number of times that records were dropped at the end.
         highest: The highest event time and transaction id of the records before ``end_seq``, dropped ones too.
         next_segment: The number of the segment that is added next. A ledger of this list with a lower number that is
             not listed will never be listed, so it can be deleted (rule T5).
@@ -363,12 +363,12 @@ class ListRecord:
         checkpoints: By the record that they cover, ascending. Records after the oldest one are not truncated (rule T8).
         uploads: Blobs that the present owner writes; those of an owner before are deleted.
         cursors: Its durable subscriptions, by name. Records from the lowest bound on are not truncated (rule T9).
-        dropped: Whether the log was deleted: it exists no more for any but those who delete what is left (rule T14).
+        dropped: Whether the log was deleted: it exists only for a deletion that takes up what is left (rule T14).
         format: 1, or 2 for a record that names pages and a set of bounds.
         pages: The segments before ``segments``, by number (rule T16). There are none if no closed segment is left.
         gone_pages: Pages that were removed from the list, whose ledgers may not be deleted yet.
         bound_set: The set of records that has the bounds of subscriptions instead of ``cursors``; empty for none.
-        admissions: How often bounds were added or lowered there (rule T17); 0 if there never was one.
+        admissions: The number of times that bounds were added or lowered there (rule T17); 0 if there never was one.
         producers: The last epoch and sequence of each idempotent producer or query, which this version only keeps.
     """
 
@@ -398,7 +398,7 @@ class ListRecord:
     admissions: int = 0
     producers: Mapping[str, Any] = field(default_factory=dict, hash=False)
     _encoded: bytes | None = field(default=None, init=False, repr=False, compare=False)
-    """Its bytes, once it was encoded or if it was decoded from them."""
+    """The encoded record, once it was encoded, or if it was decoded."""
 
     def __post_init__(self) -> None:
         """Check the invariants; a record that breaks them is neither written nor believed."""
@@ -417,7 +417,7 @@ class ListRecord:
 
     @property
     def ledgers(self) -> frozenset[int]:
-        """The ledgers that are listed, but for those of pages."""
+        """The ledgers that are listed, except those of pages."""
         blobs = (each.ledger_id for each in self.checkpoints)
         return frozenset((*(each.ledger_id for each in self.segments), *blobs, *self.uploads))
 
@@ -468,7 +468,7 @@ class ListRecord:
         """Return the record after a take-over: a new epoch, and a new open segment.
 
         Args:
-            ends: What each open segment was recovered to, by its number.
+            ends: The end to which each open segment was recovered, by its number.
             ledger_id: The ledger of the new segment, which has no record yet.
             now_ns: The time, nanoseconds since 1970.
         """
@@ -531,7 +531,7 @@ class ListRecord:
 
         Args:
             seq: The first record to keep.
-            bounds: Those of all subscriptions.
+            bounds: The bounds of all subscriptions.
             rows: The segments of the page that has record ``seq``, if there is one, by its name.
             force: Drop records that subscriptions need, too, which begin with ``seq`` then.
 
@@ -608,7 +608,7 @@ class ListRecord:
 
         Args:
             checkpoint: The new one.
-            keep: How many to keep.
+            keep: The number to keep.
 
         Raises:
             RewoundError: A cut dropped records that the checkpoint covers.
@@ -701,7 +701,7 @@ class ListRecord:
         return replace(self, sealed=True)
 
     def marked_dropped(self) -> ListRecord:
-        """Return the record of the log that was deleted, and of which all is there yet."""
+        """Return the record of a log whose deletion begins: all of it exists still."""
         return replace(self, dropped=True)
 
     def emptied(self) -> ListRecord:
@@ -765,7 +765,7 @@ class ListRecord:
     def surplus(self, most: int) -> Rows:
         """Return the closed segments that are to be moved to a page, if more than ``most`` are in the record itself.
 
-        One is always left, so that the record has the last one of a log that has any.
+        One is always left, because the record has to have the last one of a log that has any.
         """
         closed = len(self.segments) - len(self.open_segments)
         return self.segments[:most] if closed > most else ()
@@ -784,7 +784,7 @@ class ListRecord:
         return replace(self, format=PAGED_FORMAT, cursors=(), bound_set=bound_set, admissions=admissions)
 
     def without_page(self, name: str, kept: Iterable[int]) -> ListRecord:
-        """Return the record that does not remember a page, whose ledgers are deleted but for some."""
+        """Return the record without a page that is gone; its ledgers are deleted, except some, which are pending."""
         if name not in self.gone_pages:
             return self
         gone_pages = tuple(each for each in self.gone_pages if each != name)
@@ -845,7 +845,7 @@ class ListRecord:
 
 _RECORD_FIELDS: Final = tuple(each.name for each in fields(ListRecord) if each.init)
 _PAGED_FIELDS: Final = ("pages", "gone_pages", "bound_set", "admissions", "producers")
-"""Those that a record of format 1 has not."""
+"""The fields that a record of format 1 does not have."""
 
 
 def encode_page(rows: Rows) -> bytes:

@@ -4,9 +4,9 @@ Owner's operations (roll, repair, cut, close) exclude each other by ``_operation
 for the moment in which the appender switches.
 
 If the ledger of the open segment is lost, because bookies or the metadata store did not answer, the list is repaired:
-by the next append, by an operation, or in the background, so that futures end which no thread waits for. It is tried
-again each ``_REPAIR_SECONDS`` until ``bookie_patience_seconds`` have passed. Then what was lost fails; later appends
-try once more.
+by the next append, by an operation, or in the background, because also futures that no thread waits for have to end. It
+is tried again each ``_REPAIR_SECONDS`` until ``bookie_patience_seconds`` have passed. Then what was lost fails; later
+appends try once more.
 """
 
 from __future__ import annotations
@@ -67,20 +67,20 @@ OPEN_REMEDY: Final = (
     "close it there; in Python you can also wait for it with wait=..., or take it over with steal=True, which fences it"
 )
 LOCK_LOOK_SECONDS: Final = 0.05
-"""How often to look whether a live writer has let go of a log or a store."""
+"""The interval between two checks whether a live writer has released a log or a store."""
 
 _REPAIR_SECONDS: Final = 0.5
-"""How often a lost segment is tried to be repaired."""
+"""The interval between two attempts to repair a lost segment."""
 
 _WITHOUT_BOOKIES: Final = (NotEnoughBookiesError, LedgerRecoveryError, EntryUnknownError, MetadataUnreachableError)
-"""Why a lost segment cannot be repaired now, and may be later."""
+"""The errors because of which a lost segment cannot be repaired now, but perhaps later."""
 
 _RETRY_SECONDS: Final = 1.0
-"""How long after a roll failed to try again."""
+"""The delay after a failed roll before the next attempt."""
 
 
 class RollPolicy(NamedTuple):
-    """When a log continues in a new ledger; whichever comes first.
+    """The limits of a segment: at the first that it reaches, the log continues in a new ledger.
 
     Attributes:
         nbytes: Payload bytes of a segment.
@@ -118,7 +118,7 @@ class ListWriter:
         manager: Has the ledgers.
         name: The log's.
         spec: How its ledgers are created and opened.
-        policy: When it rolls.
+        policy: The limits at which it rolls.
 
     Attributes:
         appender: Appends to the open segment.
@@ -143,13 +143,13 @@ class ListWriter:
         self._operation = threading.RLock()
         self._lock: Lock | None = None
         self._ended: LogError | None = None
-        """Why it may change nothing any more: another has the log, or it was deleted or renamed."""
+        """The error if it may change nothing any more: another has the log, or it was deleted or renamed."""
         self._rolling = 0
         """The number of the last segment that became too long; a roll of it is under way, or is tried again."""
         self._timed: Segment | None = None
         """The segment whose age is timed."""
         self._tried: tuple[float, PybkError] | None = None
-        """When a lost segment was tried to be repaired last, by the monotonic clock, and why that failed."""
+        """The time, by the monotonic clock, of the last failed attempt to repair a lost segment, and its error."""
         self.appender.on_lost = weakly(ListWriter._notice_loss, self)
         self._backlog = CoroutineBacklog()
         self._abandoned: list[int] = []
@@ -172,7 +172,7 @@ class ListWriter:
         Args:
             wait_s: Seconds to wait for a live writer to let go of the log.
             steal: Take it from a live writer, which is then fenced.
-            remedy: What the caller's caller can do about a live writer, for the error.
+            remedy: The remedy for a live writer, for the error.
 
         Raises:
             LogLockedError: A live writer has it.
@@ -384,7 +384,7 @@ class ListWriter:
         self._abandoned.append(ledger_id)
 
     def _give_up_abandoned(self) -> None:
-        """Give up what was abandoned; what cannot be given up now is left to the next operation, or the next owner."""
+        """Give up the abandoned blobs; those that cannot be given up now are left to the next operation or owner."""
         while self._abandoned:
             ledger_id = self._abandoned[0]
             try:
@@ -454,7 +454,7 @@ class ListWriter:
             return None
 
     def _give_up(self, cause: PybkError | OSError) -> None:
-        """Fail what was lost, because it cannot be appended again."""
+        """Fail the appends that were lost, because they cannot be made again."""
         error: PybkError
         if isinstance(cause, PybkError) and not isinstance(cause, _WITHOUT_BOOKIES):
             error = copy(cause)
@@ -468,7 +468,7 @@ class ListWriter:
         background().submit(partial(weakly(ListWriter.repair_lost, self), time.monotonic() + self.patience_s))
 
     def repair_lost(self, until: float) -> None:
-        """Repair what is lost, in the background: now, and again later until a time."""
+        """Replace a lost ledger, in the background: now, and again later until a time."""
         if self.closed:
             return
         try:

@@ -54,8 +54,8 @@ class LogSegment(NamedTuple):
         first_seq: Its first record; None if it has none yet.
         last_seq: Its last record; None while it is open.
         nbytes: Payload bytes of its ledger; 0 while it is open.
-        created_ns: When it was added, nanoseconds since 1970.
-        closed_ns: When it was closed; 0 while it is open.
+        created_ns: The time when it was added, nanoseconds since 1970.
+        closed_ns: The time when it was closed; 0 while it is open.
     """
 
     number: int
@@ -68,13 +68,13 @@ class LogSegment(NamedTuple):
 
 
 class SubscriptionState(NamedTuple):
-    """What a durable subscription has acknowledged, as its cursor has it on disk.
+    """The acknowledgements of a durable subscription, as its cursor has them on disk.
 
     Attributes:
         name: Its name.
         first_unacked: The first record that it has not acknowledged.
-        backlog: How many records of the log it has not acknowledged.
-        acked_ranges: How many ranges of records it has acknowledged after the first that it has not.
+        backlog: The number of records of the log that it has not acknowledged.
+        acked_ranges: The number of ranges that it has acknowledged after the first record that it has not.
         properties: The application's, as set by acknowledgements.
     """
 
@@ -537,7 +537,7 @@ class Log(NamedList, kinds=(ListKind.LOG, ListKind.CURSOR), first_seq=FIRST_SEQ)
 
         Raises:
             UsageError: The record before that place does not exist yet; or no record has that transaction id or time,
-                or a higher one, so that all would be dropped.
+                or a higher one, and all would be dropped.
             TruncateGuardError: A subscription may need records before it.
             IllegalOperationError: As for ``close``.
 

@@ -41,7 +41,7 @@ class TxId(NamedTuple):
 
 
 Start = LogEnd | Position | TxId | datetime | int
-"""Where reading begins: an end, a position, a transaction id, a time that names its zone, or a sequence number."""
+"""The start of reading: an end, a position, a transaction id, a time that names its zone, or a sequence number."""
 
 
 class LogReader(RecordSource):
@@ -55,7 +55,7 @@ class LogReader(RecordSource):
         next one continues at ``seq``.
 
     Attributes:
-        skipped: How many records this reader skipped because they were truncated before it read them.
+        skipped: The number of records that this reader skipped because they were truncated before it read them.
     """
 
     def __init__(self, steps: LedgerSteps, seq: int, *, follow: bool, strict: bool) -> None:
@@ -67,7 +67,7 @@ class LogReader(RecordSource):
         self._seq = seq
         self._closed = self._drained_all = False
         self._unsure = False
-        """Whether a read was cancelled or failed, for which records may have been read that were not returned."""
+        """True if records may have been read that were not returned, as after a read that was cancelled or failed."""
         self.skipped = 0
         self._seen = -1
         """``changes`` of the log's record when it was last looked at for truncation."""
@@ -142,7 +142,7 @@ class LogReader(RecordSource):
         """Return the records that come next: at least one, at most ``most``, and no wait for more than one.
 
         Args:
-            most: How many records at most.
+            most: The most records to return.
             timeout: Seconds to wait for one; 0 or less to look once; None for as long as it takes.
 
         Returns:

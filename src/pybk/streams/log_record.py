@@ -41,7 +41,7 @@ class LogRecord(NamedTuple):
 
 
 class RecordSource(Handle):
-    """What hands out records of a log: some at a time, one at a time, or one after the other by iterating it."""
+    """A source of a log's records: it returns some at a time, one at a time, or one after the other when iterated."""
 
     __slots__ = ()
 

@@ -197,7 +197,7 @@ class LogWriter(Handle):
         return _Many(self._order, items)
 
     def _item(self, record: NewRecord) -> Item:
-        """Return a record as it is written, or raise for what is wrong with it."""
+        """Return a record as it is written; raise an error if it is not valid."""
         attributes = encode_attributes(record.key, record.headers)
         return Item(
             record_data(record.data, self._data_bytes_max, len(attributes)),
@@ -276,11 +276,11 @@ class _Order:
 
     Args:
         name: The log's.
-        highest: Of all records so far.
+        highest: The highest values of all records so far.
         strict: Refuse a transaction id that is below one before.
 
     Attributes:
-        highest: Of all records that were appended.
+        highest: The highest values of all records that were appended.
         bound: No lower than those of all records that are in the log. Entries say this: an append that was interrupted
             may be there, and a search passes over records only if these values are too low.
     """
@@ -314,7 +314,7 @@ class _Order:
         return Highest(time_ns, txid)
 
     def pass_by(self, items: Sequence[Item]) -> Highest:
-        """Return the bound before some records, and raise it to what it is after them."""
+        """Return the bound before some records, and raise it to the bound after them."""
         before = self.bound
         self.bound = Highest(
             max(before.time_ns, *(item.time_ns for item in items)), max(before.txid, *(item.txid for item in items))

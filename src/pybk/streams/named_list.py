@@ -135,7 +135,7 @@ class NamedList(Handle):
     def _taken_over(
         self, rolls: LogSettings, *, wait_s: float, steal: bool, remedy: str = OPEN_REMEDY
     ) -> tuple[ListWriter, Owned]:
-        """Become the log's writer; what ``rolls`` does not say of segments is as the log keeps it."""
+        """Become the log's writer; settings of segments that ``rolls`` lacks are those that the log keeps."""
         policy = RollPolicy.of(rolls.over(self._steps.settings()))
         writer = ListWriter(self._manager, self.name, self._spec, policy)
         writer.steps.uid = self._steps.uid
@@ -159,13 +159,13 @@ class NamedList(Handle):
         return self._steps.existing().record
 
     def settings(self) -> LogSettings:
-        """Return how its ledgers are made, if an opening has no other arguments."""
+        """Return the settings of its ledgers, which count if an opening has no other arguments."""
         return LogSettings.kept_in(self._record().properties, self.name)
 
     settings_async = asyncio_form(settings)
 
     def set_settings(self, settings: LogSettings) -> None:
-        """Replace how its ledgers are made: the next ones that its writer makes, and what opens it from then on.
+        """Replace the settings of its ledgers, for the next ledgers of its writer and for all who open it from then on.
 
         Args:
             settings: All of them, such as ``replace(log.settings(), quorums=(1, 1, 1))``. Those of segments count from
@@ -280,7 +280,7 @@ class NamedList(Handle):
 
 
 def delete_log(manager: LedgerManager, name: str, spec: LedgerSpec, *, steal: bool) -> None:
-    """Delete a log with its subscriptions, or what a deletion that was interrupted has left of it.
+    """Delete a log with its subscriptions, or the rest that an interrupted deletion has left of it.
 
     Arguments and errors are those of ``NamedList.delete``.
     """

@@ -36,11 +36,11 @@ NOT_RESTORED: Final = (
     "the texts of checkpoints are empty",
     "settings, properties, retention and the seal are gone",
 )
-"""What a list that was made again does not say any more."""
+"""The differences between a list that was made again and the lost one, in words."""
 
 
 class RebuiltList(NamedTuple):
-    """What ``rebuild`` found.
+    """The result of ``rebuild``.
 
     Attributes:
         first_seq: The first record; the LSN in a write-ahead log.
@@ -48,7 +48,7 @@ class RebuiltList(NamedTuple):
         ledgers: The ledgers that hold them.
         left_out: Ledgers with records that are not in the log again; a sweep deletes them.
         checkpoints: The last records that checkpoints cover.
-        not_restored: What could not be brought back, in words.
+        not_restored: The differences from the lost list, in words.
     """
 
     first_seq: int
@@ -181,7 +181,7 @@ def _ledgers_of(manager: LedgerManager, name: str, spec: LedgerSpec) -> list[Des
 
 
 def _check_unlisted(manager: LedgerManager, spec: LedgerSpec, uid: bytes, name: str) -> None:
-    """Raise IllegalOperationError if the log was renamed, so that a record under another name lists its ledgers."""
+    """Raise IllegalOperationError if the log was renamed: then a record under another name lists its ledgers."""
     for other in names_of(manager, spec.kind):
         with suppress(CorruptError):
             found = LedgerSteps(manager, other, spec).read()

@@ -93,7 +93,7 @@ def bookies_error(title: str, cause: Exception, seconds: float, *, outcome_unkno
     Args:
         title: What errors call the log; see ``names.title_of``.
         cause: The last error.
-        seconds: How long it has waited.
+        seconds: Seconds for which it has waited.
         outcome_unknown: Whether records may have been appended all the same.
     """
     kind: type[PybkError] = NotEnoughBookiesError
@@ -127,7 +127,7 @@ def log_error(error: PybkError, title: str, *, refused: bool = False) -> PybkErr
     """Return the error of a log that stands for an error of one of its ledgers.
 
     Args:
-        error: That of the ledger.
+        error: The error of the ledger.
         title: What errors call the log; see ``names.title_of``.
         refused: The append was refused, unless ``error`` says that a part of it may be there.
     """
@@ -145,7 +145,7 @@ def fenced_error(title: str, why: str = "", *, outcome_unknown: bool | None = No
 
     Args:
         title: What errors call the log; see ``names.title_of``.
-        why: What its ledger said, in parentheses.
+        why: The error of its ledger, in parentheses.
         outcome_unknown: As for ``PybkError``.
     """
     return LogFencedError(

@@ -9,7 +9,7 @@ record says where the present one ends.
           +-- the log is sealed: the end           +--+ no more entries: wait for the ledger or the record to change
 
 If the log was cut before the reader's position, what it returned may be void, and ``RewoundError`` says from where on.
-Truncations and cuts are noticed at the next read, and between two records of one read by those who yield them through
+Truncations and cuts are noticed at the next read, and between two records of one read if they are yielded through
 ``kept``: here as soon as the change was made, in another process once it is reported.
 """
 
@@ -42,8 +42,8 @@ class RecordReader:
     Args:
         steps: The log's.
         seq: The first record to return; None for the first that was not truncated.
-        generation: That of the record before ``seq``, so that a cut before it is noticed; None for the log's present
-            one.
+        generation: The generation of the record before ``seq``, by which a cut before it is noticed; None for the
+            present one.
 
     Raises:
         UsageError: The log has not come to that generation yet.

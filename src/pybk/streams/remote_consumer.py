@@ -4,7 +4,7 @@ A subscription has one owner, which keeps its cursor. The owner serves consumers
 socket, which only its user can connect to. A connection is one consumer: requests and responses take turns on it. When
 it ends, and it does with its process however that dies, the owner hands out to others what the consumer had not
 acknowledged. That is why this is a socket of the operating system and not a message queue: its kernel reports the end
-of a process at once, without heartbeats. A forked child closes its copies of sockets at once, so that it does not hide
+of a process at once, without heartbeats. A forked child closes its copies of sockets at once, because they would hide
 the end of its parent.
 
 **Frames.** A request or a response is the length of its header and that of its data, 4 bytes each, little-endian; the
@@ -60,13 +60,13 @@ MOST_RECORDS: Final = 1000
 """Records in one response."""
 
 HELD_MAX: Final = 10_000
-"""Records that a consumer holds beyond which those are forgotten that others have acknowledged."""
+"""The number of records held from which on those that others have acknowledged are forgotten."""
 
 GRACE_SECONDS: Final = 5.0
-"""How long after its timeout a ``read`` waits before it takes the process that serves it for stopped."""
+"""Seconds for which a ``read`` waits after its timeout until it takes the process that serves it for stopped."""
 
 ANSWER_SECONDS: Final = 60.0
-"""How long any other call waits before it takes the process that serves it for stopped."""
+"""Seconds for which any other call waits until it takes the process that serves it for stopped."""
 
 _PATIENCE_MAX: Final = 1e6
 """Seconds of a timeout beyond which there is no such limit."""
@@ -134,7 +134,7 @@ class ConsumerServer(Handle):
 
     Raises:
         IllegalOperationError: The subscription is exclusive, or a live server has the path.
-        UsageError: The path is too long, or something is there that is no socket.
+        UsageError: The path is too long, or something is there that is not a socket.
 
     Threads: any.
     """
@@ -266,7 +266,7 @@ class ConsumerServer(Handle):
 
 
 class Held:
-    """What a consumer was handed and has not acknowledged.
+    """The records that a consumer was handed and has not acknowledged.
 
     Args:
         subscription: Handed it out.
@@ -282,14 +282,14 @@ class Held:
         self.seqs: dict[int, int] = {}
 
     def add(self, taken: Taken) -> None:
-        """Add records that are handed out; if there are many, forget what others have acknowledged, or were handed."""
+        """Add records that are handed out; if there are many, forget those that others acknowledged or were handed."""
         self.seqs.update(taken.held)
         if len(self.seqs) > self._most:
             self.seqs = still_held(self._subscription, self.seqs)
             self._most = max(HELD_MAX, 2 * len(self.seqs))
 
     def within(self, ranges: list[range]) -> list[tuple[int, int]]:
-        """Return those in ranges, which may be much longer than what is held; the cost is bounded by either."""
+        """Return the held records in ranges; the cost is bounded by the number of either, as ranges may be long."""
         found: list[tuple[int, int]] = []
         for each in ranges:
             seqs = each if len(each) <= len(self.seqs) else [seq for seq in self.seqs if seq in each]
@@ -297,7 +297,7 @@ class Held:
         return found
 
     def discard(self, ranges: list[range]) -> None:
-        """Forget those in ranges."""
+        """Forget the records in ranges."""
         for seq, _ in self.within(ranges):
             del self.seqs[seq]
 
@@ -456,7 +456,7 @@ class RemoteConsumer(RecordSource):
     ack_async = asyncio_form(ack, own_thread=True)
 
     def nack(self, records: Acked | Iterable[Acked], *, delay: float = 0.0) -> int:
-        """Have records handed out again as ``Subscription.nack`` does, those that this consumer holds.
+        """Have those of some records that this consumer holds handed out again, as ``Subscription.nack`` does.
 
         A record that timed out and was handed to another consumer is not held any more.
         """

@@ -2,7 +2,7 @@
 
 ``Retention`` and ``first_kept`` decide, without input or output. ``RetentionKeeper`` applies that in the process of the
 log's writer: after each change of the log's record, such as a roll or a subscription that needs less, and by a timer,
-so that no traffic is needed.
+so it needs no traffic.
 
 Only whole closed segments go, the oldest first. What a subscription may still need, and what comes after the oldest
 checkpoint, stays: the record of the log refuses to drop it (rules T8, T9).
@@ -37,12 +37,12 @@ RETENTION_PROPERTY: Final = "pybk.retention"
 """The property of a list that has its retention, as JSON."""
 
 KEEPER_SECONDS: Final = 30.0
-"""How often at least a writer applies the retention of its log, also if nothing happens."""
+"""The longest interval at which a writer applies the retention of its log, also if nothing happens."""
 
 _KEEPER_SECONDS_MIN: Final = 0.25
 _SECONDS_MAX: Final = 1e10
 _LOOKS: Final = 4
-"""How often it does in the shortest time that its retention names."""
+"""The number of times that it does so in the shortest time that its retention names."""
 
 IDLE_ROLL_SECONDS: Final = 3600.0
 
@@ -51,7 +51,7 @@ _NONE_NOTED: Final[Mapping[int, int]] = FrozenDict()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retention:
-    """What a log drops by itself; without one it drops nothing.
+    """The limits beyond which a log drops records by itself; a log without a retention drops none.
 
     Attributes:
         max_age: Seconds after which a segment goes, counted from its close; None for no limit. A record may be up to
@@ -85,11 +85,11 @@ class Retention:
 
 
 class Expired(NamedTuple):
-    """What retention has dropped.
+    """The records that retention has dropped.
 
     Attributes:
         first_seq: The first record that was kept.
-        records: How many records were dropped.
+        records: The number of records that were dropped.
         nbytes: Bytes of their segments.
         unacked: Subscriptions that may not have acknowledged all of them, and of how many that may be so at most; empty
             unless ``force_expire`` is set.
@@ -102,7 +102,7 @@ class Expired(NamedTuple):
 
 
 class Held(NamedTuple):
-    """What a log holds, and for whom.
+    """The segments that a log holds, and the bounds of the subscriptions that need them.
 
     Attributes:
         record: Its record.
@@ -132,7 +132,7 @@ def dates_of(
     Args:
         segments: The log's, ascending. Those after the one that is yielded are taken only if its date is in the future.
         now_ns: The time, nanoseconds since 1970.
-        noted: When each date that is in the future was first seen.
+        noted: The time when each date that is in the future was first seen.
     """
     latest = 0
     waiting: list[Segment] = []  # dated in the future, so that the date of the next one that is not counts
@@ -153,7 +153,7 @@ def _date_of(segment: Segment) -> int:
 
 
 def _believed(segments: Sequence[Segment], now_ns: int, noted: Mapping[int, int]) -> list[tuple[Segment, int]]:
-    """Return segments with the date of each, of which all but the last are in the future, and maybe the last."""
+    """Return segments with the date of each. The dates of all but the last are in the future, and maybe the last's."""
     following, found = now_ns, list[tuple[Segment, int]]()
     for each in reversed(segments):
         date = _date_of(each)
@@ -199,7 +199,7 @@ def first_kept(
 def rolls_idle(
     held: Held, retention: Retention, now_ns: int, last_seq: int, noted: Mapping[int, int] = _NONE_NOTED
 ) -> bool:
-    """Return whether the open segment is old enough to be closed, so that it can go.
+    """Return whether the open segment is old enough to be closed, after which it can be dropped.
 
     Args:
         held: What the log holds; of its pages nothing is read.
@@ -281,12 +281,12 @@ class RetentionKeeper:
         self._steps = writer.steps
         self._due = False
         self._is_over = False
-        """Whether the log has another writer, is gone, or its manager is closed."""
+        """True once the log has another writer or is gone, or its manager is closed."""
         self._period_s = KEEPER_SECONDS
         self._timers = 0
-        """How many timers were set, of which the last one counts."""
+        """The number of timers that were set, of which the last one counts."""
         self._noted: dict[int, int] = {}
-        """As for ``dates_of``: what is dated in the future is as old as this has known it."""
+        """The argument ``noted`` of ``dates_of``: the time when each date that is in the future was first seen."""
         self._watches = Watches()
         self._watches.add(self._steps.watch(weakly(RetentionKeeper.soon, self)))
         self._watched = ""
@@ -339,10 +339,10 @@ class RetentionKeeper:
         self._watches.cancel()
 
     def apply(self) -> Expired:
-        """Drop what may go now.
+        """Drop the segments that the retention does not keep any more.
 
         Returns:
-            What was dropped.
+            The records that were dropped.
 
         Raises:
             LogFencedError: Another writer has the log.
@@ -374,7 +374,7 @@ class RetentionKeeper:
         return expired
 
     def _expiring(self, retention: Retention, record: ListRecord, segments: Sequence[Segment]) -> Expired:
-        """Return what may go now."""
+        """Return the records that the retention does not keep any more."""
         held = Held(record, segments, self._steps.bounds_of(record))
         open_bytes = self._writer.appender.segment_bytes
         first = first_kept(held, retention, self._noted_until(record), open_bytes, self._noted)
@@ -399,7 +399,7 @@ class RetentionKeeper:
 
 
 def _expired(held: Held, first: int) -> Expired:
-    """Return what is dropped if a log begins with ``first`` from now on."""
+    """Return the records that are dropped if a log begins with ``first`` from now on."""
     if first <= held.record.first_seq:
         return Expired(held.record.first_seq, 0, 0, {})
     gone = takewhile(lambda each: each.last_seq is not None and each.last_seq < first, held.segments)

@@ -55,7 +55,7 @@ class SnapshotInfo(NamedTuple):
         lsn: The application's position: the last record of its log that the snapshot covers.
         generation: The generation of that log.
         meta: The application's.
-        created_ns: When it was saved, nanoseconds since 1970.
+        created_ns: The time when it was saved, nanoseconds since 1970.
         is_directory: Whether it is of a directory.
         size: Bytes of all its files.
         written: Bytes that were not stored, or were damaged, and were written for this one.
@@ -76,7 +76,7 @@ class SkippedSnapshot(NamedTuple):
 
     Attributes:
         number: Its number.
-        problem: What is wrong with it.
+        problem: The damage.
     """
 
     number: int
@@ -155,10 +155,10 @@ class SnapshotStore:
         report = snapshots.restore("data")
         replay_from(report.info.lsn + 1)
 
-    A snapshot is saved in parts, named by the SHA-256 of their content, so that parts that did not change are not
-    written again. Its manifest, which lists the parts, is written last: a snapshot exists once it is complete.
-    Snapshots share parts, so a damaged part damages all that have it; ``latest`` finds out, and a save that has the
-    part writes it again, which mends them all.
+    A snapshot is saved in parts, named by the SHA-256 of their content; so parts that did not change are not written
+    again. Its manifest, which lists the parts, is written last: a snapshot exists once it is complete. Snapshots share
+    parts, so a damaged part damages all that have it; ``latest`` finds out, and a save that has the part writes it
+    again, which mends them all.
 
     Threads: any. One process at a time saves or prunes.
 
@@ -259,7 +259,7 @@ class SnapshotStore:
         Snapshots whose manifests cannot be read do not count; parts are not verified, which ``latest`` does.
 
         Returns:
-            How many blobs were deleted: manifests and parts.
+            The number of blobs that were deleted: manifests and parts.
 
         Raises:
             BlobLockedError: Another process saves or prunes.
@@ -438,8 +438,8 @@ class _Saving(PieceWriter):
     """Splits files into parts, and puts those that are not there; a file to write one of them to.
 
     Args:
-        blobs: Where parts go.
-        prefix: Of their names.
+        blobs: The blob store for the parts.
+        prefix: The prefix of their names.
         part_bytes: Bytes of a part.
         verified: The ledgers of parts that were read whole, by name; grows.
     """

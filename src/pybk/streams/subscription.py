@@ -11,8 +11,8 @@ the others when it has read a batch, or stops leading. All are woken when record
 seek and on close, and after an acknowledgement if one of them waits for that.
 
 **Locks.** ``_reading`` is held while the log's reader is used, and the lock of the cursor for moments; they are taken
-in this order. Which consumer leads is not kept by a lock, but by a token of its call, so that an interrupt cannot leave
-it taken.
+in this order. The consumer that leads is not marked by a lock, but by a token of its call, because an interrupt could
+leave a lock taken.
 """
 
 from __future__ import annotations
@@ -71,11 +71,11 @@ _WARN_AT: Final = 0.8
 """The part of ``max_unacked`` from which on a warning is logged."""
 
 Acked = LogRecord | Position | int | range
-"""What is acknowledged: a record, the position or the sequence number of one, or a range of sequence numbers."""
+"""Acknowledged records: a record, the position or the sequence number of one, or a range of sequence numbers."""
 
 
 class SubscriptionMode(StrEnum):
-    """How many consumers a subscription has."""
+    """The number of consumers that a subscription may have."""
 
     EXCLUSIVE = "exclusive"
     """One at a time, which may acknowledge all records up to one."""
@@ -85,7 +85,7 @@ class SubscriptionMode(StrEnum):
 
 
 class DeadLetters(NamedTuple):
-    """Where records go that are handed out again and again.
+    """The log to which records go that are handed out again and again.
 
     If a process dies with records, it is not known which of them killed it. So the last delivery of a record hands it
     out alone, and of the records that died with it only those that other threads or tasks held by their own last
@@ -95,8 +95,8 @@ class DeadLetters(NamedTuple):
     ``pybk.deliveries``, if these fit; then they are acknowledged. So a crash in between may leave one twice.
 
     Attributes:
-        writer: Of the log that takes them.
-        max_deliveries: How often a record is handed out, at least 1: over all opens of the subscription with dead
+        writer: The writer of the log that takes them.
+        max_deliveries: The number of deliveries of a record, at least 1: over all opens of the subscription with dead
             letters, also after its process was killed. The first delivery of a record is not recorded, but for each
             1 000 records that they may be handed out. So if the process is killed, up to 1 000 records that were not
             handed out count as if they were, each of them once at most. Each further delivery is recorded before, which
@@ -111,7 +111,7 @@ class DeadLetters(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Consuming:
-    """How a subscription hands out records: arguments of ``Log.subscribe``, which documents them.
+    """The way in which a subscription hands out records: arguments of ``Log.subscribe``, which documents them.
 
     Raises:
         UsageError: One of them cannot be.
@@ -161,7 +161,7 @@ class SubscriptionStats(NamedTuple):
 
 
 class _Token:
-    """Stands for one call; what is held by it is free once it is dropped."""
+    """Stands for one call; a seat that it holds is free once the token is dropped."""
 
     __slots__ = ("__weakref__",)
 
@@ -216,8 +216,8 @@ class _Batch(NamedTuple):
     """Acknowledgements of one turn of an event loop, which become durable together.
 
     Attributes:
-        ranges: What they acknowledge, in any order.
-        properties: What they set.
+        ranges: The ranges that they acknowledge, in any order.
+        properties: The properties that they set.
         waiters: One for each of them.
     """
 
@@ -226,7 +226,7 @@ class _Batch(NamedTuple):
     waiters: list[asyncio.Future[None]]
 
     def finish(self, error: BaseException | None) -> None:
-        """Wake those that wait."""
+        """Wake the tasks that wait."""
         for waiter in self.waiters:
             if waiter.done():
                 continue
@@ -269,21 +269,21 @@ class Subscription(RecordSource):
         self._dead_letters = dead_letters = how.dead_letters
         self._max_unacked = how.max_unacked
         self._alone = dead_letters.max_deliveries - 1 if dead_letters is not None and cursor.counts else None
-        """How often a record was handed out whose next delivery is its last."""
+        """The number of deliveries after which the next one is a record's last; None without dead letters or counts."""
         self._warned = False
         self._reader: RecordReader | None = None
         self._ready: list[LogRecord] = []
         self._ready_first = self._ready_end = 0
         """The first record of ``_ready``, and the one after its last."""
         self._moves = 0
-        """How often what was read became void."""
+        """The number of times that the records which were read ahead became void."""
         self._consuming = _Seat(self._wake_all)
         self._leading = _Seat(self._wake_all)
         self._reading = threading.Lock()
         self._wakers: set[Callable[[], None]] = set()
         self._wake_on_ack = False
         self._batches: dict[asyncio.AbstractEventLoop, _Batch] = {}
-        """What each event loop acknowledges in its present turn."""
+        """The acknowledgements of each event loop in its present turn."""
         self._counts = dict.fromkeys(("delivered", "redelivered", "dead", "truncated"), 0)
         self._forked = False
         self._seen = -1
@@ -303,8 +303,8 @@ class Subscription(RecordSource):
     def close(self) -> None:
         """Release the subscription, so that others may open it; a second call, or one in a forked child, does nothing.
 
-        Consumers that wait raise ClosedError. What was handed out and not acknowledged is handed out again to those who
-        open it next.
+        Consumers that wait raise ClosedError. Records that were handed out and not acknowledged are handed out again
+        after the next open.
 
         Raises:
             LogFencedError: Another process has it.
@@ -339,7 +339,7 @@ class Subscription(RecordSource):
 
     @property
     def closed(self) -> bool:
-        """Whether it was closed or deleted here."""
+        """True once the subscription was closed or deleted in this process."""
         return self._cursor.closed
 
     def __repr__(self) -> str:
@@ -426,7 +426,7 @@ class Subscription(RecordSource):
         Records that are to be handed out again come first, then fresh ones in order.
 
         Args:
-            most: How many records at most.
+            most: The most records to return.
             timeout: Seconds to wait for one; 0 to look once; None for as long as it takes.
 
         Returns:
@@ -822,7 +822,7 @@ class Subscription(RecordSource):
             await self._joined(ranges, properties)
 
     def _joined(self, ranges: Ranges, properties: Mapping[str, int | str] | None) -> asyncio.Future[None]:
-        """Acknowledge records together with what else the event loop acknowledges before it comes to ``_flush``."""
+        """Acknowledge records together with others that the event loop acknowledges before it calls ``_flush``."""
         loop = asyncio.get_running_loop()
         batch = self._batches.get(loop)
         if batch is not None and properties:
@@ -837,7 +837,7 @@ class Subscription(RecordSource):
         return waiter
 
     def _flush(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Make one record of what a turn of the event loop has acknowledged; called in that loop."""
+        """Make one record of all acknowledgements of a turn of the event loop; called in that loop."""
         batch = self._batches.pop(loop)
         ranges, future = merged(batch.ranges), None
         if self._lock.acquire(blocking=False):
@@ -938,7 +938,7 @@ class Subscription(RecordSource):
             delay: Seconds until then.
 
         Returns:
-            How many of them are handed out again.
+            The number of them that are handed out again.
         """
         due, count = _due(delay), 0
         with self._lock:
@@ -1016,7 +1016,7 @@ class Subscription(RecordSource):
 
 
 async def taken_async(subscription: Subscription, most: int, timeout: float | None) -> Taken:
-    """Return what ``Subscription.read_many_async`` does, with the deliveries that it is of."""
+    """Return the records that ``Subscription.read_many_async`` returns, with the numbers of their deliveries."""
     return await subscription._taken_async(most, timeout)
 
 

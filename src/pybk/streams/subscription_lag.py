@@ -2,8 +2,8 @@
 
 A writer knows where its log ends, and the log what each subscription needs, also while no process consumes it. So the
 writer's process looks at the bounds of subscriptions each ``LOOK_SECONDS``, and notes where the log ends then. From
-these notes it knows since when a record has existed; of records that are older than the writer, the closing of their
-ledger says it. Both are never too early, so that the age of a record is never shown as more than it is.
+these notes it knows since when a record has existed; for records that are older than the writer it takes the time when
+their ledger was closed. Neither time is ever too early, so the age of a record is never shown as more than it is.
 
 A bound is the first record that is not acknowledged, some seconds ago. What is acknowledged after it counts as lag.
 """
@@ -36,10 +36,10 @@ _END: Final = itemgetter(1)
 
 
 class Note(NamedTuple):
-    """Where a log ended at a time.
+    """The end of a log at a time.
 
     Attributes:
-        time_ns: When, nanoseconds since 1970.
+        time_ns: The time, nanoseconds since 1970.
         end: The record that came next.
     """
 
@@ -48,7 +48,7 @@ class Note(NamedTuple):
 
 
 def noted(notes: list[Note], note: Note, lowest: int | None) -> list[Note]:
-    """Return notes with a later one, without those that no record from ``lowest`` on needs; None for no record."""
+    """Return notes with a later one, without those that records from ``lowest`` on do not need; for None, it alone."""
     needed = [] if lowest is None else [each for each in notes if each.end > lowest]
     found = [*needed, note]
     return found if len(found) <= NOTES_MAX else found[::2]

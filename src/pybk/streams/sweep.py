@@ -30,7 +30,7 @@ class Described(NamedTuple):
         uid: The list's.
         name: The list's name when the ledger was created.
         epoch: The epoch of its writer.
-        header: That of a segment; None for a blob.
+        header: The header of a segment; None for a blob.
         covers: The last record that the checkpoint of a blob covers, and its generation; None for a segment.
     """
 
@@ -56,7 +56,7 @@ def described_ledgers(manager: LedgerManager, kind: ListKind) -> Iterator[Descri
 
 
 def _described(metadata: LedgerMetadata) -> Described | None:
-    """Return what a ledger's description says; None if it is of no list."""
+    """Return what a ledger's description says; None if it is not of a list."""
     where = f"the custom metadata of ledger {metadata.ledger_id}"
     segment, blob = (metadata.custom_metadata.get(key) for key in (SEGMENT_KEY, BLOB_KEY))
     if segment is not None:
@@ -78,7 +78,7 @@ have lost one."""
 
 
 def check_not_lost(steps: LedgerSteps) -> None:
-    """Raise CorruptError if a list has no record, but ledgers with records, so that its record was lost.
+    """Raise CorruptError if a list has no record, but ledgers with records: its record was lost then.
 
     To create the list anew would hide them. Not in a cluster, where other processes write at the same time, and whose
     ledgers may be too many to be looked through. There ``rebuild`` replaces the record of a list that has no ledger

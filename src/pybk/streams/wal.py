@@ -65,14 +65,14 @@ _NEAR: Final = 64
 
 
 class RecoveryInfo(NamedTuple):
-    """What opening a write-ahead log for writing found.
+    """The result of opening a write-ahead log for writing.
 
     Attributes:
         epoch: The number of this take-over.
         first_lsn: The first record that was not truncated.
         last_lsn: The last record; less than ``first_lsn`` if there is none.
         unclean: Whether the writer before did not close the log, so that its ledger had to be recovered.
-        seconds: How long it took.
+        seconds: Seconds that it took.
     """
 
     epoch: int
@@ -156,7 +156,7 @@ class WriteAheadLog(NamedList, kinds=(ListKind.WAL,), first_seq=_FIRST_LSN):
         self._readers: WeakSet[RecordReader] = WeakSet()
         """The readers of calls that are under way, which end when the log is closed here."""
         self.recovery: RecoveryInfo | None = None
-        """What opening for writing found; None for a log that is open for reading."""
+        """The result of opening for writing; None for a log that is open for reading."""
 
     # ---- opening and closing -------------------------------------------------------------------------------------
 
@@ -207,7 +207,7 @@ class WriteAheadLog(NamedList, kinds=(ListKind.WAL,), first_seq=_FIRST_LSN):
         Raises:
             LogLockedError, StoreLockedError: A live writer has it, in this process or another.
             NoSuchLogError: It does not exist, and is not to be made.
-            LogSealedError: It was sealed, so that it can only be read.
+            LogSealedError: It was sealed, and can only be read.
             CookieError: With mode "r" there is no store in the directory.
             UnauthorizedError: The password is not the log's.
             UsageError: There is neither password nor secret, or another argument cannot be.
@@ -273,7 +273,7 @@ class WriteAheadLog(NamedList, kinds=(ListKind.WAL,), first_seq=_FIRST_LSN):
         Raises:
             IllegalOperationError: The record is sound; nothing was done.
             NoSuchLogError: No ledger belongs to the log.
-            CorruptError: Records are missing, or no ledger has any, so that ``first_lsn`` has to say what to do.
+            CorruptError: Records are missing, or no ledger has any: ``first_lsn`` has to say what to do.
             UnauthorizedError: The password is not that of the ledgers.
             UsageError: Several logs had this name, or an argument cannot be.
 
@@ -662,8 +662,8 @@ class WriteAheadLog(NamedList, kinds=(ListKind.WAL,), first_seq=_FIRST_LSN):
 
         Args:
             from_lsn: The first record, which may come later; None for ``first_lsn``.
-            generation: The log's ``generation`` when the record before ``from_lsn`` was read, so that records that were
-                dropped since are noticed; None for that of now.
+            generation: The log's ``generation`` when the record before ``from_lsn`` was read, by which it is noticed
+                that records were dropped since; None for the present one.
             timeout: Seconds without a record after which it ends; None to wait for as long as it takes.
 
         Raises:
