@@ -12,7 +12,7 @@ After its election the machine asks for everything. Until it has read all ledger
 changes no mark. Then each event brings a change, and each step ends with a comparison: the marks that ``plan`` wants
 against the existing marks. Missing marks are published, at most ``WINDOW`` queued ones, the most urgent first, and more
 of them once half are done. A mark that the auditor published and does not want any more is withdrawn. The driver
-reports every attempt by a ``MarksChanged`` with the present values, so that a refused effect corrects the machine.
+reports every attempt by a ``MarksChanged`` with the present values, so a refused effect corrects the machine.
 
 Time. ``now_ns`` is nanoseconds since 1970 at the election, and counts on by a monotonic clock. Absences are saved as
 durations, because clocks of machines differ; the next auditor continues to count them unless the bookie has started
@@ -105,7 +105,7 @@ class SavedAbsence:
 
     Attributes:
         boots: The number of its last start; another one means that it was back.
-        absent_ns: For how long; None if it was registered.
+        absent_ns: The time for which it is absent; None if it was registered.
         absences_ns: How long ago its recent absences began.
     """
 
@@ -128,7 +128,8 @@ class SavedState:
     Attributes:
         absences: How long bookies have been absent.
         since_read_ns: How long ago all ledgers were read.
-        judged: By what stuck marks were judged, so that these are not tried again after each election.
+        judged: The signatures by which stuck marks were judged; without them these would be tried again after each
+            election.
     """
 
     absences: Mapping[Bookie, SavedAbsence] = field(default_factory=dict)
@@ -137,7 +138,7 @@ class SavedState:
 
 
 def encode_state(state: SavedState) -> dict[str, Any]:
-    """Return what the next auditor needs."""
+    """Return the encoded state, which the next auditor reads."""
     return {
         "absences": [
             {
@@ -162,7 +163,7 @@ def encode_state(state: SavedState) -> dict[str, Any]:
 
 
 def decode_state(values: dict[str, Any] | None) -> SavedState:
-    """Return what the previous auditor has left; raises ValueError, KeyError or TypeError if it is damaged."""
+    """Return the state that the previous auditor left; raises ValueError, KeyError or TypeError if it is damaged."""
     if values is None:
         return SavedState()
     absences = {
@@ -198,9 +199,9 @@ class Elected:
     """This process was elected.
 
     Attributes:
-        saved: What the previous auditor has left.
+        saved: The state that the previous auditor has left.
         until_ns: The lease lasts until then at least.
-        session_ns: When the session with the metadata store began.
+        session_ns: The time when the session with the metadata store began.
     """
 
     saved: SavedState
@@ -259,7 +260,7 @@ class ChangesMissed:
 
 @dataclass(frozen=True, slots=True)
 class BookiesRead:
-    """All cookies and registrations were read; an incomplete reading is no event."""
+    """All cookies and registrations were read; an incomplete reading does not become an event."""
 
     bookies: tuple[BookieFacts, ...]
 
@@ -310,7 +311,7 @@ class ReplicaChecked:
         ledger_id: The ledger.
         bookie: The bookie.
         checked_ns: The time of the check by a clock that is not set; it is compared with that of other checks alone.
-        result: What came of it.
+        result: Its result.
         first_entry_id: The first entry that is missing or damaged.
     """
 
@@ -413,7 +414,7 @@ class DropMark:
 
 @dataclass(frozen=True, slots=True)
 class SaveState:
-    """Store what the next auditor needs."""
+    """Store the state that the next auditor needs."""
 
     state: SavedState
 
@@ -487,7 +488,7 @@ class _Tasks:
 
 
 class _Progress:
-    """How much was done, and how fast."""
+    """The amount of repairs that were done, and their rate."""
 
     def __init__(self) -> None:
         self.done_bytes = 0
@@ -508,13 +509,13 @@ class AuditorMachine:
 
     Attributes:
         map: The ledgers.
-        situation: What else is known.
+        situation: Everything else that is known.
         wanted: The tasks that are to be marked now, by the keys of their marks.
         holds: The reasons to hold repairs.
         misplaced: The ledgers that span too few zones.
 
     Args:
-        window: How many queued marks are published at most.
+        window: The most queued marks that are published.
 
     Threads: one at a time.
     """
@@ -525,7 +526,7 @@ class AuditorMachine:
         self._reset()
 
     def _reset(self) -> None:
-        """Forget everything; what is known of the store's session is read again as well."""
+        """Forget everything; also the state of the store's session is read again."""
         self.map = ClusterMap()
         self.situation = Situation()
         self.wanted: Mapping[MarkKey, Task] = {}
@@ -542,7 +543,7 @@ class AuditorMachine:
         self._standings: list[Standing] = []
         self.misplaced: set[int] = set()
         self._placed_by: tuple[int, dict[str, str]] | None = None
-        """By what ledgers were judged to be misplaced: the zones that are asked for, and the zone of each bookie."""
+        """The zones that are asked for, and each bookie's zone, by which ``misplaced`` was found."""
         self._tasks = _Tasks()
         self._open_short: dict[int, int] = {}
         """Open ledgers that are short, and when each is to be assessed again: its writer may be gone then."""
@@ -561,24 +562,24 @@ class AuditorMachine:
 
     @property
     def leading(self) -> bool:
-        """True if everything was read after an election, so that marks are published."""
+        """True if everything was read after an election; only then marks are published."""
         return self._phase is _Phase.LEADING
 
     @property
     def open_short(self) -> list[int]:
-        """The open ledgers that are not whole, so that it matters whether their writers live; ascending."""
+        """The open ledgers that are not whole, ascending: for these it matters whether their writers live."""
         return sorted(self._open_short)
 
     @property
     def frozen(self) -> bool:
-        """True if it is unknown which bookies are registered, so that marks stay as they are."""
+        """True if it is unknown which bookies are registered; marks stay as they are then."""
         return any(each.reason.blind for each in self.holds)
 
     def step(self, event: Event, now_ns: int) -> list[Effect]:
         """Handle an event; return the effects to perform, in order.
 
         Args:
-            event: What happened.
+            event: The event.
             now_ns: The time.
         """
         if isinstance(event, Elected):
@@ -632,7 +633,7 @@ class AuditorMachine:
         return ReadEverything(self._reading, spread)
 
     def _take(self, event: Event, now_ns: int, effects: list[Effect]) -> set[int]:
-        """Take over what an event says; return the ledgers that have to be assessed again."""
+        """Take over the facts of an event; return the ledgers that have to be assessed again."""
         if isinstance(event, LedgersRead):
             return self._ledgers_read(event, now_ns, effects)
         if isinstance(event, LedgersChanged):
@@ -686,7 +687,7 @@ class AuditorMachine:
         return set(changed)
 
     def _forget_suspicions(self) -> None:
-        """Forget what was found at bookies that have no place in their ledgers any more; no check would end that."""
+        """Forget suspicions about bookies that left the ensembles of their ledgers: no later check would clear them."""
         held = {bookie: self.map.ledgers_of(number) for number, bookie in enumerate(self.map.bookies)}
         self._suspicions = {
             (key, check): found
@@ -737,7 +738,7 @@ class AuditorMachine:
         return {each for each in moved if each in self._open_short}
 
     def _bookies_read(self, event: BookiesRead, now_ns: int) -> set[int]:
-        """Take over what is known of all bookies, and since when each is absent."""
+        """Take over the facts about all bookies, and since when each is absent."""
         first = "bookies" not in self._known
         self._known.add("bookies")
         before = self.situation.bookies
@@ -974,7 +975,7 @@ class AuditorMachine:
         return {task.key for task in new if (task.copies, not task.urgent) >= least}
 
     def _wish(self, key: MarkKey, task: Task) -> PublishMark | WithdrawMark | ChangeMark | None:
-        """Return what brings a mark nearer to what it should be."""
+        """Return the effect that brings a mark nearer to the task; None if none is needed."""
         mark = self.situation.marks.get(key)
         causes = {} if mark is None else mark.causes_by_reason()
         derived = task.derived

@@ -107,7 +107,7 @@ TICK_S: Final = 10.0
 """Seconds between two looks at the bookies."""
 
 _DUE_S: Final = 0.05
-"""The time after the end of a grace when the bookies are read, so that it has ended by the machine's clock."""
+"""The time after the end of a grace when the bookies are read: by then it has ended by the machine's clock, too."""
 
 ANNOUNCE_S: Final = 60.0
 """Seconds between two pages of deleted ledgers."""
@@ -116,10 +116,10 @@ TRUST_NS: Final = 10**9
 """The time after a check of the lease in which its effects may still be performed."""
 
 SPREAD: Final = 9
-"""How many times as long as a page of a reading takes the next one is waited for, if nothing is known to be missing."""
+"""The wait before the next page of a reading, in multiples of the last page's time, if nothing is known missing."""
 
 _REST: Final = 100
-"""How many times as long as the handling of changes takes the next ones are collected.
+"""The time for which the next changes are collected, in multiples of the time that the last took to handle.
 
 So it takes a hundredth of the time, which appends do not notice, unless ``_REST_MAX_S`` is shorter.
 """
@@ -129,7 +129,7 @@ _REST_MAX_S: Final = 1.0
 T = TypeVar("T")
 
 Call = Callable[[], Iterable[Event]]
-"""What another thread wants done: it reads something, and returns the events that follow."""
+"""A function that another thread wants called: it reads something, and returns the events that follow."""
 
 
 class AuditorDriver:
@@ -143,7 +143,7 @@ class AuditorDriver:
 
     Attributes:
         report: The machine's last report; None while this process does not lead.
-        reported_ns: When it was made, nanoseconds since 1970.
+        reported_ns: The time when it was made, nanoseconds since 1970.
 
     Threads: any.
     """
@@ -163,7 +163,7 @@ class AuditorDriver:
         self._reading: Iterator[Event] | None = None
         """The rest of a reading of everything; None if nothing is left."""
         self._spread = False
-        """Whether that takes its time."""
+        """True if the reading waits between its pages (``SPREAD``)."""
         self._page_at = 0.0
         """The time when the next page is read, by the monotonic clock."""
         self._clock_ns = time.time_ns() - time.monotonic_ns()
@@ -189,9 +189,9 @@ class AuditorDriver:
         self._was_elected = False
         """True if changes are collected; an auditor reads everything when it is elected, so before that none are."""
         self._rest_until = 0.0
-        """Until then changes are collected, by the monotonic clock."""
+        """The time until which changes are collected, by the monotonic clock."""
         self._gave_up = False
-        """Whether the last step has given up effects, so that what has come in since is read without a rest."""
+        """True if the last step has given up effects; then changes that have come in since are read without a rest."""
         with ExitStack() as undo:
             watches = (
                 metadata.watch_ledgers(partial(self._feed, self._note_ledgers)),
@@ -218,7 +218,7 @@ class AuditorDriver:
         return int(self._machine.situation.settings.repair.grace_s * 1e9)
 
     def report_check(self, event: ReplicaChecked) -> None:
-        """Give the machine what a check of a bookie's replica of a ledger found; any thread."""
+        """Give the machine the result of a check of a bookie's replica of a ledger; any thread."""
         self._post(lambda: (event,))
 
     def ledger_ids(self) -> list[int]:
@@ -248,7 +248,7 @@ class AuditorDriver:
     # ---- what is due ---------------------------------------------------------------------------------------------
 
     def due(self, now: float) -> Work | float:
-        """Return what to do next: a tick, changes, a call, or a page of a reading; or when one of these is due."""
+        """Return the next work: a tick, changes, a call, or a page of a reading; or the time when the first is due."""
         if now >= self._tick_at:
             return partial(self._make, self._tick)
         again = self._tick_at
@@ -347,7 +347,7 @@ class AuditorDriver:
         yield Elected(self._saved_state(), self._now_ns() + TRUST_NS, self._session_ns)
 
     def _saved_state(self) -> SavedState:
-        """Return what the previous auditor has left; a damaged value counts as nothing, so that graces begin anew."""
+        """Return the state that the previous auditor left; a damaged value counts as none, and graces begin anew."""
         try:
             return decode_state(self._metadata.read_auditor_state())
         except (CorruptError, MetadataForgedError, UnsupportedFormatError, ValueError, KeyError, TypeError) as error:
@@ -367,7 +367,7 @@ class AuditorDriver:
         yield from self._back()
 
     def _back(self) -> Iterator[Event]:
-        """Yield what follows when the metadata store answers again."""
+        """Yield the events that follow when the metadata store answers again."""
         found = self._read_bookies()  # raises as long as it does not
         missed, self._lost_store = self._lost_store, False  # the call that failed has read nothing
         self._session_ns = self._now_ns()
@@ -408,7 +408,7 @@ class AuditorDriver:
 
         At each tick while a bookie is read-only, because a full one has no space before it knows of deletions.
 
-        What nobody needs any more is removed then: the pages that all bookies are past, with the tombstones that they
+        What is not needed any more is removed then: the pages that all bookies are past, with the tombstones that they
         announced, and what removed bookies left.
         """
         now = time.monotonic()
@@ -428,7 +428,7 @@ class AuditorDriver:
         collect_removed(self._metadata)
 
     def _feed(self, note: Callable[[frozenset[T]], bool], found: frozenset[T] | None) -> None:
-        """Take what a feed reports; called by a thread of the metadata store."""
+        """Take the changes that a feed reports; called by a thread of the metadata store."""
         if found is None:
             self._post(lambda: (ChangesMissed(),))
             return

@@ -1,4 +1,4 @@
-"""The one thread of a bookie's self-healing: it asks each chore what is due, and has a few workers do it.
+"""The one thread of a bookie's self-healing: it asks each chore for work that is due, which a few workers do.
 
 Theory of operation
 -------------------
@@ -100,7 +100,7 @@ class Rounds:
 
 
 class ChoreThread:
-    """The thread that asks chores what is due, and its workers; from ``start`` until ``stop``.
+    """The thread that asks chores for work that is due, and its workers; from ``start`` until ``stop``.
 
     Attributes:
         workers: The workers; a work may have them make further calls.
@@ -114,7 +114,7 @@ class ChoreThread:
     def __init__(self) -> None:
         self.workers: Final = Workers(WORKERS, "pybk-healing-work")
         self._chores: list[Chore] = []
-        """The one whose last work began the longest ago is asked first, so that none waits for ever."""
+        """The chores, asked in this order; one whose work begins moves to the end, so none waits for ever."""
         self._under_way: set[Chore] = set()
         """Chores whose work is under way; each change is a single operation."""
         self._failed: dict[Chore, float] = {}
@@ -131,7 +131,7 @@ class ChoreThread:
         """Start the thread.
 
         Args:
-            chores: What it asks.
+            chores: The chores that it asks.
 
         Raises:
             StorageRefusedError: The operating system gives no thread.
@@ -140,7 +140,7 @@ class ChoreThread:
         start_thread(self._thread)
 
     def wake(self) -> None:
-        """Ask all chores again at once, because what they know has changed."""
+        """Ask all chores again at once, because the facts by which they decide have changed."""
         self._news.set()
 
     def _run(self) -> None:
@@ -149,7 +149,7 @@ class ChoreThread:
             self._news.wait(self._begin_due(time.monotonic()))
 
     def _begin_due(self, now: float) -> float:
-        """Have the workers do what is due; return after how many seconds to look again."""
+        """Have the workers do the work that is due; return the seconds until the next look."""
         again = now + _REST_MAX_S
         waits = False
         for chore in list(self._chores):
@@ -178,7 +178,7 @@ class ChoreThread:
         self._news.set()
 
     def _attempt(self, chore: Chore, call: Callable[[], T]) -> T | float:
-        """Make a call for a chore; return what it returns, or after a failure when to ask the chore again."""
+        """Make a call for a chore; return its result, or after a failure the time to ask the chore again."""
         try:
             return call()
         except Exception as error:  # whatever failed, the other chores have to be done

@@ -1,6 +1,6 @@
 """The work of one bookie's worker for a marked ledger, judged by the present state and not by that of the mark.
 
-A worker writes copies to its own bookie alone, so that what comes in there has one owner and one throttle. For each
+A worker writes copies to its own bookie alone, so what comes in there has one owner and one throttle. For each
 fragment that has an end:
 
 | bookie of the fragment | cause of its mark | the worker of |
@@ -72,7 +72,7 @@ class LedgerWork(NamedTuple):
     """The work that a ledger needs.
 
     Attributes:
-        fragments: What the own bookie does, in the order of the fragments.
+        fragments: The work of the own bookie, in the order of the fragments.
         filled: Marks that are removed once all of ``fragments`` is done, because it filled up the own bookie.
         partly: Marks of the own bookie that it fills up as well, and that stay, because it has a place in the fragment
             without an end, too, and may miss entries of that one.
@@ -94,7 +94,7 @@ def ledger_work(
     presence: Callable[[Bookie], Presence],
     fits: Fits,
 ) -> LedgerWork:
-    """Return what the worker of a bookie does for a ledger.
+    """Return the work of a bookie's worker for a ledger.
 
     Args:
         metadata: The ledger's metadata, read after the marks.
@@ -164,7 +164,7 @@ class _MarkWork(NamedTuple):
 def _work_of(
     metadata: LedgerMetadata, mark: UnderReplicatedLedger, own: Bookie, presence: Presence, fits: Fits
 ) -> _MarkWork:
-    """Return what the worker of a bookie does for one mark."""
+    """Return the work of a bookie's worker for one mark."""
     causes = mark.causes_by_reason()
     fill_from = min((first for reason, first in causes.items() if reason in _FILLED), default=None)
     work: list[FragmentWork] = []

@@ -80,7 +80,7 @@ def misses_nothing(driver: Driver, ledger: RemoteLedger, bookie: Bookie) -> bool
 
 
 def needed_of(metadata: LedgerMetadata, bookie: Bookie, held: Mapping[Bookie, int]) -> list[Span] | None:
-    """Return the entries that a bookie of the last fragment has to hold so that it misses none that was acknowledged.
+    """Return the entries that a bookie of the last fragment has to hold to miss none that was acknowledged.
 
     Args:
         metadata: The ledger.

@@ -76,7 +76,7 @@ class Task(NamedTuple):
         tier: The tier of the entries.
         recover: The ledger waits for its owner, and the settings allow any member to recover it.
         derived: The reason to be published; None if the mark that is there already is enough.
-        stays: The bookie keeps its place and is filled up, so that no target is needed.
+        stays: The bookie keeps its place and is filled up; no target is needed.
     """
 
     ledger_id: int
@@ -113,7 +113,7 @@ class Assessment(NamedTuple):
 
     Attributes:
         copies: The fewest live sound copies of an entry.
-        write_quorum: How many copies there should be.
+        write_quorum: The number of copies that there should be.
         tasks: The repairs, also those that no worker can make.
         lost: Whether there are entries without any sound copy that is expected to come back.
         left_to_writer: Whether its last fragment has places short, and its writer is expected to replace them.
@@ -235,7 +235,7 @@ class _Judge:
         )
 
     def _observations(self, marks: Mapping[Bookie, UnderReplicatedLedger]) -> dict[int, tuple[int, RepairReason, int]]:
-        """Return the first entry, reason and time of what was observed of each bookie, by its number."""
+        """Return the first entry, the reason and the time of the observations of each bookie, by its number."""
         found = {}
         for bookie, mark in marks.items():
             number = self._cluster.number_of(bookie)
@@ -396,7 +396,7 @@ def misplaced_place(zones: Sequence[str], masks: Iterable[int], wanted: int) -> 
 def signature_of(cluster: ClusterMap, standings: Sequence[Standing], now_ns: int, ledger_id: int) -> int:
     """Return a number that changes with a ledger's metadata, with the status of its bookies, and once an hour.
 
-    The hour is for causes that nobody sees here, such as a network that is slow between two bookies.
+    The hour is for causes that are not seen here, such as a network that is slow between two bookies.
     """
     ledger = cluster.get(ledger_id)
     if ledger is None:
@@ -408,7 +408,7 @@ def signature_of(cluster: ClusterMap, standings: Sequence[Standing], now_ns: int
 def assess(
     cluster: ClusterMap, situation: Situation, standings: Sequence[Standing], now_ns: int, ledger_id: int
 ) -> Assessment | None:
-    """Return what is wrong with a ledger; None if it is whole, or not known.
+    """Return the assessment of a ledger; None if it is whole, or not known.
 
     Args:
         cluster: The ledgers.
@@ -458,7 +458,7 @@ def select(
         targets: The bookies that may take copies.
         held: Whether only urgent tasks are to be done.
         now_ns: The time.
-        window: How many marks of each kind at most.
+        window: The most marks of each kind.
 
     Cost: what is selected, and the tasks without a target before that.
     """
@@ -562,7 +562,7 @@ class Shortage(NamedTuple):
     """Ledgers that are short for the same reason, with the same number of copies.
 
     Attributes:
-        ledgers: How many.
+        ledgers: Their number.
         bytes: About how many bytes their tasks copy, also those that no worker can make.
         oldest_since_ns: The oldest reason of a task; 0 if there is none.
     """
@@ -609,8 +609,8 @@ def count(assessments: Iterable[Assessment], misplaced: int) -> Counts:
     """Return the counts of all ledgers that are not whole.
 
     Args:
-        assessments: Of those ledgers.
-        misplaced: How many ledgers are misplaced.
+        assessments: The assessments of those ledgers.
+        misplaced: The number of ledgers that are misplaced.
     """
     short: Counter[str] = Counter()
     reasons: Counter[RepairReason] = Counter()
@@ -661,7 +661,7 @@ class Plan:
         tasks: The queued tasks, in order.
         terminal: The tasks that no worker can make: LOST or WAITING_FOR_OWNER.
         holds: The reasons why only urgent tasks are done; empty if there is none.
-        frozen: Whether it is not known which bookies are registered, so that no mark is to be changed.
+        frozen: Whether it is not known which bookies are registered; then no mark is to be changed.
         paused: Whether a person has paused all repairs.
         wanted: The tasks that are to be marked now.
         counts: The numbers for the cluster's health.
@@ -683,7 +683,7 @@ def plan(cluster: ClusterMap, situation: Situation, now_ns: int, *, window: int 
         cluster: The ledgers.
         situation: What else is known.
         now_ns: The time.
-        window: How many marks are published at most.
+        window: The most marks that are published.
 
     Cost: 10 microseconds for each ledger of the bookies that are not well, and for each ledger if several zones are
         asked for.

@@ -49,7 +49,7 @@ SUSPECTS_MAX: Final = 1000
 """Bookies of ledgers that are to be audited again; more are audited in the next period."""
 
 AGAIN_NS: Final = SUSPICION_NS + 10**9
-"""How long after a failed audit the next one follows."""
+"""The delay after a failed audit before the next one."""
 
 
 LOOK_S: Final = 10.0
@@ -68,7 +68,7 @@ _ENTRY_BYTES: Final = 1 << 20
 
 
 class Sample(NamedTuple):
-    """What is read of one replica.
+    """The entries that are read of one replica.
 
     Attributes:
         bookie: The bookie.
@@ -89,7 +89,7 @@ class Suspect(NamedTuple):
     """A bookie that failed an audit of a ledger.
 
     Attributes:
-        due_ns: When it is audited again, by the monotonic clock.
+        due_ns: The time when it is audited again, by the monotonic clock.
         entry_id: The entry at which it failed.
     """
 
@@ -98,11 +98,11 @@ class Suspect(NamedTuple):
 
 
 Suspects = dict[tuple[int, Bookie], Suspect]
-"""By ledger and bookie."""
+"""The bookies that failed an audit, by ledger and bookie."""
 
 
 def samples_of(metadata: LedgerMetadata, random: Random, also: Collection[int] = ()) -> list[Sample]:
-    """Return what an audit of a ledger reads.
+    """Return the samples that an audit of a ledger reads.
 
     Args:
         metadata: The ledger.
@@ -132,7 +132,7 @@ def _drawn(spans: Sequence[Span], random: Random, also: Collection[int]) -> tupl
 
 
 def result_of(checks: Iterable[ReplicaCheckMachine | None]) -> tuple[Check, int]:
-    """Return what the checks of one bookie's replicas of a ledger found, and the first entry that it is about.
+    """Return the result of the checks of one bookie's replicas of a ledger, and the first entry that it concerns.
 
     Args:
         checks: One for each fragment; None for one that could not be made.
@@ -191,8 +191,8 @@ class QuickAudits(Rounds):
     """Audits a few entries of each replica while this process leads.
 
     The ledgers are those that the auditor's machine knows, so they cost no listing; their metadata are read in pages
-    when they are due. When each part was audited last stands in the metadata store, so that the next auditor continues
-    there; which bookies are suspected does not, so those are audited anew.
+    when they are due. The time when each part was audited last stands in the metadata store, and the next auditor
+    continues there. The bookies that are suspected do not stand there, and are audited anew.
 
     Args:
         backend: The client of this process.
@@ -207,7 +207,7 @@ class QuickAudits(Rounds):
         self._random = Random()
         self._schedule: ScrubSchedule | None = None
         self.suspects: Suspects = {}
-        """What failed an audit, and is audited again. For the rounds alone."""
+        """The replicas that failed an audit, and are audited again. For the rounds alone."""
         self._silent_until: dict[Bookie, float] = {}
         self._saved_at = float("-inf")
         self.audited = 0
@@ -225,7 +225,7 @@ class QuickAudits(Rounds):
         return self._metadata.settings.scrub.quick_s
 
     def _look(self) -> Iterator[float]:
-        """Audit what is due, if this process leads and the cluster is quiet."""
+        """Audit the ledgers that are due, if this process leads and the cluster is quiet."""
         yield LOOK_S
         if not self._auditor.leads:
             self._schedule = None
@@ -255,7 +255,7 @@ class QuickAudits(Rounds):
         return sorted({key[0] for key, suspect in self.suspects.items() if suspect.due_ns <= now_ns})
 
     def _noted(self, now_ns: int) -> ScrubSchedule:
-        """Return what the auditor before has left; damaged notes count as none."""
+        """Return the schedule that the auditor before has left; damaged notes count as none."""
         try:
             notes = self._metadata.read_quick_audit()
             return ScrubSchedule(now_ns) if notes is None else ScrubSchedule.decode(notes["quick"])
@@ -286,7 +286,7 @@ class QuickAudits(Rounds):
         return True
 
     def _audit_ledger(self, stored: StoredLedger) -> None:
-        """Read the samples of each of a ledger's bookies, and report what came of it."""
+        """Read the samples of each of a ledger's bookies, and report the results."""
         ledger_id = stored.metadata.ledger_id
         samples: defaultdict[Bookie, list[Sample]] = defaultdict(list)
         for sample in samples_of(stored.metadata, self._random, failed_entries(self.suspects, ledger_id)):

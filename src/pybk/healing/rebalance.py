@@ -1,15 +1,15 @@
 """The plan of a rebalance: which copies of closed ledgers move from full bookies to empty ones.
 
 A rebalance is planned, shown, and carried out only when a person asks for it. One plan moves a small part of all bytes,
-so that it ends soon, and what it did can be looked at; planning again continues.
+because it then ends soon, and what it did can be looked at; planning again continues.
 
 Theory of operation. A bookie's *fullness* is the bytes of all copies that ledgers place in one of its tiers, as a part
 of the tier's capacity. It follows from the metadata, and not from the space that is used: what a move leaves at its
 source is used until the surplus copy is dropped, and would be moved once more by the next plan. The *level* is the
 fullness of all bookies together. A bookie is level if its own differs from that by at most the tolerance. Copies move
 from bookies above the level to bookies below it, the fullest and the emptiest first, while one of the two is not level.
-No move makes a bookie that is level cease to be, and each brings the worse of the two nearer to the level, so that
-plans do not undo each other.
+No move makes a bookie that is level cease to be, and each brings the worse of the two nearer to the level; so plans do
+not undo each other.
 
 A copy moves as re-replication moves it: it is made at the target, and then a compare-and-set changes the ensemble. So
 no ledger is short of a copy at any time. The source frees its bytes only when the surplus copy is dropped, much later,
@@ -49,7 +49,7 @@ class PlacedFragment(NamedTuple):
         ledger_id: The ledger.
         first_entry_id: Its first entry.
         ensemble: Its bookies, by place.
-        write_quorum: How many of them hold an entry.
+        write_quorum: The number of them that hold an entry.
         tier: The tier of its entries.
         size_bytes: The bytes that each of them holds.
         closed: Whether the ledger is closed.

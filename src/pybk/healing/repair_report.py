@@ -1,4 +1,4 @@
-"""How repairs proceed: what the auditor reports to people, as a JSON value for the metadata store, and as gauges."""
+"""The progress of repairs, which the auditor reports as a JSON value in the metadata store, and as gauges."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class ReportedDrain(NamedTuple):
 
     Attributes:
         bookie: The bookie that is drained.
-        since_ns: When the drain began.
-        ledgers: How many ledgers name it still.
+        since_ns: The time when the drain began.
+        ledgers: The number of ledgers that name it still.
         writers: Open ledgers whose writers have not left it, at most ``LISTED_MAX``.
     """
 
@@ -45,27 +45,27 @@ class ReportedDrain(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """How repairs proceed, for people; what can wait, such as moves of a rebalance, waits while there are ``holds``.
+    """The progress of repairs; those that can wait, such as moves of a rebalance, wait while there are ``holds``.
 
     Attributes:
         phase: ``following``, ``reading`` or ``leading``.
         holds: The reasons why only urgent repairs are made.
-        paused_until_ns: When a pause by a person ends; 0 if there is none.
+        paused_until_ns: The time when a pause by a person ends; 0 without one.
         frozen: Whether no mark is changed, because it is unknown which bookies are registered.
         counts: The ledgers that are not whole.
-        planned_bytes: About how many bytes were to be copied since the cluster was whole last.
-        done_bytes: How many of those were copied.
-        done_ledgers: How many tasks were done.
+        planned_bytes: About the number of bytes that were to be copied since the cluster was whole last.
+        done_bytes: The number of those that were copied.
+        done_ledgers: The number of tasks that were done.
         rate: Bytes per second, over the last ten minutes.
-        eta_s: When repairs will be done, in seconds; None if nothing was copied of late.
+        eta_s: Seconds until repairs will be done; None if nothing was copied of late.
         lost: Ledgers with entries that are lost, at most ``LISTED_MAX``.
         waiting: Ledgers that wait for their owner.
         no_target: Ledgers without a target, of those that were looked at.
         stuck: Ledgers whose repair failed repeatedly.
         bookies: The bookies that are not live.
         drains: The drains that have not ended.
-        read_ns: When all ledgers were read last; 0 for never.
-        members: How many bookies have each status.
+        read_ns: The time when all ledgers were read last; 0 for never.
+        members: The number of bookies with each status.
         ensembles: The smallest and the largest ensemble of a ledger that is not closed; 0 and 0 if all are.
         ledgers: How many ledgers there are, by whether they are closed, and by type (``ClusterMap.counts``).
     """
@@ -149,7 +149,7 @@ def report_gauges(report: Report, reported_ns: int) -> Iterator[Gauge]:
 
     Args:
         report: The report.
-        reported_ns: When it was made, nanoseconds since 1970.
+        reported_ns: The time when it was made, nanoseconds since 1970.
     """
     yield MetricKey("auditor_pass_timestamp_ns", labels=(("check", "bookies"),)), reported_ns
     yield MetricKey("auditor_pass_timestamp_ns", labels=(("check", "ledgers"),)), report.read_ns

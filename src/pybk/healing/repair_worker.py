@@ -19,7 +19,7 @@ says what this bookie can do for a ledger; a worker copies to its own bookie alo
    only then remove the marks, which are the ones that were read before the copies.
 
 A lease that is lost does no harm: two workers then copy the same, and one compare-and-set is refused. A worker that
-stops anywhere leaves marks and metadata so that another one can begin anew.
+stops anywhere leaves marks and metadata from which another one can begin anew.
 
 A ledger that fails is tried again after a pause that doubles, from ``PAUSE_S`` to ``PAUSE_MAX_S``. After ``TRIES`` its
 marks say that it is stuck, and the auditor decides when it is tried again.
@@ -92,10 +92,10 @@ PASS_S: Final = 2.0
 """Seconds after which a pass takes no further bucket, unless listing the marks took long."""
 
 _LISTING_SHARE: Final = 20
-"""A pass lasts so many times as long as its listing at least, so that listings take a twentieth of the time at most."""
+"""The least length of a pass, in multiples of the time of its listing, which takes a twentieth of it at most then."""
 
 _LISTING_SHARE_WITHOUT_NEWS: Final = 100
-"""The same while no marks are added, and so none that could be more urgent: appends notice a listing of many marks."""
+"""The same while no marks are added: none can be more urgent then, and a listing of many marks slows appends."""
 
 PAUSE_S: Final = 5.0
 PAUSE_MAX_S: Final = 600.0
@@ -175,7 +175,7 @@ class RepairWorker:
         self.copied_bytes = 0
         self.repaired = 0
         self.failures: dict[int, tuple[float, float]] = {}
-        """By ledger that failed: its next pause in seconds, and the monotonic time of its next try."""
+        """The ledgers that failed, each with its next pause in seconds and the monotonic time of its next try."""
         now_ns = time.monotonic_ns()
         self._first: Candidate | None = None
         """The first ledger of the batch that is repaired, or was repaired last in this pass."""
@@ -204,7 +204,7 @@ class RepairWorker:
         self._known_leaving: frozenset[Bookie] = frozenset()
         self._cookies_at = float("-inf")
         self._busy = True
-        """True if the last pass did something, so that another one follows at once."""
+        """True if the last pass did something; then another one follows at once."""
         self._pass_at = self._watch_at = -math.inf
         """The times of the next pass, and of the next look at the appends between passes, by the monotonic clock."""
         self._marks_watch = self._metadata.watch_under_replicated(self.wake)
@@ -235,18 +235,18 @@ class RepairWorker:
         self._watch_at = self._next_watch(now)
 
     def _watch_appends(self) -> None:
-        """Take what has happened to the appends, and see whether others read for copies here."""
+        """Take a sample of the appends, and see whether other bookies read for copies here."""
         self._sample()
         before, self._read_bytes = self._read_bytes, self._outbound.charged_bytes
         self._unread_looks = 0 if before != self._read_bytes else self._unread_looks + 1
         self._watch_at = self._next_watch(time.monotonic())
 
     def _next_watch(self, now: float) -> float:
-        """Return when the appends are looked at next before a pass; never while nobody reads for copies here."""
+        """Return when the appends are looked at next before a pass; never while no bookie reads for copies here."""
         return now + self._look_s() if self._unread_looks < _UNREAD_LOOKS else math.inf
 
     def look(self) -> bool:
-        """Make a pass; return whether this bookie did something, so that another pass should follow at once."""
+        """Make a pass; return whether this bookie did something: then another pass should follow at once."""
         self._sample()
         if self._is_paused():
             return False
@@ -299,7 +299,7 @@ class RepairWorker:
         return [ledger_id for ledger_id in ledger_ids if self.failures.get(ledger_id, (0, 0))[1] <= now]
 
     def _is_due(self, mark: UnderReplicatedLedger) -> bool:
-        """Return whether a worker may mend what a mark is about."""
+        """Return whether a worker may repair the ledger of a mark now."""
         return mark.state is RepairState.QUEUED or (mark.state is RepairState.WAITING_FOR_OWNER and self._may_recover)
 
     def _candidates(self, ledger_ids: list[int], marks: dict[int, list[UnderReplicatedLedger]]) -> list[Candidate]:
@@ -660,7 +660,7 @@ class _CountedPace:
 def batches(candidates: Iterable[Candidate]) -> list[list[Candidate]]:
     """Return ledgers in the order in which they are repaired, cut into those that one lease covers.
 
-    The most urgent class comes first, and within it a random bucket, so that workers do not meet at the same one.
+    The most urgent class comes first, and within it a random bucket, because workers should not meet at the same one.
     """
     offset = random.randrange(BUCKETS)
 

@@ -10,11 +10,11 @@ often and how fast, keeps the notes, and takes what was found.
 1. The owner's terms are asked at most once a second. Without terms, nothing is checked.
 2. Of all parts that are due, of both kinds, the one under way or the oldest is chosen. While the cluster is not quiet,
    because repairs are held or paused, only parts that are late by a whole period are checked, and those that a person
-   has asked for: bookies have other work then, and what is damaged could not be mended. A check only reads, so that it
-   is never wrong to run it.
-3. One piece of about 1 MiB is checked, and charged to a token bucket. All devices share it, so that none is read
-   faster than the rate; the rate is what the part needs to end in its share of the period, times the share that the
-   latency of appends leaves.
+   has asked for: bookies have other work then, and what is damaged could not be mended. A check only reads, so it is
+   never wrong to run it.
+3. One piece of about 1 MiB is checked, and charged to a token bucket. All devices share it, so none is read faster than
+   the rate; the rate is what the part needs to end in its share of the period, times the share that the latency of
+   appends leaves.
 4. What is damaged is given to the owner. The notes then say that everything before the next piece was checked. They are
    saved when a part ends, when damage was found, once a minute, and at the end. After a crash some pieces are checked
    twice.
@@ -90,7 +90,7 @@ RECHECK_S: Final = 5.0
 """The least seconds between two looks at what was found damaged."""
 
 _RECHECK_SHARE: Final = 20
-"""How many times as long as a look at what was found damaged it takes at least until the next one."""
+"""The least wait before the next look at what was found damaged, in multiples of the time that the last took."""
 
 DAMAGED_MAX: Final = 1000
 """Damaged records that are remembered; all are counted."""
@@ -111,13 +111,13 @@ KINDS: Final = (ScrubKind.DEEP, ScrubKind.LIGHT)
 Schedules = dict[ScrubKind, ScrubSchedule]
 
 Damage = dict[tuple[int, int], tuple[DamagedEntries, DamagedEntries]]
-"""By store's ledger and first entry: the entries as the store numbers them, and as people know them."""
+"""Damaged entries, as the store numbers them and as people know them, by the store's ledger and first entry."""
 
 _NOTHING_ASKED: Final[Mapping[ScrubKind, int]] = FrozenDict({})
 
 
 class ScrubTerms(NamedTuple):
-    """How a store is checked now.
+    """The terms on which a store is checked now.
 
     Attributes:
         periods: Seconds between two checks, by kind; a kind that is missing is not checked.
@@ -135,11 +135,11 @@ class ScrubTerms(NamedTuple):
 
 
 class ScrubOwner(ABC):
-    """Whose store is checked.
+    """The owner of a store that is checked: a bookie, or an embedded store itself.
 
     Args:
         store: The store.
-        metrics: Where to count.
+        metrics: Counts what is checked and found.
 
     Attributes:
         first_s: Seconds before anything is checked.
@@ -183,7 +183,7 @@ class ScrubOwner(ABC):
 
     @abstractmethod
     def remedy(self) -> str:
-        """Return what becomes of damaged entries, or what to do about them; it follows their number in a text."""
+        """Return the remedy for damaged entries, or the repair that follows; it comes after their number in a text."""
 
     def show(self, damaged: Iterable[DamagedEntries]) -> None:
         """Show what is damaged now in the health of the store; nothing if it is sound."""
@@ -223,7 +223,7 @@ class StoreScrub:
     """Checks the entries of a store in the background, until ``close``; see the module. A chore.
 
     Args:
-        owner: Whose store it is.
+        owner: The owner of the store.
         on_span: The hook that gets a span of each part that was checked; None for none.
         wake: Has the thread of the chores ask again what is due; nothing to do if a thread calls ``run``.
 
@@ -249,9 +249,9 @@ class StoreScrub:
         self._stopping = threading.Event()
         self._news = threading.Event()
         self._loaded = False
-        """Whether the notes were loaded, so that they may be saved."""
+        """True once the notes were loaded; before, they are not saved."""
         self._at = time.monotonic() + owner.first_s
-        """When the next step is due, by the monotonic clock."""
+        """The time when the next step is due, by the monotonic clock."""
         owner.metrics.add_gauges(self._gauges)
 
     def _gauges(self) -> list[Gauge]:
@@ -288,7 +288,7 @@ class StoreScrub:
         self._at = time.monotonic() + (self._rest_s() if rest_s is None else rest_s)
 
     def run(self) -> None:
-        """Check what is due in the calling thread, until ``begin_stop``."""
+        """Make the checks that are due in the calling thread, until ``begin_stop``."""
         while not self._stopping.is_set():
             found = self.due(time.monotonic())
             if callable(found):
@@ -406,7 +406,7 @@ class StoreScrub:
             self._try_save()
 
     def _check_piece(self, ledger_id: int, first: int, *, deep: bool) -> CheckedPiece:
-        """Check a piece, count it, and report what is damaged."""
+        """Check a piece, count it, and report damaged entries."""
         owner = self._owner
         owner.store.check_usable()
         try:
@@ -491,7 +491,7 @@ class StoreScrub:
         return self._owner.store.volumes.root
 
     def notes(self) -> dict[str, Any]:
-        """Return what is remembered, as JSON has it."""
+        """Return the notes to remember, as JSON has them."""
         with self._lock:
             return {
                 "kinds": {kind.value: schedule.encode() for kind, schedule in self._schedules.items()},
@@ -501,7 +501,7 @@ class StoreScrub:
 
     @property
     def damaged(self) -> tuple[DamagedEntries, ...]:
-        """What is damaged now, as people know it."""
+        """The entries that are damaged now, as people know them."""
         with self._lock:
             return tuple(known for _, known in self._damaged.values())
 
@@ -613,7 +613,7 @@ def _entries(values: Any) -> DamagedEntries:
 
 @dataclass(frozen=True, slots=True)
 class ScrubProgress:
-    """How one kind of check proceeds.
+    """The progress of one kind of check.
 
     Attributes:
         oldest_ns: Everything that was there then was checked since, nanoseconds since 1970; if something was not
@@ -629,13 +629,13 @@ class ScrubProgress:
 
 @dataclass(frozen=True, slots=True)
 class ScrubStatus:
-    """How the checks of one store, or the quick audits of a cluster, proceed.
+    """The progress of the checks of one store, or of the quick audits of a cluster.
 
     Attributes:
         name: The bookie, the directory of the store, or ``"auditor"``.
-        noted_ns: When that was noted, nanoseconds since 1970; 0 if nothing was noted yet.
-        kinds: By kind of check.
-        damaged: What was found damaged, and is so still; at most 1000 records.
+        noted_ns: The time when that was noted, nanoseconds since 1970; 0 if nothing was noted yet.
+        kinds: The progress by kind of check.
+        damaged: The records that were found damaged, and are so still; at most 1000.
     """
 
     name: str
@@ -650,15 +650,15 @@ def status_of_notes(
     """Return the status of a store from the notes of its checks; damaged notes count as none.
 
     Args:
-        name: Whose notes they are.
+        name: The name of the owner of the notes.
         notes: The notes; None for none.
-        asked_ns: By kind, what a person asked for last, as the settings have it.
+        asked_ns: The last request of a person by kind, as the settings have it.
     """
     return _status(name, notes, asked_ns, decoded_notes)
 
 
 def status_of_quick(notes: Mapping[str, Any] | None, asked_ns: Mapping[ScrubKind, int] = _NOTHING_ASKED) -> ScrubStatus:
-    """Return the status of the quick audits of a cluster from what the auditor has noted; as ``status_of_notes``."""
+    """Return the status of the quick audits of a cluster from the auditor's notes, as ``status_of_notes`` does."""
     return _status(
         "auditor", notes, asked_ns, lambda found: ({ScrubKind.QUICK: ScrubSchedule.decode(found["quick"])}, {})
     )
@@ -670,7 +670,7 @@ def _status(
     asked_ns: Mapping[ScrubKind, int],
     decoded: Callable[[Mapping[str, Any]], tuple[Schedules, Damage]],
 ) -> ScrubStatus:
-    """Return what notes say, given what decodes them; damaged notes count as none."""
+    """Return the status that notes have, given a function that decodes them; damaged notes count as none."""
     if notes is None:
         return ScrubStatus(name, 0, FrozenDict({}))
     try:
@@ -683,7 +683,7 @@ def _status(
 
 
 def progress_of(schedule: ScrubSchedule, asked_ns: int = 0) -> ScrubProgress:
-    """Return how one kind of check proceeds; all of what was asked for after the schedule was noted is left."""
+    """Return the progress of one kind of check; a request after the schedule was noted counts as not begun."""
     asked = 1.0 if asked_ns > schedule.asked_ns else sum(map(schedule.is_asked, range(PARTS))) / PARTS
     return ScrubProgress(schedule.oldest_ns, asked, schedule.part >= 0)
 
@@ -707,7 +707,7 @@ def scrub_gauges(kind: ScrubKind, oldest_ns: int, period_s: float) -> tuple[Gaug
 
 
 def text_of(damaged: Iterable[DamagedEntries]) -> str:
-    """Return how a health has damaged entries: how many records, and of which ledgers."""
+    """Return the text that a health has about damaged entries: the number of records, and the ledgers."""
     found = list(damaged)
     ledgers = sorted({each.ledger_id for each in found})
     more = " ..." if len(ledgers) > LEDGERS_NAMED else ""
@@ -769,7 +769,7 @@ class EmbeddedScrub(ScrubOwner):
         return True
 
     def remedy(self) -> str:
-        """Return what a person can do."""
+        """Return the remedy for a person."""
         root = self.store.volumes.root
         return f"; run `pybk store verify {root}`, and restore the files that it names, or delete the ledgers"
 
@@ -809,7 +809,7 @@ class BookieScrub(ScrubOwner):
         self._looked_at = float("-inf")
 
     def terms(self) -> ScrubTerms | None:
-        """Return what the settings of the cluster say."""
+        """Return the terms that the settings of the cluster give."""
         settings = self._metadata.settings
         scrub = settings.scrub
         now = time.monotonic()

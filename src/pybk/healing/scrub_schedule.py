@@ -4,8 +4,8 @@ Theory of operation
 -------------------
 
 All ledgers of a store, or of a cluster for quick audits, fall into ``PARTS`` parts by a hash of their ids. A part is
-checked once in each period, at its own time, so that checks are spread over the period and the one whose last check is
-the oldest comes first. Of each kind of check this is remembered: when each part was checked last, and how far the part
+checked once in each period, at its own time. So checks are spread over the period, and the part whose last check is the
+oldest comes first. Of each kind of check this is remembered: when each part was checked last, and how far the part
 under way is. That is some hundred bytes for any number of ledgers, and enough to continue after a restart.
 
 | kind | what is checked | who |
@@ -14,9 +14,9 @@ under way is. That is some hundred bytes for any number of ledgers, and enough t
 | light | each record's place in the index against the header in its file | each bookie, its own store |
 | deep | the checksum of each record | each bookie, and each embedded store, its own |
 
-A part that was never checked is due at its share of the first period. A part that is late, because nobody ran, is due
-at once, and the rate grows with the number of parts that are due, up to the limit of the settings. Times are those of
-the wall clock, because they outlive processes; a time in the future counts as now.
+A part that was never checked is due at its share of the first period. A part that is late, because no process ran, is
+due at once, and the rate grows with the number of parts that are due, up to the limit of the settings. Times are those
+of the wall clock, because they outlive processes; a time in the future counts as now.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def rate_of(part_bytes: int, due: int, period_s: float, most: float) -> float:
 
     Args:
         part_bytes: The bytes of the part.
-        due: How many parts are due, this one included; with more than one, checks are late and become faster.
+        due: The number of parts that are due, this one included; with more than one, checks are late and become faster.
         period_s: Seconds in which everything is checked once.
         most: The limit of the settings.
     """
@@ -73,14 +73,14 @@ class ScrubSchedule:
     """The record of one kind of check.
 
     Attributes:
-        begun_ns: When the first part was awaited, nanoseconds since 1970.
-        checked_ns: When the last complete check of each part began; 0 for never.
+        begun_ns: The time when the first part was awaited, nanoseconds since 1970.
+        checked_ns: The time when the last complete check of each part began; 0 for never.
         part: The part under way; -1 for none.
-        part_began_ns: When it began.
+        part_began_ns: The time when it began.
         ledger_id: The ledger at which it continues.
         entry_id: The entry of that ledger at which it continues.
         asked_ns: The newest request of a person, by that person's clock.
-        asked_at_ns: When it was noticed, by the clock here: parts that were checked before are due.
+        asked_at_ns: The time when it was noticed, by the clock here: parts that were checked before are due.
 
     Threads: one at a time.
     """
@@ -128,7 +128,7 @@ class ScrubSchedule:
         return min(self.due_ns(part, period_s, now_ns) for part in range(PARTS))
 
     def is_late(self, part: int, period_s: float, now_ns: int) -> bool:
-        """Return whether a part is due for a whole period, so that it is checked whatever else runs."""
+        """Return whether a part is due for a whole period; then it is checked whatever else runs."""
         return self.is_asked(part) or now_ns - self.due_ns(part, period_s, now_ns) >= int(period_s * 1e9)
 
     def begin(self, part: int, now_ns: int) -> None:

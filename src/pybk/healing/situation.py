@@ -66,11 +66,11 @@ class BookieFacts:
         boots: The number of its last recorded start.
         state: The state in its cookie.
         state_since_ns: Since when it has that state.
-        until_ns: When its maintenance ends.
+        until_ns: The time when its maintenance ends.
         location: ``zone/rack/host``; empty if unknown.
         registered: Whether that instance is registered.
         read_only: Whether it takes no new ledgers.
-        in_limbo: How many of its ledgers are in limbo.
+        in_limbo: The number of its ledgers that are in limbo.
         tiers: The space of each tier; not known of a bookie that is not registered.
     """
 
@@ -222,11 +222,11 @@ class Situation:
     """Everything besides the ledgers that a plan depends on.
 
     Attributes:
-        bookies: What is known of each member, by name.
+        bookies: The facts about each member, by name.
         absent_since_ns: Since when each bookie is absent; also of bookies that ledgers name and that have no cookie,
             and of instances that were replaced.
-        absences: When the absences of each bookie began, within ``FLAPPING_NS``.
-        store_since_ns: When the metadata store's session began; None while the store cannot be reached.
+        absences: The time when the absences of each bookie began, within ``FLAPPING_NS``.
+        store_since_ns: The time when the metadata store's session began; None while the store cannot be reached.
         settings: The settings of the cluster.
         marks: The marks in the metadata store.
         moved_ns: The last sign of life of each open ledger's writer.
@@ -349,7 +349,7 @@ def holds_of(
 
     Args:
         cluster: The ledgers.
-        situation: What else is known.
+        situation: Everything else that is known.
         now_ns: The time.
         needed: The bytes that the plan copies, by tier.
     """
@@ -462,7 +462,7 @@ def _few_writable(cluster: ClusterMap, situation: Situation, now_ns: int) -> Ite
 
 
 def _little_space(situation: Situation, now_ns: int, needed: Mapping[StorageHint, int]) -> Iterable[Hold]:
-    """Yield a hold for each tier that the plan would fill up; one that is full already is no target, and no hold."""
+    """Yield a hold for each tier that the plan would fill up; a tier that is full already is not a target."""
     targets = [each for each in targets_of(situation, now_ns) if each.steady]
     for tier, size in sorted(needed.items()):
         headroom = sum(each.bytes_for(tier) for each in targets)

@@ -5,7 +5,7 @@ Theory of operation
 
 ``SurplusDrops`` runs in the process of a bookie. Each ``look`` takes the next page of the ledgers that the bookie has
 anything of, and reads their metadata at once. So a *pass* over all of them costs one request per page, and is paced:
-``pause_s`` says when the next page is due, so that a pass takes ``delay_s``.
+``pause_s`` says when the next page is due; by it a pass takes ``delay_s``.
 
 | metadata of the ledger | action |
 |---|---|
@@ -60,7 +60,7 @@ class SurplusCopy(NamedTuple):
 
     Attributes:
         version: The version of the ledger's metadata at which it was, ever since.
-        since: When it was found, by the monotonic clock.
+        since: The time when it was found, by the monotonic clock.
         size_bytes: About how many payload bytes it has.
     """
 
@@ -114,12 +114,12 @@ class SurplusDrops(Rounds):
         driver: Runs the drops.
         membership: Reads the metadata.
         bookie: The bookie.
-        delay_s: How long a copy is kept after it was found surplus.
+        delay_s: Seconds for which a copy is kept after it was found surplus.
 
     Attributes:
         copies: The copies that were found surplus and are still there, by ledger.
         orphans: Ledgers that the bookie has something of, and the metadata store has no key of.
-        dropped: How many copies were dropped.
+        dropped: The number of copies that were dropped.
         dropped_bytes: About how many payload bytes they had.
         stopping: Set it to end a ``look`` before its next drop; any thread may.
 
@@ -151,12 +151,12 @@ class SurplusDrops(Rounds):
 
     @property
     def passed(self) -> bool:
-        """True if the last ``look`` took the last page of a pass, so that ``orphans`` has all of them."""
+        """True if the last ``look`` took the last page of a pass; then ``orphans`` has all of them."""
         return not self._left
 
     @property
     def pause_s(self) -> float:
-        """Seconds until the next ``look``, so that a pass over all ledgers takes ``delay_s``."""
+        """Seconds until the next ``look``, by which a pass over all ledgers takes ``delay_s``."""
         return self.delay_s / max(1, -(-len(self._bookie.replicas.ledgers()) // LEDGERS_PAGE))
 
     def _look_round(self) -> Iterator[float]:
@@ -179,7 +179,7 @@ class SurplusDrops(Rounds):
         """Look at the next page of ledgers, and drop the copies that were surplus for long enough.
 
         Returns:
-            How many copies were dropped. One that cannot be dropped now stays noted, and is tried by the next pass.
+            The number of dropped copies. One that cannot be dropped now stays noted, and is tried by the next pass.
 
         Raises:
             MetadataError: The metadata store cannot be reached; the next call takes the same page.

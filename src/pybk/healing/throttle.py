@@ -10,8 +10,8 @@ Two rules slow copies down. ``ForegroundGuard`` compares appends with those of t
 suffer badly, for whatever reason; it binds urgent copies and scrubs, too. ``ForegroundCap`` keeps copies to what
 appends hardly notice. How fast that is depends on the machine and on who else uses it, so it is found out: copies rest
 in the first second of each ten, and the appends of that second are compared with those of the other nine, as far as
-chance allows. The seconds are those of the time of day, so that all bookies rest together, because each of them slows
-down the others' appends.
+chance allows. The seconds are those of the time of day, so all bookies rest together, because each of them slows down
+the others' appends.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Final
 from pybk.metrics import HistogramSnapshot
 
 BURST_S: Final = 0.1
-"""A bucket that rested admits what its rate allows in this time at once."""
+"""The time in which a bucket's rate allows as many bytes as it admits at once after a rest."""
 
 SAMPLE_NS: Final = 10 * 10**9
 """The time for which the appends are watched for one sample of their latency."""
@@ -42,7 +42,7 @@ _SUFFERS_NS: Final = 50_000_000
 _SLOWER: Final = 0.5
 _FASTER: Final = 1.1
 FACTOR_MIN: Final = 1 / 32
-"""The least share of its rate that a copy keeps, so that a repair ends although appends suffer for another reason."""
+"""The least share of its rate that a copy keeps: a repair has to end also if appends suffer for another reason."""
 
 
 PERIOD_NS: Final = 10 * 10**9
@@ -90,7 +90,7 @@ _CALM_LOOKS: Final = 8
 PIECE_S: Final = 0.05
 PIECE_MIN: Final = 64 << 10
 PIECE_MAX: Final = 1 << 20
-"""A copy is made in pieces of what the rate admits in ``PIECE_S``, within these limits.
+"""A copy is made in pieces of the bytes that the rate admits in ``PIECE_S``, within these limits.
 
 A bookie has one thread, so appends wait for the piece before them; and a slow rate is a steady one.
 """
@@ -203,7 +203,7 @@ class ForegroundCap:
         least: Bytes per second that copies keep although appends notice them, because a slow repair is a longer time
             with fewer copies.
         rate: Bytes per second; infinite for no limit.
-        rest_ns: How long copies are to rest from the last look on.
+        rest_ns: The time for which copies are to rest from the last look on.
 
     Threads: one at a time.
     """
@@ -230,13 +230,13 @@ class ForegroundCap:
         """The appends of looks before that time."""
 
     def look(self, now_ns: int, appends: HistogramSnapshot, copied_bytes: int) -> None:
-        """Take what has happened since the last look; called at ``next_ns`` while there are copies.
+        """Take the appends and copies since the last look; called at ``next_ns`` while there are copies.
 
         A look before that time only adds to the next one, because a few milliseconds without appends say nothing.
 
         Args:
             now_ns: The time of day, nanoseconds since 1970.
-            appends: How long the appends took since the last look.
+            appends: The times that the appends since the last look took.
             copied_bytes: All bytes that were copied so far, in both directions.
         """
         self._early += appends
@@ -248,7 +248,7 @@ class ForegroundCap:
         self.rest_ns = REST_NS + _REST_LONGER_NS - at_ns if self.rate != math.inf and at_ns < REST_NS else 0
 
     def _take(self, now_ns: int, appends: HistogramSnapshot, copied_bytes: int) -> None:
-        """Take what has happened since the last time."""
+        """Take the appends and copies since the last time."""
         self._appended += appends.count
         self._silent = 0 if appends.count else self._silent + 1
         if copied_bytes != self._copied_bytes:
@@ -293,7 +293,7 @@ class ForegroundCap:
 
 
 def _surely(busy: HistogramSnapshot, calm: HistogramSnapshot) -> int:
-    """Return what the 99th percentile of ``busy`` at least is, as far as their numbers allow, nanoseconds.
+    """Return a lower bound of the 99th percentile of ``busy``, as sure as the numbers of appends allow, nanoseconds.
 
     Of n values, the share that is above their true 99th percentile has the standard error sqrt(0.99 * 0.01 / n). The
     errors of both samples are counted here.

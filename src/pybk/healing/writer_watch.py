@@ -66,7 +66,7 @@ class WriterWatch(Rounds):
                     self._auditor.report_writer(stored.metadata.ledger_id)
 
     def _lives(self, stored: StoredLedger) -> bool:
-        """Return whether a bookie says that the writer lives; what is unknown is no sign of life."""
+        """Return whether a bookie says that the writer lives; an unknown state is not a sign of life."""
         ledger = RemoteLedger(stored.metadata, stored.version, self._metadata.describe(stored.metadata))
         return find_writer(self._backend.driver, ledger, self._backend.membership.find) is True
 
