@@ -73,7 +73,7 @@ def locate_entries(
     Args:
         buffer: Holds the records' bodies.
         runs: The records, ``(r,)`` runs in entry order.
-        body_starts: Where each body starts in ``buffer``, ``(r,)`` int64, bytes.
+        body_starts: The place where each body starts in ``buffer``, ``(r,)`` int64, bytes.
         where: Names the place in errors.
 
     Returns:

@@ -254,7 +254,7 @@ class LedgerDescriptor:
 
         Args:
             first: Id of the first entry.
-            count: How many entries there are.
+            count: The number of entries.
             length: Payload bytes of the ledger up to the last one.
             words: Their location.
         """
@@ -399,7 +399,7 @@ class StagedEntries:
         parts: The encoded bytes, two parts for each entry of ``sizes``; after an entry in one part comes an empty one.
         encoded_bytes: Sum of ``sizes``; set when they are frozen.
         length_at_end: Payload bytes of the ledger up to and including them; set when they are written or sent.
-        staged_ns: When the first of them was staged, on the monotonic clock.
+        staged_ns: The time when the first of them was staged, on the monotonic clock.
 
     Threads: guarded by the mutex of the log or queue that they are staged in.
     """

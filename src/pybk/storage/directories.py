@@ -140,7 +140,7 @@ def find_cookie(fs: FileSystem, root: str, tiers: Mapping[StorageHint, str | Seq
 
 
 def lost_cookie(root: str) -> str:
-    """Return what is wrong with a store without a cookie of its own, which ``find_cookie`` found elsewhere."""
+    """Return the text of an error about a store without a cookie of its own, which ``find_cookie`` found elsewhere."""
     return (
         f"{os.path.join(root, COOKIE_NAME)} is missing; run `pybk store rebuild-index {root}`, which makes it again "
         "from what the tiers and the catalog repeat of it"
@@ -199,7 +199,7 @@ def store_directories(
         fs: The file system.
         root: The store's directory.
         cookie: The store's own cookie.
-        tiers: Where tiers are now, if they are not where the store remembers them.
+        tiers: The directories of tiers now, if they are not where the store remembers them.
         doubtful: Takes the directories whose cookies are lost or damaged, for ``check_doubtful``; None refuses them.
 
     Raises:
@@ -240,7 +240,7 @@ def _named_elsewhere(root: str, directory: Directory) -> str:
 def check_doubtful(
     volumes: Volumes, doubtful: Iterable[Directory], files: Mapping[int, FileRow], store_id: bytes
 ) -> None:
-    """Check that directories without a sound cookie hold files of the store, so that they are the expected ones.
+    """Check that directories without a sound cookie are the expected ones: they hold files of the store.
 
     A file that the index names proves it, and so does a log file of the store in a directory of the NVMe tier: the
     index of a store that was never checkpointed names none.
@@ -448,7 +448,7 @@ def check_present(volumes: Volumes) -> None:
 
 
 class RestoredStore(NamedTuple):
-    """What a new store takes over from the one that is restored to it; the rest is appended to it afterwards.
+    """The state that a new store takes over from the restored one; the rest is appended to it afterwards.
 
     Attributes:
         store_id: The 16 bytes of the store.
@@ -491,17 +491,17 @@ def create_store(
     restored: RestoredStore | None = None,
     level: FeatureLevel | None = None,
 ) -> Cookie:
-    """Make an empty store; its main cookie is written last, so that a store exists completely or not at all.
+    """Make an empty store; its main cookie is written last, so a store exists completely or not at all.
 
-    The cookie is first written under another name, so that a making that was interrupted is known by its store id and
-    can be taken up again, and no directory of another store is ever mistaken for a leftover.
+    The cookie is first written under another name. By its store id a making that was interrupted is recognised, and can
+    be taken up again, and no directory of another store is ever mistaken for a leftover.
 
     Args:
         fs: The file system.
         root: The store's directory.
-        tiers: Where the tiers are to be.
+        tiers: The directories in which the tiers are to be.
         environment: Opens LMDB environments.
-        restored: What the store takes over from a backup; None for a store of its own.
+        restored: The state that the store takes over from a backup; None for a store of its own.
         level: The feature level of a store of its own; None for the newest.
 
     Raises:
@@ -551,7 +551,7 @@ def _planned_cookie(fs: FileSystem, root: str) -> Cookie | None:
 
 
 def _check_free(fs: FileSystem, root: str, directories: Sequence[Directory], planned: Cookie | None) -> None:
-    """Raise CookieError unless each directory is of no store yet, or was begun for the planned one."""
+    """Raise CookieError if a directory belongs to a store already, unless it was begun for the planned one."""
     for _, _, path in directories:
         if not fs.exists(path):
             continue

@@ -1,7 +1,7 @@
 """The parts of a live store that its background jobs use.
 
-The store owns the jobs, and the jobs work on the store. This interface stands between the two, so that the modules of
-this package can be read, and imported, without the store's.
+The store owns the jobs, and the jobs work on the store. This interface stands between the two; so the modules of this
+package can be read, and imported, without the store's.
 """
 
 from __future__ import annotations

@@ -268,7 +268,7 @@ class NamedRecords:
             return list(self._tail.values())
 
     def checkpointed(self, rows: Iterable[NamedRow]) -> None:
-        """Forget changes that the index has now, but for records that changed again."""
+        """Forget changes that the index has now, except of records that changed again."""
         with self._lock:
             for row in rows:
                 if self._tail.get(row.name) == row:

@@ -132,7 +132,7 @@ class Scheduler:
             self.thread = thread
 
     def wake(self) -> None:
-        """Wake the thread, so that it checks for due work now."""
+        """Wake the thread, which checks for due work then."""
         if self.wakeup.locked():
             with suppress(RuntimeError):  # another thread woke it meanwhile
                 self.wakeup.release()
@@ -214,7 +214,7 @@ class Scheduler:
                 self._run_job(self._store.restore_reserve)
 
     def _look_after_process(self) -> None:
-        """Reopen spare descriptors, free the LMDB slots of killed readers, and import what was not needed so far."""
+        """Reopen spare descriptors, free the LMDB slots of killed readers, and import modules not needed so far."""
         lacking = self._store.fs.fill_spares()
         if lacking is None:
             self._troubles.clear(_SPARES)

@@ -31,7 +31,7 @@ _CATALOG_SPARE_BYTES: Final = 32 << 10
 """The bytes for the rows of files, the mark, and the next commit, which names the files that are removed."""
 
 CHANGES_WHEN_FULL_BYTES: Final = 512 << 10
-"""Changes of catalog and index for which space is allocated in advance, besides those that the next checkpoint has."""
+"""Bytes of changes of catalog and index that are allocated in advance, besides those of the next checkpoint."""
 
 INDEX_ROW_BYTES: Final = 1 << 10
 """The bytes that a ledger's row is estimated to take in the index at most."""
@@ -79,8 +79,8 @@ def index_change_bytes(ledgers: int, runs: int, named_bytes: int) -> int:
     """Return the bytes that a checkpoint changes in the index at most.
 
     Args:
-        ledgers: How many ledgers changed or were deleted.
-        runs: How many runs of entries were appended to them.
+        ledgers: The number of ledgers that changed or were deleted.
+        runs: The number of runs of entries that were appended to them.
         named_bytes: Bytes of the named records that changed.
     """
     return ledgers * INDEX_ROW_BYTES + runs * LOCATION_BYTES + named_bytes
@@ -123,7 +123,7 @@ class Garbage:
         self.mixed: set[int] = set()
 
     def keys_of_ledgers(self, ledger_ids: Iterable[int]) -> list[RecordKey]:
-        """Return those records of ledgers that are freed one by one."""
+        """Return the records of ledgers that lie in tiers which free records one by one."""
         return [
             key
             for ledger_id in ledger_ids

@@ -190,7 +190,7 @@ class Store(StoreReader):
         Args:
             root: The store's directory.
             config: The settings.
-            tiers: Where the tiers are, if they are new or not where the store remembers them.
+            tiers: The directories of the tiers, if they are new or not where the store remembers them.
             metrics: Counts appends and reads; None counts them in an object of the store's own.
             fs: The file system; None uses the operating system's.
             environment: Opens LMDB environments; None opens them on disk.
@@ -297,7 +297,7 @@ class Store(StoreReader):
         """The losses that a salvaging open found, until ``keep_salvage``; None if it found none."""
         recovered = self._recover(mark, lost, parts)
         self.began_clean = watermark.clean and watermark.durable_lsn() == recovered.next_lsn - 1
-        """True if the last process ended by closing the store, so that nothing it had buffered can be lost."""
+        """True if the last process ended by closing the store; then nothing that it had buffered can be lost."""
         self._become_live(recovered, catalog_and_index)
         for descriptor in self._dirty.values():
             descriptor.reset_pushed()
@@ -376,7 +376,7 @@ class Store(StoreReader):
         return recovered
 
     def keep_salvage(self) -> None:
-        """Accept what was salvaged as the store's content, durably, so that the next open is an ordinary one.
+        """Accept what was salvaged as the store's content, durably; the next open is an ordinary one then.
 
         Call it once it is recorded, durably and in the store, that something is missing.
 
@@ -454,7 +454,7 @@ class Store(StoreReader):
         Args:
             metadata: The ledger's.
             when_full: Create it even while the store refuses entries because space is short.
-            entries_when_full: How many of its first entries the store takes even then.
+            entries_when_full: The number of its first entries that the store takes even then.
 
         Raises:
             LedgerExistsError: The id is taken.
@@ -516,13 +516,13 @@ class Store(StoreReader):
         return descriptor
 
     def _save_reserve(self, use: ReserveUse) -> None:
-        """Put back what is dead if too few reserved files are ready, because processes may end before a checkpoint."""
+        """Make a checkpoint, which puts back log files that hold nothing live, if too few reserved files are ready."""
         if len(self.supply.reserve.ready()) <= use.value:
             with suppress(StorageRefusedError):
                 self.scheduler.checkpoint()
 
     def with_reserve(self, change: Callable[[], T]) -> T:
-        """Return what a change returns that frees space; if the log has no space for it, it is tried again.
+        """Return the result of a change that frees space; if the log has no space for it, it is tried again.
 
         An attempt may be refused with entries that share its commit, or because all reserved log files are in use:
         a checkpoint puts those back in which nothing is live.
@@ -638,7 +638,7 @@ class Store(StoreReader):
         self._finish_change(commit)
 
     def _stage_close(self, descriptor: LedgerDescriptor, *, fence: bool) -> Commit | None:
-        """Stage the metadata of a ledger that ends with what was pushed, or with what is durable if pushing failed."""
+        """Stage the metadata of a ledger that ends with its last pushed entry, or durable one if a push failed."""
         # A refusal may pass, and the writer would continue.
         if fence and isinstance(descriptor.error, StorageRefusedError):
             # Nothing more can be staged, so what is durable then is all.
@@ -844,7 +844,7 @@ class Store(StoreReader):
         """Return the state after one commit, with everything that was appended before the call, deferred entries, too.
 
         Raises:
-            PybkError: What was appended could not be made durable.
+            PybkError: The appended entries could not be made durable.
 
         Cost: The log stands still while ledgers that changed since the last checkpoint are copied, up to 8192 or so;
             the rest is as ``store_cut.merged``.
@@ -934,7 +934,7 @@ class Store(StoreReader):
             self.scheduler.wake()
 
     def failed(self, commit: Commit, error: PybkError) -> None:
-        """Count the entries of a failed commit, but those that are kept for another attempt."""
+        """Count the entries of a failed commit as errors, except those that are kept for another attempt."""
         labels = (("code", code_of(error)),)
         for run in commit.staged:
             if run.completion is commit and run.sizes:
@@ -1089,7 +1089,7 @@ class Store(StoreReader):
         self.scheduler.raise_level(level)
 
     def release_dead_readers(self) -> None:
-        """Free what killed read-only processes hold in the index and the SSD tier, so that pages are used again."""
+        """Free the slots of killed read-only processes in index and SSD tier, whose pages can be used again then."""
         for environment in (self._index_environment, *self.entries.values()):
             freed = environment.release_dead_readers()
             if freed:

@@ -1,8 +1,8 @@
 """A cut through a store: the state of all its ledgers and named records after one commit of the log.
 
 A backup copies the entries of a cut while the store continues. The cut is exact: whatever is in it was durable with its
-last commit, and whatever that commit or one before it made durable is in it, so that groups of entries are in it whole
-or not at all. ``Store.cut`` and ``ReadOnlyStore.cut`` find a moment at which index and log fit each other, open one
+last commit, and whatever that commit or one before it made durable is in it. So groups of entries are in it whole or
+not at all. ``Store.cut`` and ``ReadOnlyStore.cut`` find a moment at which index and log fit each other, open one
 snapshot of the index then, and copy what the log has changed since. ``merged`` joins the two afterwards, without
 holding anything up.
 """
@@ -70,7 +70,7 @@ def rows_of(descriptors: Iterable[LedgerDescriptor]) -> dict[int, LedgerRow | No
 
 
 def merged(snapshot: IndexSnapshot, tail: CutTail) -> StoreCut:
-    """Return the cut of a snapshot of the index and of what the log has changed since.
+    """Return the cut that a snapshot of the index and the changes of the log since make together.
 
     Cost: Reads and decodes the row of every ledger, some 20 microseconds and 1 KiB of memory for each.
     """

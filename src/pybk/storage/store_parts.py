@@ -95,7 +95,7 @@ class PartsOpener:
         fs: The file system.
         root: The store's directory.
         cookie: The store's own cookie.
-        tiers: Where the tiers are now, if they are not where the store remembers them.
+        tiers: The directories of the tiers now, if they are not where the store remembers them.
         environment: Opens LMDB environments.
         lost: Takes a sentence for each thing that is missing, if the store is salvaged; None refuses such a store.
     """
@@ -111,8 +111,8 @@ class PartsOpener:
         """Open the parts and compare them.
 
         Args:
-            undo: Closes the parts, the last one opened first. Each part is added as soon as it is open, so that an
-                interrupt finds all of them there.
+            undo: Closes the parts, the last one opened first. Each part is added as soon as it is open, because an
+                interrupt has to find all of them there.
 
         Raises:
             OlderIndexError: The index is older than the catalog and must be made again.
@@ -127,7 +127,7 @@ class PartsOpener:
         return parts
 
     def raise_if_older(self, error: CorruptError, newer: CatalogState | None) -> None:
-        """Raise OlderIndexError if a newer catalog explains damage that was found, so that the index is made again."""
+        """Raise OlderIndexError if a newer catalog explains damage that was found; the index is made again then."""
         if newer is not None and self.lost is None:
             raise OlderIndexError(str(error), newer) from error
 
@@ -216,7 +216,7 @@ class OlderIndexError(CorruptError):
 
 
 class CatalogFinding(NamedTuple):
-    """How the catalogs of a store compare with its index.
+    """The result of a comparison of a store's catalogs with its index.
 
     Attributes:
         newer: The content of a catalog that is newer than the index; None if there is none.

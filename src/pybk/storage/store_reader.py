@@ -98,7 +98,7 @@ class StoreReader:
         """The store's named records."""
         self.metrics = metrics
         self.lock = threading.Lock()
-        """Guards the descriptors and what is cached."""
+        """Guards the descriptors and the cached pages."""
         self._descriptors: WeakValueDictionary[int, LedgerDescriptor] = WeakValueDictionary()
         self._dirty: dict[int, LedgerDescriptor] = {}
         self._cached: deque[tuple[int, int]] = deque()
@@ -167,7 +167,7 @@ class StoreReader:
         """Learn of new commits; nothing to do in a live store, which makes them."""
 
     def write_buffered(self) -> None:
-        """Write what appends have buffered; nothing in a store that does not append."""
+        """Write buffered entries; does nothing in a store that does not append."""
 
     # ---- ledgers -------------------------------------------------------------------------------------------------
 

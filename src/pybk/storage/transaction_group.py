@@ -7,7 +7,7 @@ salvaged. The records are ordinary ones, so reads, checkpoints, moves and checks
 
 How a group is staged:
 
-1. The locks of its ledgers are taken in the order of their ids, so that two groups never wait for each other.
+1. The locks of its ledgers are taken in the order of their ids, so two groups never wait for each other.
 2. Each ledger is checked, and its entries get their ids, lengths and digests.
 3. The named records are checked, under the lock that orders their changes.
 4. ``Log.stage_group`` puts all of it into the forming commit by one step.
@@ -267,14 +267,14 @@ def _check_open(descriptor: LedgerDescriptor) -> None:
 
 
 def _check_end(each: LedgerEntries) -> None:
-    """Raise unless a ledger ends with the entry that those of the group must follow; the caller holds its lock."""
+    """Raise DisplacedError unless a ledger ends with the entry that the group follows; the caller holds its lock."""
     each.descriptor.account_staged()
     if each.after is not None and each.descriptor.last_pushed != each.after:
         raise DisplacedError(f"ledger {each.descriptor.ledger_id} does not end with entry {each.after}")
 
 
 def _sealed(each: LedgerEntries, sizes: array[int]) -> tuple[GroupPart, bytes]:
-    """Give a ledger's entries their ids and digests; return them, and what stands before the last one's payload.
+    """Give a ledger's entries their ids and digests; return them, and the prefix of the last one's payload.
 
     The caller holds the ledger's lock.
     """

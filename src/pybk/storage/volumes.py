@@ -98,7 +98,7 @@ def named_paths(tiers: Mapping[StorageHint, str | Sequence[str]]) -> dict[Storag
 
 
 def save_directories(fs: FileSystem, root: str, directories: Sequence[Directory]) -> None:
-    """Remember the tier directories in the main directory, so that later opens need not name them."""
+    """Remember the tier directories in the main directory; later opens need not name them."""
     rows = [[d.tier.value, d.number, _relative(root, d.path)] for d in directories]
     save_checked(fs, os.path.join(root, "directories"), {"directories": rows, "format": _DIRECTORIES_FORMAT})
 
@@ -165,7 +165,7 @@ def _how_to_list(fs: FileSystem, root: str) -> str:
 
 
 def _relative(root: str, path: str) -> str:
-    """Keep paths below the store relative, so that the whole store may be moved."""
+    """Keep paths below the store relative, because the whole store may be moved."""
     root = os.path.abspath(root)
     return os.path.relpath(path, root) if path.startswith(root + os.sep) else path
 
@@ -242,7 +242,7 @@ class Volumes:
             ) from None
 
     def by_device(self) -> dict[int, list[Directory]]:
-        """Return the tier directories by the device that has them, so that no device counts more than once."""
+        """Return the tier directories by the device that has them; by it a caller counts each device once."""
         found: dict[int, list[Directory]] = {}
         for directory in self.directories:
             found.setdefault(self.fs.device(directory.path), []).append(directory)
@@ -307,7 +307,7 @@ class Volumes:
         return mapped
 
     def is_reused(self, file_id: int) -> bool:
-        """Return whether a file may have another name and other bytes later, so that no map of it may be handed out.
+        """Return whether a file may have another name and other bytes later; then no map of it may be handed out.
 
         Raises:
             KeyError, FileNotFoundError: As ``view``.
@@ -365,7 +365,7 @@ class Volumes:
             mapped.populated[low:high] = b"\1" * len(mapped.populated[low:high])
 
     def unreadable(self, view: memoryview, stop: int, error: OSError) -> StorageError:
-        """Return the error to raise for a map of which ``FileSystem.populate`` refused a range."""
+        """Return the error to raise when ``FileSystem.populate`` refused a range of a map."""
         return unreadable(self.fs, view, stop, error)
 
     def read(self, file_id: int, start: int, end: int) -> memoryview:
@@ -383,7 +383,7 @@ class Volumes:
         return self._read(file_id, lambda path: self._while_named(path, self.fs.read_direct(path, start, end - start)))
 
     def _while_named(self, path: str, data: memoryview) -> memoryview:
-        """Return what was read; FileNotFoundError if the file has lost its name meanwhile, and maybe its bytes."""
+        """Return bytes that were read; FileNotFoundError if the file lost its name meanwhile, and maybe its bytes."""
         if not self.fs.exists(path):
             raise FileNotFoundError(errno.ENOENT, "removed while it was read", path)
         return data
@@ -419,7 +419,7 @@ class Volumes:
             self.views.pop(file_id, None)
 
     def let_go(self, file_id: int) -> None:
-        """Let go of the map of a file, so that the next read maps it as it is then, for example restored."""
+        """Forget the map of a file; the next read maps it as it is then, for example restored."""
         with self._lock:
             self.views.pop(file_id, None)
 

@@ -132,7 +132,7 @@ class Checkpoint:
             store.supply.rest(store.volumes.disk_bytes)
 
     def take_over(self, taken: _Window) -> None:
-        """Move what a window holds to its tiers, and record that in the catalog and the index."""
+        """Move the entries of a window to their tiers, and record that in the catalog and the index."""
         store = self._store
         named_bytes = sum(len(row.value or b"") for row in taken.named)
         ledgers = len(taken.rows) + len(taken.dropped)

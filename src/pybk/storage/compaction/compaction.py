@@ -16,8 +16,8 @@ Which files are freed:
   whatever its fill.
 - Small files of about one size are merged once there are many, so that their number stays bounded.
 
-Damaged records are never moved: their index locations keep naming the old file, so that reading them fails instead of
-finding nothing, and the file stays. A move reports them by ``UnmovedError``.
+Damaged records are never moved: their index locations keep naming the old file, which stays, because reading them has
+to fail instead of finding nothing. A move reports them by ``UnmovedError``.
 
 Files with little to keep are packed first, because each frees space for the next.
 """
@@ -280,7 +280,7 @@ class Compaction:
         self._store.metrics.add("compactions", 1)
 
     def _note_left(self, file_ids: Iterable[int]) -> None:
-        """Note those of some files that were packed or merged, and are still there."""
+        """Note the files that were packed or merged, and are still there."""
         live = self._catalog_and_index.live
         self._left.update({each: live[each] for each in file_ids if each in self._catalog_and_index.files})
 

@@ -40,7 +40,7 @@ PORTION_BYTES: Final = 16 << 20
 """Bound on the bytes that are read at a time."""
 
 Piece = tuple[int, list[int], list[bytes | memoryview]]
-"""First entry id, sizes, and parts of what becomes one record."""
+"""The entries that become one record: the first entry id, their sizes, and the parts of their bytes."""
 
 _NAMED_MAX: Final = 10
 """An error about records that were not moved names so many places; the log names all."""
@@ -107,8 +107,8 @@ class Mover:
         """Write the entries of some runs, all in one file, to the target.
 
         Returns:
-            The new runs of the same entries, in order. Records that are damaged or cannot be read are not moved:
-            their old runs are returned, so that reading them still raises CorruptError, and ``unmoved`` names them.
+            The new runs of the same entries, in order. Records that are damaged or cannot be read are not moved: their
+            old runs are returned, because reading them has to raise CorruptError still, and ``unmoved`` names them.
 
         Raises:
             StorageFullError, OSError: The target has no space or failed; call ``abort``.
@@ -225,7 +225,7 @@ class Mover:
     def _pieces(self, loaded: Loaded) -> Iterator[Piece]:
         """Cut the entries of some records into pieces of consecutive ids and of the target's block size.
 
-        Entries that lie one behind the other, as those of a record do, are one part of their piece.
+        Entries that lie one after the other, as those of a record do, are one part of their piece.
         """
         block_bytes = self._block_bytes
         ids, offsets, sizes = locate_entries(loaded.buffer, loaded.runs, loaded.body_starts, where="a record to move")
@@ -257,7 +257,7 @@ def _known_lost(runs: RunLocations, row: FileRow) -> np.ndarray[tuple[int], np.d
     """Return which records of a file the store knows to be lost, ``(r,)`` bool.
 
     A rebuild writes a compressed record without a body for lost entries; a salvage records the length of a cut file in
-    the index, so that a record beyond that end is lost.
+    the index, so a record beyond that end is lost.
     """
     lost: np.ndarray[tuple[int], np.dtype[np.bool_]] = (runs["body"] == 0) & (
         (runs["flags"] & LOCATION_COMPRESSED) != 0

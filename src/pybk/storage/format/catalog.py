@@ -10,8 +10,8 @@ Checkpoints are numbered from 1, and each of their records carries the number, s
 
 Two formats are read and written. In format 1 (level BASE) each mark repeats the rows of all files. In format 2 (level
 SEALS) a mark has no file rows: a checkpoint holds a record for each file whose row changed, and one for each named
-record that changed. The catalog's header repeats the store's salt, scrypt cost and level, so that each of catalog and
-cookie can be restored from the other.
+record that changed. The catalog's header repeats the store's salt, scrypt cost and level, so each of catalog and cookie
+can be restored from the other.
 
 A store has one file for each catalog in its main directory, named by the file id; ``newest_catalog`` chooses.
 """
@@ -76,10 +76,10 @@ REWRITE_BYTES_MIN: Final = 4 << 20
 """A catalog of fewer bytes is not written anew."""
 
 _RESERVE_BYTES: Final = 512 << 10
-"""What is allocated at a time for checkpoints to come, besides what is asked for."""
+"""The bytes that are allocated at a time for checkpoints to come, besides those that are asked for."""
 
 SPARE_BYTES: Final = 1 << 20
-"""What a catalog has that is begun while there is no free space."""
+"""The bytes of a catalog that is begun while there is no free space."""
 
 _FILE_ROW_BYTES: Final = 160
 _ROW_BYTES: Final = RECORD_HEADER_BYTES + 24
@@ -377,7 +377,7 @@ class CatalogWriter:
             raise
 
     def clear(self) -> None:
-        """Zero everything beyond the last checkpoint, durably: marks first, so that none outlives its records.
+        """Zero everything beyond the last checkpoint, durably: marks first, because none may outlive its records.
 
         Raises:
             OSError: Bytes beyond it may still exist.
@@ -498,7 +498,7 @@ def _read(
 
 
 def rewrite_is_due(catalog_bytes: int, totals: Totals) -> bool:
-    """Return whether more than half of a catalog is superseded rows, so that a new one should replace it.
+    """Return whether more than half of a catalog is superseded rows; then a new one should replace it.
 
     Args:
         catalog_bytes: The catalog's length.

@@ -236,7 +236,7 @@ class ColdSegmentWriter:
         return run
 
     def add_lost(self, ledger_id: int, first_entry_id: int, entry_count: int) -> None:
-        """Add a placeholder for lost entries, so that reading them raises CorruptError and not "no such entry".
+        """Add a placeholder for lost entries: reading them raises CorruptError and not "no such entry".
 
         The record has no body, and a checksum that does not match an empty body. It is marked as compressed, because
         every reader checks a compressed body. The order is that of ``add``.

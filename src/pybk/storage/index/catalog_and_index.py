@@ -37,10 +37,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 RENEWED_BELOW_BYTES: Final = 256 << 10
-"""A catalog that can grow by less is written anew in the spare file; enough for what one checkpoint has."""
+"""A catalog that can grow by less is written anew in the spare file; enough for the rows of one checkpoint."""
 
 Change = Callable[["IndexUpdate"], Counter[int]]
-"""Makes a change in the index, and returns what it does to the live bytes of each file."""
+"""Makes a change in the index, and returns by how much it changes the live bytes of each file."""
 
 
 class _Changed(NamedTuple):
@@ -62,13 +62,13 @@ class CatalogAndIndex:
         volumes: The store's directories.
         index: The index.
         mark: The index's mark.
-        catalog: The catalog that the mark names; None if it is lost or unusable, so that ``begin`` makes another.
+        catalog: The catalog that the mark names; if it is lost or unusable, None, and ``begin`` makes another.
         cookie: The store's main cookie.
 
     Attributes:
         cookie: The store's main cookie; a catalog that is begun repeats its salt, cost and level.
         mark: The mark as of the last commit.
-        files: All files of the store that the index knows, by id, so that a job need not read their rows again.
+        files: All files of the store that the index knows, by id; so a job need not read their rows again.
         live: Bytes of the records that each file still holds, by file id.
     """
 

@@ -450,7 +450,7 @@ NOTHING: Final = (-1, 1)
 """Last entry and stride before a ledger's first run."""
 
 _FEW: Final = 64
-"""Up to so many runs Python adds numbers faster than numpy."""
+"""The number of runs up to which Python adds numbers faster than numpy."""
 
 _Ids: TypeAlias = "npt.NDArray[np.int64]"
 

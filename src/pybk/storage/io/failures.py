@@ -61,7 +61,7 @@ def storage_error(
     Args:
         error: The error, whose text names the file.
         doing: The operation that failed, such as "closing /data".
-        remedy: What to do after a failure that is final.
+        remedy: The remedy after a failure that is final.
     """
     if is_full(error):
         return StorageFullError(f"{doing}: {error}; free space on the device or delete ledgers, then try again")
@@ -145,7 +145,7 @@ CHECKING: Final = "checking stored entries"
 
 
 class Troubles:
-    """Things that failed or were refused and are tried again, by what was being done.
+    """Problems of tasks that failed or were refused, and are tried again, by task.
 
     Threads: any.
     """
@@ -157,7 +157,7 @@ class Troubles:
         self._found: dict[str, str] = {}
 
     def note(self, doing: str, problem: object) -> None:
-        """Record that something did not go well; logged when it is new."""
+        """Record the problem of a task; logged when it is new."""
         with self._lock:
             new = doing not in self._found
             self._found[doing] = f"{doing}: {problem}"
@@ -165,17 +165,17 @@ class Troubles:
             logger.warning("%s serves on, but %s: %s; it is tried again", self._root, doing, problem)
 
     def clear(self, doing: str) -> None:
-        """Record that something went well."""
+        """Record that a task went well."""
         if doing in self._found:
             with self._lock:
                 self._found.pop(doing, None)
             logger.info("%s: %s goes well again", self._root, doing)
 
     def of(self, doing: str) -> str | None:
-        """Return what is wrong with one thing, None if nothing is."""
+        """Return the problem of one task, None if it has none."""
         return self._found.get(doing)
 
     def all(self) -> tuple[str, ...]:
-        """Return everything that is wrong now, one text each."""
+        """Return all problems of now, one text each."""
         with self._lock:
             return tuple(self._found.values())

@@ -196,7 +196,7 @@ class FileSystem(Protocol):
 
     @property
     def populates(self) -> bool:
-        """Whether :meth:`populate` maps pages. If not, it only reads them, and reading from the file is cheaper."""
+        """True if :meth:`populate` maps pages. If not, it only reads them, and reading from the file is cheaper."""
         ...
 
     def populate(self, view: memoryview, start: int, stop: int) -> None:
@@ -563,7 +563,7 @@ def _find_madvise() -> Callable[[int, int, int], int] | None:
 
 _MADVISE: Final = _find_madvise()
 _LONG_BYTES: Final = 256 << 10
-"""From this size on a range is populated without the lock of the interpreter, which takes a microsecond more."""
+"""The size from which on a range is populated without the interpreter's lock, which takes a microsecond more."""
 
 
 def _can_populate() -> bool:
@@ -1073,7 +1073,7 @@ def open_regular(path: str, flags: int = os.O_RDONLY, *, remedy: str = "name a r
     Args:
         path: The file.
         flags: As for ``os.open``.
-        remedy: What to do if it is not a regular file.
+        remedy: The remedy if it is not a regular file.
 
     Raises:
         IrregularFileError: It is a directory (EISDIR), or something else that is not a regular file (EINVAL).

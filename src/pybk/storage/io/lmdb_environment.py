@@ -120,7 +120,7 @@ class Environment(Protocol):
         ...
 
     def reserve(self, nbytes: int) -> None:
-        """Allocate space for the map to grow by ``nbytes``, so that changes need no free space until it has grown so.
+        """Allocate space for the map to grow by ``nbytes``: changes need no free space until it has grown so.
 
         Raises:
             OSError: ``ENOSPC`` or ``EDQUOT`` if there is too little space.

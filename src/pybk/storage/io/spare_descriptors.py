@@ -1,4 +1,4 @@
-"""Spare file descriptors, so that a store opens its files when the process has used up its limit.
+"""Spare file descriptors, by which a store opens its files when the process has used up its limit.
 
 They are open on ``/dev/null``, and one is closed when the operating system refuses a descriptor for a file of the
 store. Another thread may take the descriptor meanwhile, for a connection; then the next one is closed. The process's
@@ -143,7 +143,7 @@ def maps_limit(most: int) -> int:
 def descriptor_max() -> int:
     """Return the largest descriptor that a connection of a server may have; a larger one is ended.
 
-    The kernel gives the lowest descriptor that is free, so that of a new connection shows how few are left.
+    The kernel gives the lowest descriptor that is free, so the number of a new connection's shows how few are left.
     """
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return sys.maxsize if limit == resource.RLIM_INFINITY else limit - 1 - min(_LEFT_MAX, limit // _LEFT_SHARE)

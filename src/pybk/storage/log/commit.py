@@ -123,7 +123,7 @@ class Commit(Completion):
         file_id: Its log file.
         base: Offset of its header in the file.
         start: Offset at which writing starts: ``base``, or 0 if the file's header is written, too.
-        buffers: The bytes to write. Not empty once encoded, so that a repeated step writes the same bytes again.
+        buffers: The bytes to write. Not empty once encoded; a repeated step writes the same bytes again.
 
     Threads: while the commit forms, the log's mutex guards it; after that only the leader uses it.
     """
@@ -245,7 +245,7 @@ class LogFiles(Protocol):
         Args:
             file_id: The file.
             used_bytes: The offset after its last commit.
-            commits: How many commits it has.
+            commits: The number of its commits.
         """
 
 
@@ -260,8 +260,8 @@ class CommitObserver(Protocol):
 
         Args:
             commit: The commit.
-            now_ns: When it was synced, on the monotonic clock.
-            took_ns: How long it took to write and sync the commit.
+            now_ns: The time when it was synced, on the monotonic clock.
+            took_ns: The time that it took to write and sync the commit.
         """
 
     def failed(self, commit: Commit, error: PybkError) -> None:

@@ -35,8 +35,8 @@ and only the leader sets ``inflight``. No lock is held while the commit is writt
 - A refused commit was not written. It fails together with the forming one, because later entries of the same ledgers
   would leave a gap.
 - Entries of deferred ledgers were acknowledged when they were staged, so a refusal keeps them. The kept commit stands
-  apart from the forming one, so that a small commit, such as a delete that frees space, is not refused for its size.
-  It is tried when maintenance runs, and by ``flush(kept=True)``.
+  apart from the forming one, because a small commit, such as a delete that frees space, must not be refused for its
+  size. It is tried when maintenance runs, and by ``flush(kept=True)``.
 
 **Fork.** A forked child cannot use the log: ``after_fork`` fails what is staged in the child alone.
 
@@ -304,7 +304,7 @@ class Log:
         return entries
 
     def prefix_staged(self, descriptor: LedgerDescriptor) -> None:
-        """Make the prefixes of a ledger's entries in the forming commit, so that ``last_prefix`` is of the last one.
+        """Make the prefixes of a ledger's entries in the forming commit; ``last_prefix`` is of the last one then.
 
         The leader makes those of a commit that it has taken. The caller holds ``descriptor.lock``.
         """
@@ -331,7 +331,7 @@ class Log:
 
         Args:
             parts: The entries, one part for each ledger.
-            controls: Control records of no ledger.
+            controls: Control records that do not concern a ledger.
             nbytes: Bytes of the entries.
             ticket: The group's ticket in the admission queue, None if it has not waited.
             claim: Called with the commit before the group counts; if it raises, nothing is staged.
@@ -474,8 +474,8 @@ class Log:
         """Return how long the committer may sleep: until buffered entries are due; -1 if until it is kicked.
 
         A commit whose buffered entries are due becomes wanted. The first buffered entry starts the clock. The clock
-        runs for ``BUFFERED_NS`` after the last one, so that it is not started for each commit, and then stops, so that
-        a log at rest costs nothing. The caller holds the mutex.
+        runs for ``BUFFERED_NS`` after the last one, because it should not be started for each commit. Then it stops,
+        because a log at rest should cost nothing. The caller holds the mutex.
         """
         if not self.clock_runs:
             return -1.0

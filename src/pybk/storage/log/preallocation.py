@@ -27,8 +27,8 @@ which a log is taken over, because these are how it is emptied; and each of them
 keeps ``RESERVE_FILES`` files, allocated on the log's device, under names that are not those of log files:
 
 - *ready*: named ``reserve-N``. Its bytes may be those of an earlier use.
-- *taken*: zeroed, synced, and then renamed to a log file with a new id, in that order, so that a stop leaves the
-  reserve as it was or a log file of zeros. ``ReserveUse`` says which commits may have the last ones.
+- *taken*: zeroed, synced, and then renamed to a log file with a new id, in that order: a stop leaves the reserve as it
+  was or a log file of zeros. ``ReserveUse`` says which commits may have the last ones.
 - *put back*: renamed to ``reserve-N`` again, once a checkpoint or a compaction finds nothing live in it, or an open
   finds that it is not part of the log. Its blocks are never free meanwhile, so no other program can take them.
 
@@ -82,7 +82,7 @@ RESERVE_FILES: Final = 6
 
 
 class ReserveUse(enum.Enum):
-    """Which of the reserved files a commit may use: its value is how many must stay ready for others."""
+    """The reserved files that a commit may use: the value is the number of files that must stay ready for others."""
 
     NONE = RESERVE_FILES
     """It has entries that the store refuses while space is short."""
@@ -112,7 +112,7 @@ class LogReserve:
 
     @property
     def is_whole(self) -> bool:
-        """Whether every file is ready."""
+        """True if every file is ready."""
         return not _missing(self._volumes)
 
     def fill(self) -> None:
@@ -133,7 +133,7 @@ class LogReserve:
 
         Args:
             bytes_min: Bytes that are to be written to it.
-            use: What for.
+            use: The use of the commit that needs it.
 
         Raises:
             StorageFullError: Too few are ready, or ``bytes_min`` are more than it has.
@@ -227,7 +227,7 @@ class LogFileSupply:
     """Makes log files and keeps track of those in use.
 
     Sizes double from 1 MiB up to ``log_file_bytes`` while the log fills its files, and begin again when it rests, so
-    that a small store stays small. Zeros are written in steps with pauses, so that syncs of the log pass between them.
+    that a small store stays small. Zeros are written in steps with pauses, in which syncs of the log pass.
     While commits are large, files are only allocated: a commit of 564 KiB takes 306 µs in an allocated file and 289 µs
     in a zeroed one, which does not justify the zeros: they would double the bytes that the device has to write.
 
@@ -265,7 +265,7 @@ class LogFileSupply:
         Args:
             bytes_min: Bytes that it must have.
             after: The id of the file before it.
-            use: Which of the reserved files may be taken if there is no space for another.
+            use: The reserved files that may be taken if there is no space for another.
 
         Raises:
             StorageRefusedError: There is no space or descriptor for a file, or making it failed; nothing was written.

@@ -78,7 +78,7 @@ _GROUP: Final = int(RecordKind.GROUP)
 _SCAN_BYTES: Final = 1 << 20
 _ZEROS: Final = bytes(_SCAN_BYTES)
 _UNCOUNTED_COMMITS_MAX: Final = 1 << 40
-"""An upper bound on the commits in files without a header, which do not say what their first LSN is."""
+"""An upper bound on the commits in files without a header, whose first LSN is therefore unknown."""
 _REMEDY: Final = (
     "restore the file from a backup; or run `pybk store rebuild-index` on the store, with --accept-loss to continue "
     "without what it lists as missing"
@@ -94,7 +94,7 @@ class OpenLogFile(NamedTuple):
 
     @classmethod
     def load(cls, fs: FileSystem, file_id: int, path: str) -> OpenLogFile:
-        """Map a log file and bring all of it into memory, so that reading the map cannot raise SIGBUS.
+        """Map a log file and bring all of it into memory; without that, reading the map may raise SIGBUS.
 
         Raises:
             CorruptError: The file is being truncated, or larger than a log file can be.
@@ -165,7 +165,7 @@ class LogEnd(NamedTuple):
 
     @property
     def torn(self) -> bool:
-        """Whether the log ends in a write that was never acknowledged."""
+        """True if the log ends in a write that was never acknowledged."""
         return self.torn_bytes > 0
 
 
@@ -475,8 +475,8 @@ class ReplayTarget(Protocol):
 def apply_commit(ledgers: ReplayTarget, file: OpenLogFile, commit: ReplayedCommit) -> None:
     """Bring ledgers to the state after a durable commit.
 
-    The records of a group are checked before the first of them is applied, so that a group is applied whole or not at
-    all. An entry whose bytes are damaged counts as applied: it stays known, and reading it fails.
+    The records of a group are checked before the first of them is applied, so a group is applied whole or not at all.
+    An entry whose bytes are damaged counts as applied: it stays known, and reading it fails.
 
     Raises:
         CorruptError: The commit contradicts what is known, or a control record is damaged.
@@ -622,12 +622,12 @@ def _known(ledgers: ReplayTarget, header: RecordHeader, where: str) -> LedgerDes
 
 
 class RecoveredLog(NamedTuple):
-    """What replaying the log found.
+    """The result of replaying the log.
 
     Attributes:
         next_lsn: LSN of the next commit to write.
         files: The log files from the mark on, with the bytes used in each.
-        commits: How many commits there were.
+        commits: The number of commits.
         unbegun: Files without a header: preallocated, or torn. What they hold is not part of the log.
         again: Commits that must be written again, because the page cache may hold what never reached the disk.
     """

@@ -132,7 +132,7 @@ def kept_commits(file: OpenLogFile, used_bytes: int) -> Iterator[ReplayedCommit]
 
     Args:
         file: The file.
-        used_bytes: Where its last commit ends.
+        used_bytes: The end of its last commit.
 
     Raises:
         UnsupportedFormatError: A sound header is of another format.

@@ -35,7 +35,7 @@ def check_kept_file(file: OpenLogFile, used_bytes: int, store_id: bytes) -> Iter
 
     Args:
         file: The file.
-        used_bytes: Where its last commit ends.
+        used_bytes: The end of its last commit.
         store_id: The 16 bytes of the store.
 
     Raises:

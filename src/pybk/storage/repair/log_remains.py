@@ -1,18 +1,18 @@
 """The state of a store after what is left of its log, for a rebuild of the index that accepts the loss of commits.
 
 Theory of operation. The catalog says what was true at the last checkpoint. ``SalvagedLog`` yields the commits after it
-that are beyond doubt, and here they are applied to the catalog's rows, so that the new index needs none of these
-commits any more: its mark lies after them, and their log files are among its files. Nothing is guessed, and nothing
-that was acknowledged is taken for absent:
+that are beyond doubt. Here they are applied to the catalog's rows, and the new index needs none of these commits any
+more: its mark lies after them, and their log files are among its files. Nothing is guessed, and nothing that was
+acknowledged is taken for absent:
 
 - A ledger whose entries continue after a gap keeps both parts; the entries between them are lost ones, which the
   rebuild fills with placeholders.
 - A ledger that is not closed and has no entries after the last gap may have had more. It gets one lost entry after its
-  last known one, so that a reader that reaches its end gets an error, and not a ledger that looks whole. Ledgers of a
-  bookie get none: the bookie puts them all in limbo, and its peers know their ends.
-- Ledgers may have been created in the lost commits. Their ids, LSNs and creation sequences are skipped, so that none is
-  used twice. ``lost_ids`` is where such ledgers lie: all ids that nothing is known of, those of ledgers that were
-  deleted before the checkpoint, too. For an id is given out before its ledger's commit, which may come after the
+  last known one. So a reader that reaches its end gets an error, and not a ledger that looks whole. Ledgers of a bookie
+  get none: the bookie puts them all in limbo, and its peers know their ends.
+- Ledgers may have been created in the lost commits. Their ids, LSNs and creation sequences are skipped, because none
+  may be used twice. ``lost_ids`` is where such ledgers lie: all ids that nothing is known of, those of ledgers that
+  were deleted before the checkpoint, too. For an id is given out before its ledger's commit, which may come after the
   checkpoint's cut when the mark, which is written later, names a higher id already; and applications choose ids. A
   store says of such an id that it is unknown.
 
@@ -61,7 +61,7 @@ class LogRemains(NamedTuple):
         state: Its ledgers, named records, files and mark. The mark lies after everything that the log may have held.
         open_ended: Ledgers that may have had more entries than are known; the last entry of each is a lost one.
         lost_ids: The ids of ledgers that may have been created in lost commits, ascending.
-        problems: What is missing, a sentence each.
+        problems: The losses, a sentence each.
     """
 
     state: CatalogState
@@ -140,7 +140,7 @@ class _Remains:
         self._open_ended: tuple[int, ...] = ()
 
     def pass_gap(self) -> None:
-        """Note that commits are missing between those before and those after the call."""
+        """Note that commits are missing between the last one that was applied and the next one."""
         self._passed_a_gap = True
         self._continued.clear()
 
@@ -210,7 +210,7 @@ class _Remains:
         self._continued.add(header.ledger_id)
 
     def _extend(self, ledger_id: int, last: int, confirmed: int, length: int | None) -> None:
-        """Have a ledger reach an entry, of which more may be lost before it."""
+        """Have a ledger reach up to an entry; entries before it may be lost."""
         row = self.ledgers[ledger_id]
         if last > row.last_entry_id and length is not None:
             row = row._replace(length=length)

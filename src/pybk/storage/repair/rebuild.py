@@ -66,7 +66,7 @@ class LostEntries(NamedTuple):
 
 
 class RebuildReport(NamedTuple):
-    """What making the index again found.
+    """The result of making the index again.
 
     Attributes:
         ledgers: Ledgers in it.
@@ -74,9 +74,9 @@ class RebuildReport(NamedTuple):
         log_ledgers: Ledgers that the log names since the last checkpoint; the next open takes them from there.
         log_entries: Entries that it holds of them, not counted in ``entries``.
         lost: Entries that are missing everywhere.
-        problems: What was wrong with files, a sentence each.
+        problems: The damage of files, a sentence each.
         made: Whether there is a new index; else the rebuild was refused, and nothing was changed.
-        old_index: Where the old index is kept; None if there was none, or it said the same and is gone.
+        old_index: The path of the old index, which is kept; None if there was none, or it said the same and is gone.
     """
 
     ledgers: int
@@ -116,7 +116,7 @@ def rebuild_index(
     Raises:
         StoreLockedError: A process has the store open.
         CookieError: There is no store, or a directory is not what it should be.
-        CorruptError: The catalog is damaged, so that it is unknown what there should be; nothing was changed.
+        CorruptError: The catalog is damaged, and it is unknown what the store should hold; nothing was changed.
         StorageFullError: No space for the new index; nothing was changed.
 
     Durability: On return the new index is in place. After a stop at any point the store has its old index, none, or the
@@ -157,7 +157,7 @@ def rebuild_locked(
         environment: As for ``rebuild_index``.
         accept_loss: As for ``rebuild_index``.
         progress: As for ``rebuild_index``.
-        state: What the catalog says; None reads the newest one.
+        state: The content of the catalog; None reads the newest one.
     """
     progress = progress or (lambda done, total: None)
     with closing(_Rebuilder(fs, root, cookie, tiers, environment, progress, state)) as rebuilder:
@@ -267,7 +267,7 @@ class _Rebuilder:
     # ---- reading -------------------------------------------------------------------------------------------------
 
     def _read_log(self) -> dict[int, int]:
-        """Return what ``_check_log`` does; if commits are missing, take what is left of the log into the state.
+        """Return the result of ``_check_log``; if commits are missing, apply the rest of the log to the state.
 
         Raises:
             CorruptError: A log file belongs to another store.
@@ -310,7 +310,7 @@ class _Rebuilder:
 
         Raises:
             CorruptError: The log does not continue there, so the catalog is not of the last checkpoint; or a control
-                record is damaged, so that it is unknown what happened to its ledger.
+                record is damaged, and it is unknown what happened to its ledger.
         """
         mark = self._state.mark
         rows = log_files(self._volumes, mark.first_log_file_id)

@@ -33,7 +33,7 @@ class DamagedEntries(NamedTuple):
         ledger_id: The ledger.
         first_entry_id: The first entry.
         last_entry_id: The last entry, inclusive.
-        problem: What is wrong, with the place.
+        problem: The damage, with its place.
     """
 
     ledger_id: int
@@ -110,7 +110,7 @@ def _one_by_one(
     ledger_id: int,
     runs: RunLocations,
 ) -> tuple[int, list[tuple[int, str]]]:
-    """Check records of which the file of one at least is missing; return as ``_bodies`` does."""
+    """Check records, at least one of whose files is missing, one by one; return as ``_bodies`` does."""
     size, damaged = 0, []
     for number in range(len(runs)):
         try:
@@ -150,7 +150,7 @@ def _headers(store: StoreReader, ledger_id: int, runs: RunLocations) -> tuple[in
 
 
 def _problem_of(check: Callable[[], None]) -> str | None:
-    """Return what a check found damaged, None for nothing; what the system refuses for now is raised."""
+    """Return the damage that a check found, None for none; a refusal of the system is raised, because it may pass."""
     try:
         check()
     except StorageRefusedError:

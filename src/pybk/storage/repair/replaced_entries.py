@@ -1,4 +1,4 @@
-"""The entries of a bookie's store that are replaced by copies of peers, so that they are not read any more.
+"""The entries of a bookie's store that are replaced by copies of peers, and are not read any more.
 
 A damaged record stays where it is. A repair stores its entries again, in an extent that says that it replaces others,
 and the newest copy of an entry is the one that is read.

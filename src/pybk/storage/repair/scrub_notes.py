@@ -22,7 +22,7 @@ def save_notes(fs: FileSystem, root: str, values: Mapping[str, Any]) -> None:
     """Replace the notes of a store, durably.
 
     Raises:
-        OSError: That failed; the notes are the old ones.
+        OSError: Writing failed; the notes are the old ones.
     """
     save_checked(fs, os.path.join(root, NOTES_NAME), values)
 

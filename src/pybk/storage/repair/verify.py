@@ -105,7 +105,7 @@ class VerifyReport(NamedTuple):
         durable_lsn: The log was checked up to this LSN.
         unauthenticated: Ledgers whose digests could not be checked, because the right password was not given; their
             records' checksums were checked.
-        unsealed: Closed ledgers without a seal, so that nothing proves where they end.
+        unsealed: Closed ledgers without a seal: nothing proves where they end.
         seals_unchecked: Sealed ledgers whose right password was not given.
     """
 
@@ -120,7 +120,7 @@ class VerifyReport(NamedTuple):
 
     @property
     def complete(self) -> bool:
-        """Whether everything could be checked."""
+        """True if everything could be checked."""
         return not (self.unauthenticated or self.unsealed or self.seals_unchecked)
 
 
@@ -463,7 +463,7 @@ class _Check:
         self._problems = [problem for problem in self._problems if not self._is_replaced(problem, store)]
 
     def _is_replaced(self, problem: VerifyProblem, store: ReadOnlyStore | None) -> bool:
-        """Return whether all entries of a damaged record were copied from a peer since, so that nothing reads it."""
+        """Return whether all entries of a damaged record were copied from a peer since; then nothing reads it."""
         ledger_id, first, last = problem.ledger_id, problem.first_entry_id, problem.last_entry_id
         if problem.offset is None or ledger_id is None or first is None or last is None:
             return False

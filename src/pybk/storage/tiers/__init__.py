@@ -62,7 +62,7 @@ Run = tuple[int, ...]
 """A row of ``location_dtype()``: where a record lies."""
 
 DumpRow = dict[str, Any]
-"""What ``pybk store dump`` prints of one thing, by name; ``what`` names its kind."""
+"""The fields that ``pybk store dump`` prints of one thing, by name; ``what`` names its kind."""
 
 LocationWords = tuple[int, int, int, int]
 """A row of ``location_dtype()`` as four words: first entry, count and stride, offset and file, body and flags."""
@@ -193,7 +193,7 @@ def checked_record(
 
     Args:
         buffer: Holds the record.
-        start: Where it begins.
+        start: The place where it begins.
         ledger_id: The ledger that it must be of.
         first: The entry that it must begin with.
         file_id: Names the file in errors.
@@ -220,7 +220,7 @@ def dumped_record(header: RecordHeader, offset: int, *, sound: bool | None = Non
 
     Args:
         header: The record's header.
-        offset: Where it begins in its file.
+        offset: The place where it begins in its file.
         sound: Whether the body has its checksum; None if the body was not looked at.
     """
     return {
@@ -280,9 +280,9 @@ class Tier(ABC):
         hints: The storage hints whose moved entries are written here.
         files_are_freed_whole: Whether a file is unlinked once it has no live entries, and packed when it has few;
             otherwise records are freed one by one, by ``free_records``.
-        mixes_hints: Whether a file holds entries of ledgers of any hint, so that packing sends each to its own tier.
+        mixes_hints: Whether a file holds entries of ledgers of any hint; packing sends each to its own tier then.
         files_are_merged: Whether small files are packed together once there are many.
-        is_written_by_moves: Whether moves make its files, so that a move that fails removes them.
+        is_written_by_moves: Whether moves make its files; a move that fails removes them then.
         uses_environments: Whether its files are LMDB environments, which are made and opened with the store. Their
             ``FileRow.bytes`` counts transactions; the size of any other file is at least its ``FileRow.bytes``.
     """

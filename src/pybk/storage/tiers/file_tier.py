@@ -161,7 +161,7 @@ class ColdTier(FileTier):
             yield FileDamage(str(error), path, error.offset)
 
     def dump(self, files: TierFiles, row: FileRow) -> Iterator[DumpRow]:
-        """Yield what is wrong with the footer, and the records; of each record only the header is read."""
+        """Yield the damage of the footer, and the records; of each record only the header is read."""
         path = files.volumes.path_of(row)
         try:
             rows: RunLocations = layouts.ColdSegment(files.fs, path, files.store_id, row.file_id).rows

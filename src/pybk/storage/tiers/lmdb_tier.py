@@ -99,7 +99,7 @@ def write_entries_mark(transaction: WriteTransaction, mark: EntriesMark) -> None
 
 _TRANSACTION_BYTES: Final = 16 << 20
 ENTRIES_RESERVE_BYTES: Final = 512 << 10
-"""The space that each environment has allocated in advance, so that records can be deleted without free space."""
+"""The space that each environment has allocated in advance, because deleting records must not need free space."""
 
 _FREED_AT_ONCE_MIN: Final = 32
 _FREED_BYTES: Final = 16 << 10
@@ -331,7 +331,7 @@ class _RowsWriter(TierWriter):
             )
 
     def _count_puts(self, file_id: int, transaction: WriteTransaction) -> None:
-        """Count this transaction in the environment and in the file's row, so that the index requires it."""
+        """Count this transaction in the environment and in the file's row, by which the index requires it."""
         mark = read_entries_mark(transaction)
         mark = mark._replace(puts=mark.puts + 1)
         write_entries_mark(transaction, mark)

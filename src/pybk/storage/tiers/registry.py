@@ -14,7 +14,7 @@ TIERS: Final[tuple[Tier, ...]] = (LogTier(), LmdbTier(), ColdTier())
 
 
 def tiers_by_kind() -> dict[str, Tier]:
-    """Return all tiers by the kind of their files; callers keep it, so that finding a tier costs a read no call."""
+    """Return all tiers by the kind of their files; callers keep it, because a call would make each read slower."""
     return {tier.kind: tier for tier in reversed(TIERS)}
 
 
