@@ -322,7 +322,7 @@ class AppendQueue:
                 entries, because they may end a caller's batch whose first entries were sent.
 
         Returns:
-            How many entries failed.
+            The number of entries that failed.
         """
         failed = 0
         with self._mutex:

@@ -133,7 +133,7 @@ class InProcessBookie(LimboBookie, Protocol):
 
 
 class Companion(Protocol):
-    """What works for the cluster in the background of a bookie's process, and uses its client."""
+    """A service that works for the cluster in the background of a bookie's process, and uses its client."""
 
     def begin_stop(self) -> None:
         """Begin nothing more; returns at once."""
@@ -206,7 +206,7 @@ class ClusterBackend(ReplicatedLedgers):
         self._limbo_repair = None if bookie is None else LimboRepair(self.driver, membership, bookie)
         self._report = FollowedReport(self._metadata)
         self.companion: Companion | None = None
-        """What works in the background; stopped by ``close``."""
+        """The service that works in the background; stopped by ``close``."""
         membership.on_change = self._bookies_changed
         _BACKENDS.add(self)
 
@@ -710,9 +710,9 @@ class ClusterBackend(ReplicatedLedgers):
     def look(self, descriptor: LedgerDescriptor, *, follows: bool = False) -> None:
         """Update the LAC and the state of an open ledger: the LAC first, because an end in the metadata is final.
 
-        A follower that waits, so that its callback is registered, looks once: ``Followers`` reports every change since
-        then. If that look fails because too few bookies answer, the long poll of ``Followers`` finds what it missed.
-        One that does not wait gets no report, and looks each time.
+        A follower that waits, and whose callback is therefore registered, looks once: ``Followers`` reports every
+        change since then. If that look fails because too few bookies answer, the long poll of ``Followers`` finds what
+        it missed. One that does not wait gets no report, and looks each time.
         """
         ledger = _remote(descriptor)
         writing = self._writings.get(ledger.ledger_id)

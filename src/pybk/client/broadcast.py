@@ -52,7 +52,7 @@ def repair(driver: Driver, ledger: RemoteLedger, batch: EntryBatch, bad: Iterabl
         bad: Pairs of a bookie and the id of an entry of which it has no sound copy.
 
     Returns:
-        How many copies are sent.
+        The number of copies that are sent.
     """
     places = {entry_id: number for number, entry_id in enumerate(batch.entry_ids.tolist())}
     adds = []
@@ -139,7 +139,7 @@ def leave(driver: Driver, ledger: RemoteLedger, ensemble: Iterable[Bookie]) -> N
 
 
 def flush(driver: Driver, ledger: RemoteLedger) -> None:
-    """Have the last fragment's bookies sync what they acknowledged; returns when each has answered or failed."""
+    """Have the last fragment's bookies sync the entries they acknowledged; returns when each has answered or failed."""
     ensemble = ledger.metadata.fragments[-1].ensemble
     broadcast = Broadcast(driver, ledger, BroadcastMachine((bookie, Force(ledger.ledger_id)) for bookie in ensemble))
     driver.run(broadcast, broadcast.machine.start)

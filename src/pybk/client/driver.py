@@ -104,7 +104,7 @@ class Wire(Protocol):
 
     @property
     def waiting(self) -> bool:
-        """True if ``poll`` has taken nothing yet, so that an exception that ends it loses nothing."""
+        """True if ``poll`` has taken nothing yet; then an exception that ends it loses nothing."""
 
     def begin_turn(self) -> None:
         """Clear ``waiting``."""
@@ -315,8 +315,8 @@ class Driver:
         """Send what is pending, pause until a reply or call comes, and handle it.
 
         An exception in the middle, such as KeyboardInterrupt, leaves machines in an unknown state. The next step gives
-        them up, so that no caller waits for ever. Once the driver is closed, the wire may be closed, too. A step then
-        only ends conversations that other threads began before they saw the close.
+        them up, because no caller may wait for ever. Once the driver is closed, the wire may be closed, too. A step
+        then only ends conversations that other threads began before they saw the close.
         """
         group = self.group
         group.completed = group.woke = False

@@ -20,14 +20,14 @@ as long as any descriptor that followed the ledger. A follower is notified of ch
   in case a callback was lost.
 
 Nothing but a change wakes a follower. All long polls of a client end together, at multiples of ``FOLLOW_NS / 2`` since
-it was opened, so that many followers wake the client and the bookies seldom.
+it was opened, so many followers wake the client and the bookies seldom.
 
 A follower that arrives while a reply is handled is never missed. ``_answered`` looks for waiting members after it has
 cleared ``reading``, under the lock: a follower that comes before is seen there, and one that comes later finds no poll
 under way and starts one in ``follow``.
 
 Locks: ``_lock`` guards ``_followed`` and each ``members`` and ``reading``; ``FollowedLedger.setting`` is held while the
-watch is set, which may call the metadata store, so that ``_lock`` is never held then.
+watch is set, because that may call the metadata store, during which ``_lock`` is never held.
 """
 
 from __future__ import annotations

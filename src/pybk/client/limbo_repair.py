@@ -110,9 +110,9 @@ class LimboRepair:
         self.stopping = threading.Event()
         """Set once the thread is to end."""
         self.pauses: dict[int, tuple[float, float]] = {}
-        """By ledger in limbo that was tried: its next pause in seconds, and the monotonic time of its next try."""
+        """The next pause in seconds, and the monotonic time of the next try, by ledger in limbo that was tried."""
         self.waits: dict[int, float] = {}
-        """By ledger in limbo that waits for an end: the monotonic time when it is marked; infinite once it is."""
+        """The monotonic time when a ledger in limbo that waits for an end is marked, by ledger; infinite once it is."""
         self.orphans: set[int] = set()
         """The ledgers in limbo that had neither metadata nor a tombstone when they were looked at."""
         self._thread = threading.Thread(target=self._run, name="pybk-limbo", daemon=True)

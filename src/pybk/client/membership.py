@@ -73,10 +73,10 @@ _WHY_READ_ONLY: Final = FrozenDict(
         "retired": _ReadOnly("it ends, or was retired until its next start", "restart"),
     }
 )
-"""By what bookies register; a drain is known by the cookie."""
+"""The reasons why bookies are read-only, by the words that they register; a drain is known by the cookie."""
 
 _UNKNOWN_WHY: Final = _ReadOnly("its log says why", "free space on")
-"""For bookies whose pybk does not register it."""
+"""The text for bookies whose pybk does not register the reason."""
 
 _NAMED_MAX: Final = 10
 """The number of bookies of a zone that a message names."""
@@ -126,7 +126,7 @@ class Membership:
         self.reads_are_shared = False
         self.on_change: Callable[[], None] | None = None
         self.leaving: frozenset[Bookie] = frozenset()
-        """The bookies of this client's ensembles that are drained, so that its writers are to leave them."""
+        """The bookies of this client's ensembles that are drained, which its writers are to leave."""
         self._drain_lock = threading.Lock()
         """Guards ``leaving``, and is held while the cookie that it comes from is read."""
         self._drain_watches: dict[str, Watch] = {}
@@ -372,7 +372,7 @@ class Membership:
         )
 
     def _there(self, known: tuple[Candidate, ...]) -> str:
-        """Return the registered bookies for a message, and why some of them are no members of new ledgers."""
+        """Return the registered bookies for a message, and why some of them are not members of new ledgers."""
         named = []
         for each in sorted((each for each in known if not each.away), key=lambda each: each.bookie):
             why = "it is drained" if each.leaving else self._read_only(each).text
@@ -381,7 +381,7 @@ class Membership:
         return ", ".join([*named, *old]) or "none"
 
     def _remedies(self, known: tuple[Candidate, ...]) -> str:
-        """Return what makes the known bookies take entries, for the middle of a message."""
+        """Return the remedies by which the known bookies take entries, for the middle of a message."""
         remedies: dict[str, list[str]] = {}
         for each in sorted(known, key=lambda each: each.bookie):
             name = each.bookie.bookie_id

@@ -92,7 +92,7 @@ class Reading(Conversation[ReadMachine]):
         shared: Let several bookies read parts of a long read at a time.
 
     Attributes:
-        runs: What was read, in the order in which it came.
+        runs: The runs that were read, in the order in which they came.
         ended: How it ended.
     """
 
@@ -143,7 +143,7 @@ class Reading(Conversation[ReadMachine]):
         return () if self.ended is None else self.ended.bad
 
     def batch(self) -> EntryBatch:
-        """Return what was read, from the first entry on and without a gap.
+        """Return the entries that were read, from the first one on and without a gap.
 
         Raises:
             CorruptError: Every bookie of the first entry denies that it has it, though it was confirmed.
@@ -197,7 +197,7 @@ class LacReading(Conversation[LacMachine]):
     """Reads the last add confirmed, or waits until it is above what is known.
 
     Attributes:
-        last_add_confirmed: What was read, -1 for none.
+        last_add_confirmed: The LAC that was read, -1 for none.
     """
 
     def __init__(

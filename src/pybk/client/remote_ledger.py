@@ -131,7 +131,7 @@ class RemoteLedger(LedgerDescriptor):
 
     @property
     def is_final(self) -> bool:
-        """True if it is closed, so that its last entry never changes."""
+        """True if it is closed; its last entry never changes then."""
         return self.metadata.state is LedgerState.CLOSED
 
     # ---- progress ------------------------------------------------------------------------------------------------
@@ -259,7 +259,7 @@ class FollowedLedger:
         beyond: The LAC that the poll waits to be passed.
         ensemble: The bookies that the poll may ask.
         was_empty: Whether the last poll ended without a new entry.
-        soon: How many of the last replies in a row came too soon.
+        soon: The number of last replies in a row that came too soon.
         failing: Whether a warning was logged since the last poll that worked.
     """
 

@@ -29,7 +29,7 @@ class ReplicaCheck(Conversation[ReplicaCheckMachine]):
     """Reads one bookie's replica of a fragment; keeps counts and lengths, and not the entries.
 
     Attributes:
-        entries: How many sound entries were read.
+        entries: The number of sound entries that were read.
         bytes: Their encoded bytes.
         lengths: Checks the ledger's length in each entry against the others.
     """

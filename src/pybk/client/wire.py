@@ -16,7 +16,7 @@ with None when its time is over or the connection is lost. ``BookieWire`` adds w
   the right to it. They prove it once a session. A member that recovers a ledger without its password proves that it is
   one, by a key of the cluster's secret.
 - **Trust.** A bookie may lie or be damaged. Entries are checked by the ledger's digest and the last add confirmed (LAC)
-  by its proof, so that the machines of ``pybk.replication`` see plain values that they may believe.
+  by its proof. So the machines of ``pybk.replication`` see plain values that they may believe.
 - **Interrupts.** A KeyboardInterrupt may leave ``Links`` between any two of its steps. ``begin_again`` then drops all
   links and makes new ones. ``_sweep`` ends requests whose end was lost, a second after their time.
 
@@ -118,7 +118,7 @@ class BookieWire:
 
     @property
     def waiting(self) -> bool:
-        """True if ``poll`` has taken nothing yet, so that an exception that ends it loses nothing."""
+        """True if ``poll`` has taken nothing yet; then an exception that ends it loses nothing."""
         return self._links.waiting
 
     def begin_turn(self) -> None:

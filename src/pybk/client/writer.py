@@ -118,9 +118,9 @@ class Writing(Conversation[WriterMachine]):
         self._meter = metrics.scope(metadata.ledger_type, metadata.tier)
         self._quorum = Quorum(metadata.ensemble_size, metadata.write_quorum, metadata.ack_quorum)
         self.forcing: list[tuple[int, Completion]] = []
-        """Calls of ``force`` that wait, in order: the entry to be confirmed, and what is finished then."""
+        """Calls of ``force`` that wait, in order: the entry to be confirmed, and the completion to finish then."""
         self._bookies = list(self.ensemble)
-        """Those of ``ensemble``, for the time after this object."""
+        """The bookies of ``ensemble``, which a finaliser uses after this object is gone."""
         self._unless_ended = finalize(self, leave_soon, driver, ledger, self._bookies)
         self._unless_ended.atexit = False
         driver.attach(self)
@@ -211,7 +211,7 @@ class Writing(Conversation[WriterMachine]):
             self.report_activity()
 
     def _failed(self, effect: Failed) -> None:
-        """Fail what is under way, whose outcome is not known, and all that is asked later, which is not done."""
+        """Fail the calls that are under way, with an unknown outcome, and all later calls, which do nothing."""
         has_waited = effect.reason in _WAITED_FOR
         error = self._waited_in_vain if has_waited else error_of
         under_way, later = (error(effect, outcome_unknown=unknown) for unknown in (True, False))
@@ -225,7 +225,7 @@ class Writing(Conversation[WriterMachine]):
         self.report_activity()
 
     def _waited_in_vain(self, effect: Failed, *, outcome_unknown: bool) -> PybkError:
-        """Return the error of a writer that has waited for what is away: trying again does not help it."""
+        """Return the error of a writer that has waited for bookies or the metadata store: it is not to be retried."""
         detail = (
             f"{effect.detail}; its writer waited {self._patience_s:g} s (bookie_patience_seconds), and has ended: "
             f"once that is mended, open ledger {self.ledger.ledger_id} with recover=True to find its end, and "
