@@ -1,7 +1,7 @@
 """Futures of appends: each refers to the ``Completion`` of its commit or batch, and is done when that is.
 
-The appends of coroutines that wait for admission are made in order by a thread, ``CoroutineBacklog``, so that event
-loops are not blocked.
+The appends of coroutines that wait for admission are made in order by a thread, ``CoroutineBacklog``, because they
+would block event loops.
 """
 
 from __future__ import annotations
@@ -482,7 +482,7 @@ class CoroutineBacklog:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._waiting: deque[_WaitingAppend] | None = None
-        """In order; an append is removed after it was made. Guarded by ``_lock``.
+        """The appends that wait, in order; an append is removed after it was made. Guarded by ``_lock``.
 
         It is made when it is needed first, because an empty deque takes 760 bytes, and most logs have no event loop.
         """

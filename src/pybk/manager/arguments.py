@@ -58,7 +58,7 @@ class ClusterOptions(TypedDict, total=False):
         bookie_id: The bookie's name; None keeps the name in the directory, or makes one for a new directory.
         rack: The label of where the bookie stands, for placement, such as ``zone/rack/host``.
         replace: The bookie takes the name of a bookie whose directory is lost for good; its entries count as lost.
-        moved: The bookie's directory was moved since its last start, not copied, so that no other copy exists.
+        moved: The bookie's directory was moved since its last start, not copied: no other copy exists.
         autorecovery: This process takes part in repairing the cluster: it may be elected auditor, and it copies to its
             bookie what lost bookies had. True by default.
     """

@@ -1,10 +1,10 @@
 """``AtomicGroup``: one atomic change of several things in a store, made durable by one sync.
 
 What takes part, a *member*, is a log, a subscription, a blob that is published, or the properties of a log. A commit
-holds the locks of all members, in the order of their keys, so that two groups never wait for each other; under them
-each member says which entries it appends, or which named record it changes. The store stages all of it as one group
-(``pybk.storage.transaction_group``), the members take note of that, and the locks are released. Only then does the
-commit wait for durability, so that groups and appends of other threads share syncs.
+holds the locks of all members. It takes them in the order of their keys, so two groups never wait for each other. Under
+them each member says which entries it appends, or which named record it changes. The store stages all of it as one
+group (``pybk.storage.transaction_group``), the members take note of that, and the locks are released. Only then does
+the commit wait for durability, so groups and appends of other threads share syncs.
 
 If a member cannot take part now, because its log has to be repaired first, or because its record was changed by another
 one, nothing is staged, and the commit begins again.
@@ -49,10 +49,10 @@ class GroupMember(ABC):
 
     Attributes:
         call: The name of the method of ``AtomicGroup`` that is for it.
-        alone: What to call without a group, for the error of a group over ensembles.
+        alone: The call that works without a group, for the error of a group over ensembles.
         key: Its name among all members; members are locked in the order of their keys.
         backend: The store that it is in.
-        results: What became of each thing that was added, once the group is durable.
+        results: The result of each change that was added, once the group is durable.
     """
 
     call: ClassVar[str]
@@ -65,24 +65,24 @@ class GroupMember(ABC):
 
     @abstractmethod
     def add(self, *arguments: Any, **options: Any) -> None:
-        """Add something that the group does to it; raises UsageError for what cannot be."""
+        """Add a change that the group makes to the target; raises UsageError for one that it cannot make."""
 
     @abstractmethod
     def hold(self, stage: Callable[[GroupPart], R | None]) -> R | None:
-        """Call ``stage`` with its locks held, and take note of what was staged unless that returned None.
+        """Call ``stage`` with its locks held, and take note of the entries or the change unless that returned None.
 
         Returns:
-            What ``stage`` returns; None, with nothing staged, if ``prepare`` has to be called first.
+            The result of ``stage``; None, with nothing staged, if ``prepare`` has to be called first.
 
         Raises:
             PybkError: It takes no changes; nothing was staged.
         """
 
     def prepare(self) -> None:  # noqa: B027  # most have nothing to do
-        """Do what has to be done before it can take part; called without locks."""
+        """Prepare the target to take part; called without locks."""
 
     def commit_alone(self) -> None:
-        """Do what was added without a group; durable on return.
+        """Make the added changes without a group; durable on return.
 
         Raises:
             IllegalOperationError: That needs a group.
@@ -93,7 +93,7 @@ class GroupMember(ABC):
         """Take note of that the group is durable."""
 
     def abandon(self) -> None:  # noqa: B027
-        """Let go of what was added, because the group was not committed; called once, and must not raise.
+        """Drop the added changes, because the group was not committed; called once, and must not raise.
 
         A commit that was interrupted may have staged the group all the same; then this changes nothing of that.
         """
@@ -101,7 +101,7 @@ class GroupMember(ABC):
 
 @singledispatch
 def member_of(target: object) -> GroupMember:
-    """Return what takes part in one group for a target; the modules of targets register how.
+    """Return the member by which a target takes part in one group; the modules of targets register how.
 
     Raises:
         UsageError: Nothing like it can take part.
@@ -168,7 +168,7 @@ class AtomicGroup(WithBlock):
         self._add("set_properties", log, changes)
 
     def results(self, target: object) -> Sequence[Any]:
-        """Return what became of what was added to a target, in order, once the group is committed.
+        """Return the results of the changes that were added to a target, in order, once the group is committed.
 
         Returns:
             LSNs for a ``WriteAheadLog``, positions for a ``LogWriter``; what its own call returns for all else.
@@ -251,7 +251,7 @@ class AtomicGroup(WithBlock):
             member.commit_alone()
 
     def _staged(self, members: Sequence[GroupMember], groups: AtomicGroups) -> Callable[[], int]:
-        """Stage the group; returns what waits for it. From then on its outcome is decided by the store."""
+        """Stage the group; returns a function that waits for it. From then on the store decides its outcome."""
         while True:
             try:
                 wait = self._hold(members, [], groups)
@@ -265,7 +265,7 @@ class AtomicGroup(WithBlock):
     def _hold(
         self, members: Sequence[GroupMember], parts: list[GroupPart], groups: AtomicGroups
     ) -> Callable[[], int] | None:
-        """Stage the group with the locks of the members that follow held, too; returns what waits for it."""
+        """Stage the group with the locks of the members that follow held, too; returns a function that waits for it."""
         if len(parts) < len(members):
             return members[len(parts)].hold(lambda part: self._hold(members, [*parts, part], groups))
         entries = [part.entries for part in parts if part.entries is not None]

@@ -77,7 +77,7 @@ def _in_use(keys: MetadataKeys) -> list[int]:
 
 
 def key_for(secrets: Callable[[], tuple[bytes, ...]] | None, held: HeldKeys | None = None) -> KeyFor | None:
-    """Return what derives the metadata keys from a cluster's secrets, as ``ClusterMetadata`` takes it.
+    """Return the function that derives the metadata keys from a cluster's secrets, as ``ClusterMetadata`` takes it.
 
     Args:
         secrets: The result of ``cluster_secrets``; None for a cluster without a secret.

@@ -9,8 +9,8 @@ signal handlers (KeyboardInterrupt, SystemExit) in the main thread alone, so an 
 but not the close. Managers that are still open when the interpreter ends are closed by ``atexit``.
 
 A forked child has none of its parent's threads. What ``in_children`` was given is done before anything else in the
-child, so that calls need not look whether the process was forked: buffers are emptied, locks that a thread of the
-parent may hold are replaced, and connections are closed.
+child; so calls need not look whether the process was forked: buffers are emptied, locks that a thread of the parent may
+hold are replaced, and connections are closed.
 """
 
 from __future__ import annotations

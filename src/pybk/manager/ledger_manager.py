@@ -293,7 +293,7 @@ class LedgerManager:
 
         Args:
             password: The password, which is needed to open the ledger; with HMAC_SHA256, its key also authenticates the
-                entries. It is never stored. For what people choose, because scrypt makes guesses slow.
+                entries. It is never stored. For a password that people choose, because scrypt makes guesses slow.
             secret: The same as 32 random bytes or more, which need no scrypt: itself, or a ``Secret`` that names a file
                 or an environment variable. With both, the ledger is made with the secret.
             ledger_type: The type, by which metrics are split. Names beginning with "." are reserved for pybk.
@@ -469,9 +469,9 @@ class LedgerManager:
             password: The password of the ledger.
             secret: Its secret, if it was made with one. With both, the one is taken that it was made with.
             read_flags: How it is read.
-            recover: True fences the ledger's writer and closes the ledger, so that its end is final; every acknowledged
-                entry is in it. False does not change the ledger. None stands for True, but for False in a read-only
-                manager.
+            recover: True fences the ledger's writer and closes the ledger. Its end is final then, and every
+                acknowledged entry is in it. False does not change the ledger. None stands for True, but for False in a
+                read-only manager.
             require_seal: Refuse a ledger that is not sealed: one that is open, was closed by an older pybk, or whose
                 seal was removed. Otherwise such a ledger opens with a warning in the log.
 

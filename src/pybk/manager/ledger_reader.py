@@ -102,7 +102,7 @@ class LedgerReader(Handle):
 
     @property
     def is_closed(self) -> bool:
-        """True if the ledger is closed, so that its last entry is final."""
+        """True if the ledger is closed; its last entry is final then."""
         return self._descriptor.metadata.state is LedgerState.CLOSED
 
     def read_last_add_confirmed(self) -> int:

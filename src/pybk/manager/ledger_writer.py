@@ -66,7 +66,7 @@ class AppendOrder:
         self._descriptor = descriptor
 
     def in_turn(self, stage: Callable[[], S | None], nbytes: int, *, wait: bool) -> S:
-        """Return what ``stage`` returns once there is space, in the order of the appends that wait for it.
+        """Return the result of ``stage`` once there is space, in the order of the appends that wait for it.
 
         Args:
             stage: Called with the ledger's lock held; returns None, with nothing done, if there is no space.
@@ -97,7 +97,7 @@ class AppendOrder:
         return self._with_ticket(when_first, nbytes)
 
     def keeping_lock(self, stage: Callable[[], S | None], nbytes: int) -> S:
-        """Return what ``stage`` returns once there is space; the caller holds the ledger's lock and keeps it."""
+        """Return the result of ``stage`` once there is space; the caller holds the ledger's lock and keeps it."""
 
         def when_first(ticket: Ticket) -> S:
             self._log.admission.join(ticket, keeps_lock=True)
@@ -759,7 +759,7 @@ def stage_many(writer: LedgerWriter, payloads: list[bytes], after: int, *, kick:
 
 
 def group_entries(writer: LedgerWriter, payloads: list[bytes], after: int) -> LedgerEntries:
-    """Return what a group appends to a ledger.
+    """Return the entries that a group appends to a ledger.
 
     Args:
         writer: The ledger's.
@@ -788,7 +788,7 @@ def _check_end(descriptor: LedgerDescriptor, last: int) -> None:
 
 
 def keeping_log(writer: LedgerWriter) -> KeepingLog | None:
-    """Return what keeps entries until they are acknowledged; None in a store, which has no bookies to lose."""
+    """Return the log that keeps entries until they are acknowledged; None in a store, which has no bookies to lose."""
     return writer._keeping
 
 

@@ -92,7 +92,7 @@ class LocalLock:
         self._locks.release(self._name, self)
 
     def __del__(self) -> None:
-        """Release it, so that those that watch it learn of that."""
+        """Release it, and call its watches."""
         self.release()
 
 
@@ -171,12 +171,12 @@ class BackgroundScrub:
         self._lock = threading.Lock()
         self._stopping = threading.Event()
         self.begun: StoreScrub | None = None
-        """What checks, once it was made."""
+        """The scrub, once it was made."""
         self._thread = threading.Thread(target=self._run, name="pybk-scrub", daemon=True)
         start_thread(self._thread)
 
     def begin(self) -> StoreScrub:
-        """Return what checks, made by the first call."""
+        """Return the scrub, made by the first call."""
         with self._lock:
             if self.begun is None:
                 owner = store_scrub.EmbeddedScrub(self._store)
@@ -260,7 +260,7 @@ class StoreBackend(AtomicGroups, StoreUpkeep):
 
     @property
     def ended(self) -> bool:
-        """True if the store is closed, so that reads raise."""
+        """True if the store is closed; reads raise then."""
         return self.store.ended
 
     @property

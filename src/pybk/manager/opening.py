@@ -23,7 +23,7 @@ _LOOK_SECONDS: Final = 1.0
 
 
 class Closing(Protocol):
-    """What has ``close``."""
+    """A handle that has ``close``."""
 
     def close(self) -> None:
         """Close the handle."""
@@ -136,7 +136,7 @@ class LockedOpening(Opening[H]):
 
 
 class _Delivery(Generic[D]):
-    """Hands what a thread opens to the awaiting task; lets go of it if that task was cancelled meanwhile.
+    """Hands the handle that a thread opens to the awaiting task; closes it if that task was cancelled meanwhile.
 
     Args:
         call: Opens it.
@@ -147,7 +147,7 @@ class _Delivery(Generic[D]):
         self._call = call
         self._let_go = let_go
         self._lock = threading.Lock()
-        """Guards ``_made`` and ``_refused``, so that exactly one thread lets go of what was refused."""
+        """Guards ``_made`` and ``_refused``: exactly one thread closes a handle that was refused."""
         self._made: D | None = None
         self._refused = False
 
@@ -171,7 +171,7 @@ class _Delivery(Generic[D]):
 
 
 async def _delivered(delivery: _Delivery[D], in_a_thread: Callable[[Callable[[], D]], Awaitable[D]]) -> D:
-    """Return what a thread opens; a task that is cancelled meanwhile has it ended."""
+    """Return the handle that a thread opens; if the task is cancelled meanwhile, the handle is closed."""
     try:
         return await in_a_thread(delivery.make)
     except asyncio.CancelledError:
