@@ -82,7 +82,7 @@ def check_advertised(address: str) -> None:
     """Check that an address may be registered, as far as any host can say.
 
     Raises:
-        UsageError: It is no address, or stands for every address of a host.
+        UsageError: It is not an address, or stands for every address of a host.
     """
     check_address(address, secret=True)
     _check_not_wildcard(address, address)

@@ -26,9 +26,9 @@ class AppendLatency:
         """Note a turn of the serving thread.
 
         Args:
-            adds: How many adds of writers it received.
-            waited_ns: How long it waited for messages.
-            took_ns: How long it worked on them, until the replies were sent.
+            adds: The number of adds of writers that it received.
+            waited_ns: The time for which it waited for messages.
+            took_ns: The time for which it worked on them, until the replies were sent.
         """
         if adds:
             self._histogram.record(took_ns + (self._before_ns if waited_ns < _QUEUED_NS else 0), adds)

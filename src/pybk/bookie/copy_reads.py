@@ -33,7 +33,7 @@ class CopyReads:
 
     Attributes:
         pace: The rate; None answers every read at once. Any thread may replace it.
-        due_ns: When the next read is to be answered; None if none is held back.
+        due_ns: The time when the next read is to be answered; None if none is held back.
 
     Threads: the bookie's serving thread.
     """

@@ -5,8 +5,8 @@ later ones read the head of the deletion pages, and the new pages if it has move
 to write pages, each call asks for all ledgers. A page is a hint: what counts is the tombstone, which is read itself and
 whose proof is checked. A ledger is dropped when a second call finds its tombstone, too.
 
-The recorded position is the page before the first one with a ledger that is still here, so that nobody removes a page,
-or what it depends on, that this bookie has not acted upon. A page counts only one call after it was read (DT2): a first
+The recorded position is the page before the first one with a ledger that is still here; so a page that this bookie has
+not acted upon is not removed, nor what it depends on. A page counts only one call after it was read (DT2): a first
 entry that a client sent before the deletion may have been looked up by then, and stored after the page was read.
 """
 

@@ -1,4 +1,4 @@
-"""What a bookie's directory holds, read while no bookie serves from it; metadata are made again from that."""
+"""The ledgers that a bookie's directory holds, read while no bookie serves from it, to make metadata from them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class HeldLedger(NamedTuple):
-    """What a directory holds of one replicated ledger.
+    """The entries that a directory holds of one replicated ledger.
 
     Attributes:
         description: The ledger's description as its client sent it; empty if the bookie has a fence alone.
@@ -39,7 +39,7 @@ class Holdings:
     """A bookie's directory, locked.
 
     Attributes:
-        identity: Whose directory it is.
+        identity: The bookie whose directory it is.
         about: The directory's copy of the cluster's own metadata value; empty if it has none.
         seen: The newest metadata that the bookie has seen; None if it has seen no epoch.
         deleted: Proofs of deletions that the bookie remembers, by ledger.
@@ -80,7 +80,7 @@ def open_holdings(path: str) -> Iterator[Holdings]:
 
     Raises:
         StoreLockedError: A bookie serves from it: end it first.
-        CookieError: It is no bookie's directory.
+        CookieError: It is not a bookie's directory.
         CorruptError: Something durable is damaged or missing there; a start of the bookie would salvage the rest.
     """
     if find_cookie(OsFileSystem(), path, None) is None:

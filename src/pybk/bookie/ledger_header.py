@@ -40,7 +40,7 @@ class LedgerHeader(NamedTuple):
 
     Attributes:
         encoded: The authenticated description as the client sent it; stored and returned byte by byte.
-        ledger_type: What the ledger is for.
+        ledger_type: The purpose of the ledger.
         storage_hints: Where its entries should live.
         write_flags: How its entries are written.
         digest_type: The digest that its entries carry.

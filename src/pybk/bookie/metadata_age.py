@@ -125,7 +125,7 @@ def adopt_epoch(
         replicas: The open directory.
         metadata: The cluster's metadata.
         bookie: The bookie.
-        epoch: What ``check_age`` returned.
+        epoch: The result of ``check_age``.
         lost: This start put all ledgers in limbo already, because the directory lost something.
 
     Durability: Fences, limbo and, after them, the epoch are durable on return.

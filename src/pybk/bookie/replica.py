@@ -1,11 +1,11 @@
 """One replicated ledger at this bookie: its extents, its fence, its limbo, and its last add confirmed.
 
-Theory of operation. An extent is a ledger of the store (``pybk.storage.format.extent``). A run that continues an
-extent is appended to it; any other run begins a new one; damaged entries are replaced by an extent of their own.
-``Replica.lock`` guards everything here, so that an add and a fence of one ledger are decided one after the other
-(K9). Staged entries become readable when the store's commit is durable. A deferred add is acknowledged before the
-sync, so its extent is created durably first: after a crash the extent shows that the ledger is in limbo (D6). If a
-commit with deferred entries fails, ``note_commit_outcomes`` puts the ledger in limbo as well.
+Theory of operation. An extent is a ledger of the store (``pybk.storage.format.extent``). A run that continues an extent
+is appended to it; any other run begins a new one; damaged entries are replaced by an extent of their own.
+``Replica.lock`` guards everything here: an add and a fence of one ledger are decided one after the other (K9). Staged
+entries become readable when the store's commit is durable. A deferred add is acknowledged before the sync, so its
+extent is created durably first: after a crash the extent shows that the ledger is in limbo (D6). If a commit with
+deferred entries fails, ``note_commit_outcomes`` puts the ledger in limbo as well.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _LAC_AT: Final = 16
 _HEADER: Final = struct.Struct(">qqqq")
 _ID_MAX: Final = (1 << 63) - 1
 _VECTOR_MIN: Final = 16
-"""From this many entries on, numpy checks the entry headers faster than a loop does."""
+"""The number of entries from which on numpy checks entry headers faster than a loop does."""
 
 _COMPARED_BYTES: Final = 1 << 20
 _new_tuple = tuple.__new__
@@ -184,7 +184,7 @@ class Replica:
         """Return whether an extent's entries equal entries ``low`` to ``high`` of a run, byte by byte (I14).
 
         The checksums of their records are verified, too: re-replication could not copy an intact entry out of a
-        damaged record. The extent's entries are durable on return, so that they can be acknowledged.
+        damaged record. The extent's entries are durable on return, and can be acknowledged.
 
         Raises:
             CorruptError: A record is damaged.
@@ -534,7 +534,7 @@ class Replica:
     def delete(self) -> None:
         """Delete everything of the ledger, the fence and the limbo marks last; the caller holds the lock.
 
-        The ledger is in limbo meanwhile, so that no entry is denied if the deletion fails half-way.
+        The ledger is in limbo meanwhile, because no entry may be denied if the deletion fails half-way.
         """
         self._settle()
         self.limbo = self.gap = True
@@ -546,7 +546,7 @@ class Replica:
     def drop_entries(self) -> None:
         """Delete all entries; a fence, limbo marks and a reported LAC (I13) stay. The caller holds the lock.
 
-        Nothing says afterwards that entries were here: the copy was surplus, so nobody counts on it (SD5).
+        Nothing says afterwards that entries were here: the copy was surplus, so it is not counted on (SD5).
         """
         self._settle()
         self._delete_extents()

@@ -1,11 +1,11 @@
 """All replicas of a bookie, in a store of its own.
 
-Limbo is the state of a ledger that may lack entries which this bookie acknowledged (D6). It begins at an unclean
-start for ledgers with deferred entries, when a commit with deferred entries fails, when a deletion fails half-way,
-and for all ledgers after a durable loss (``put_in_limbo``); ``gap`` then says that durable entries or the fence may
-be lost, too. It ends by ``end_limbo``, after ``client/limbo_repair.py`` filled up the ended fragments. A closed
-ledger with a gap is fenced again before its mark goes (I12). While a ledger is in limbo, a close leaves the store
-unclean, so that limbo outlives a restart.
+Limbo is the state of a ledger that may lack entries which this bookie acknowledged (D6). It begins at an unclean start
+for ledgers with deferred entries, when a commit with deferred entries fails, when a deletion fails half-way, and for
+all ledgers after a durable loss (``put_in_limbo``); ``gap`` then says that durable entries or the fence may be lost,
+too. It ends by ``end_limbo``, after ``client/limbo_repair.py`` filled up the ended fragments. A closed ledger with a
+gap is fenced again before its mark goes (I12). While a ledger is in limbo, a close leaves the store unclean, because
+limbo has to outlive a restart.
 
 A replica is one or more extents, each a ledger of the store. A ledger of type ``.fence`` is a fence, and one of type
 ``.limbo`` a mark that something durable may be missing. See ``replica.py`` for one ledger.
@@ -696,7 +696,7 @@ class Replicas:
     def close(self) -> None:
         """Commit what is staged, and unlock the directory.
 
-        While a ledger is in limbo, the store is left unclean, so that the next start finds the limbo again.
+        While a ledger is in limbo, the store is left unclean, because the next start has to find the limbo again.
         """
         self.store.close(clean=not self.in_limbo())
 

@@ -257,7 +257,7 @@ class BookieServer:
         self.machine = BookieMachine(replicas, owner_polls_max=SESSION_POLLS_MAX, owner_of=_peer_of)
         self.machine.read_only = self._cookie.state.read_only
         self._registering = threading.Lock()
-        """Held while what is registered is computed and written, so that nothing older is written last."""
+        """Held while the registration is computed and written; without it an older one might be written last."""
         self.final: dict[int, tuple[int, LedgerHeader | None]] = {}
         """Cache by ledger: up to which entry it is final, and its header. A final end never moves back."""
         self._described = lru_cache(DESCRIPTIONS)(self._description)
@@ -314,7 +314,7 @@ class BookieServer:
             raise
 
     def _check_reachable(self, keys: HeldKeys | None, advertise_check: bool) -> None:
-        """Check that clients can reach the bookie at the address that it will register, or log that nobody did."""
+        """Check that clients can reach the bookie at the address it will register, or log that this was not checked."""
         address = self.addresses[0]
         if advertise_check:
             check_reachable(self.bookie, address, keys, self.server.public_key)

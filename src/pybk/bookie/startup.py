@@ -12,7 +12,7 @@ any request:
    other process serves from a copy of it, and records the start in the store and in the metadata store.
 4. ``put_all_in_limbo`` runs only after a salvage, a restore from a backup, or a found loss. It puts every ledger that
    the bookie may ever have held in limbo (D6): which entries and fences were lost cannot be known. It lists the ledgers
-   after step 3, so that the list is not older than the start.
+   after step 3, because the list must not be older than the start.
 5. ``BookieServer`` listens, checks that its address is reachable, and registers.
 
 A stop at any point is harmless: until the limbo marks are durable, the next start finds the same loss and comes here
@@ -189,7 +189,7 @@ def _check_not_served(bookie: Bookie, metadata: ClusterMetadata, keys: HeldKeys 
 def accepted_losses(store: Store) -> list[str]:
     """Return the evidence that a restore or ``rebuild-index`` left out entries that were durable; empty for none.
 
-    It stays until ``put_all_in_limbo``, so that a start that is interrupted finds it again.
+    It stays until ``put_all_in_limbo``, so a start after one that was interrupted finds it again.
     """
     if not store.accepted_loss:
         return []
