@@ -83,7 +83,7 @@ LONG_OPEN_NS: Final = 7 * 86_400 * 10**9
 """The age of an open ledger from which on it may have been forgotten."""
 
 RETRY_S: Final = 1.0
-"""Seconds between two tries of what is refused for what passes by itself."""
+"""Seconds between two tries of a call that is refused for a reason that passes by itself."""
 
 T = TypeVar("T")
 
@@ -201,8 +201,8 @@ class ClusterAdmin:
     def switch_secret(self) -> None:
         """Have the cluster use the secret that was added last, in what is written and in new sessions.
 
-        Clients that are not bookies are not known to the cluster, so that each has the new secret before is for the
-        caller to see to. One that lacks it cannot read what is written from now on. It continues once it has it:
+        The cluster does not know its clients other than bookies: the caller makes sure that each of them has the new
+        secret before. A client that lacks it cannot read what is written from now on. It continues once it has it:
         repeating this changes nothing, but members look again for the file. ``secret_status`` counts their sessions.
 
         Raises:
@@ -222,11 +222,11 @@ class ClusterAdmin:
         It may be stopped and repeated at any time.
 
         Args:
-            values_per_second: How many are written in a second at most.
+            values_per_second: The most values that are written in a second.
             progress: Called with the values that were looked at, and those that were resealed, after each page.
 
         Returns:
-            How many values were resealed.
+            The number of values that were resealed.
 
         Raises:
             UsageError: ``values_per_second`` is not above 0.
@@ -561,7 +561,7 @@ class ClusterAdmin:
 
         Args:
             name: The bookie.
-            proof: What ``ok_to_remove`` returned.
+            proof: The result of ``ok_to_remove``.
             accept_loss: Instead of a proof, all ledgers that still name it, whose copies on it are given up. A bookie
                 that does not run may then have any state.
 
@@ -654,7 +654,7 @@ class ClusterAdmin:
     pause_repair_async = asyncio_form(pause_repair)
 
     def resume_repair(self, accept_loss_of: Iterable[str] = (), by: str = "") -> ClusterSettings:
-        """End a pause of the repairs, and accept the loss of bookies, so that repairs are not on hold because of them.
+        """End a pause of the repairs, and accept the loss of bookies: repairs are not held because of them any more.
 
         Args:
             accept_loss_of: Names of bookies that do not run; added to ``repair.accepted_losses``. Names there of
@@ -756,14 +756,14 @@ class ClusterAdmin:
     def scrub_ledger(self, ledger_id: int) -> ReplicasCheck:
         """Read all entries of a ledger from each of its bookies now, which check their checksums.
 
-        Nothing is marked or repaired, because one denial is no proof: the entries may be under way. ``scrub`` has the
-        bookies repair what is damaged, and ``LedgerManager.replicate`` copies what is missing.
+        Nothing is marked or repaired, because one denial proves nothing: the entries may be under way. ``scrub`` has
+        the bookies repair what is damaged, and ``LedgerManager.replicate`` copies what is missing.
 
         Args:
             ledger_id: The ledger. The fragment of an open ledger that has no end yet is left out.
 
         Returns:
-            What each bookie lacks.
+            The entries that each bookie lacks.
 
         Raises:
             NoSuchLedgerError: The ledger was never created, or was deleted.
@@ -806,14 +806,14 @@ class ClusterAdmin:
     def apply_rebalance(self, plan: RebalancePlan) -> RebalanceStart:
         """Begin the moves of a plan: each is marked, and the worker of its target copies when nothing is more urgent.
 
-        A move changes the metadata once its copy is complete, so that no entry has fewer copies meanwhile. Moves are
+        A move changes the metadata once its copy is complete, so no entry has fewer copies meanwhile. Moves are
         paced by ``repair.background_bytes_per_second``, and wait while repairs are held or paused.
 
         Args:
-            plan: What ``plan_rebalance`` returned. Moves of ledgers whose metadata have changed since are left out.
+            plan: The result of ``plan_rebalance``. Moves of ledgers whose metadata have changed since are left out.
 
         Returns:
-            How many moves began, and how many were left out.
+            The number of moves that began, and of those that were left out.
 
         Raises:
             SafetyCheckError: The plan was refused, or would be now; nothing was changed.
@@ -861,7 +861,7 @@ class ClusterAdmin:
         """End a rebalance, at any moment: no further move begins. What was moved stays where it is.
 
         Returns:
-            How many moves were left. Some of them may be under way, and either end or have no effect.
+            The number of moves that were left. Some of them may be under way, and either end or have no effect.
 
         Cost: Reads all marks, and changes those of the moves.
         """

@@ -66,15 +66,15 @@ class BookieStatus:
 
     Attributes:
         bookie: The instance that belongs to the cluster.
-        state: What it is wanted for.
+        state: The state that it is wanted in.
         since_ns: When that state began, nanoseconds since 1970; 0 for a state that never changed. Of a bookie that is
             drained, when its drain began.
-        until_ns: When its maintenance ends; 0 in other states.
+        until_ns: The time when its maintenance ends; 0 in other states.
         registered: Whether that instance runs, as far as the metadata store knows.
         read_only: Whether it takes no new entries.
-        location: Where it stands, ``zone/rack/host`` or less; empty if unknown.
+        location: The place where it stands, ``zone/rack/host`` or less; empty if unknown.
         version: The version of pybk that it runs, or ran last; empty if unknown.
-        addresses: Where it listens; empty if it does not run.
+        addresses: The addresses at which it listens; empty if it does not run.
         free_bytes: The free bytes of each tier; empty if it does not run.
         capacity_bytes: All bytes of each tier, used and free; empty if it does not run, or does not register them.
         devices: The device of each tier, as tiers may share one; empty as ``capacity_bytes``.
@@ -118,13 +118,13 @@ class ClusterStatus:
         reasons: Why the verdict is not ``OK``, with the codes that ``Health.reasons`` has; the bad ones first, and
             notes last, with which it may be ``OK``.
         auditor: The bookie whose auditor reports; empty if there is none.
-        reported_ns: When it reported, nanoseconds since 1970; 0 without an auditor.
-        bookies: How many bookies there are in each state.
+        reported_ns: The time when it reported, nanoseconds since 1970; 0 without an auditor.
+        bookies: The number of bookies in each state.
         absent: The names of the bookies that should run and do not.
         short: The ledgers with fewer sound copies of an entry than they should have, by the copies that are left:
             ``"0"``, ``"1"``, ``"2"`` or ``"more"``. Without an auditor, of the ledgers that are marked.
         queued_bytes: About how many bytes have to be copied.
-        done_bytes: How many bytes were copied since the cluster was whole last; 0 without an auditor.
+        done_bytes: The bytes that were copied since the cluster was whole last; 0 without an auditor.
         rate: Bytes per second that were copied in ten minutes. A ledger counts once it is whole, so this is 0, or too
             low, while large ones are copied; ``repair_copied_bytes`` of the bookies' metrics counts at once.
         eta_s: Seconds until all is copied at that rate; None if it is 0, or without an auditor.
@@ -132,12 +132,12 @@ class ClusterStatus:
         held: How many ledgers have fewer copies than they should, and no mark, because their repair is on hold or waits
             for a bookie to return; 0 without an auditor.
         held_because: Why, and until when, a sentence each.
-        paused_until_ns: When a pause of the repairs ends, nanoseconds since 1970; 0 if they are not paused.
+        paused_until_ns: The time when a pause of the repairs ends, nanoseconds since 1970; 0 if they are not paused.
         lost: Ledgers with entries that no bookie has.
         waiting: Ledgers that wait for a recovery by their owner.
         no_target: Ledgers whose copies no bookie can take.
         stuck: Ledgers whose repair failed repeatedly.
-        misplaced: How many ledgers have copies in fewer zones than the settings ask for; 0 without an auditor.
+        misplaced: The number of ledgers with copies in fewer zones than the settings ask for; 0 without an auditor.
     """
 
     verdict: ClusterVerdict
@@ -169,7 +169,7 @@ class DrainProgress:
     Attributes:
         bookie: The bookie.
         state: Its state.
-        ledgers_left: How many ledgers name it.
+        ledgers_left: The number of ledgers that name it.
         bytes_left: About how many bytes of closed fragments it has of them.
         stuck: Marks of this bookie that are not queued, with the reasons in ``state`` and ``error``.
         waits: What its drain waits for besides copies, and since when; empty if it is not drained at all.
@@ -193,8 +193,8 @@ class RebalanceStart:
     """The moves that ``apply_rebalance`` has begun.
 
     Attributes:
-        moves: How many copies are marked to be moved.
-        skipped: How many moves were left out, because the metadata of their ledgers have changed since the plan.
+        moves: The number of copies that are marked to be moved.
+        skipped: The number of moves left out because the metadata of their ledgers have changed since the plan.
     """
 
     moves: int
@@ -206,7 +206,7 @@ class RebalanceProgress:
     """The rest of a rebalance.
 
     Attributes:
-        moves_left: How many copies are still to be moved.
+        moves_left: The number of copies that are still to be moved.
         bytes_left: About how many payload bytes they have.
         stuck: Marks of moves that are not queued, with the reasons in ``state`` and ``error``.
         absent_targets: The names of bookies that should take copies and do not run, or take none.
@@ -223,7 +223,7 @@ class OrphanReport:
     """The data of a cluster that belong to nothing, or may be forgotten.
 
     Attributes:
-        replicas: What bookies hold of ledgers that have neither metadata nor a tombstone, as they recorded it last.
+        replicas: The replicas of ledgers that have neither metadata nor a tombstone, as bookies recorded them last.
         without_copies: Ledgers with entries that no running bookie has a sound copy of.
         long_open: Ledgers made more than 7 days ago that are open, and whose metadata name no second fragment.
         marks: Ledgers that are marked for repair and were deleted; the auditor removes the marks.
@@ -257,9 +257,9 @@ class RemovalProof:
     Attributes:
         bookie: The instance that was looked for.
         state: Its state.
-        state_since_ns: When its drain began; the proof ends when the drain is cancelled.
-        scanned_ns: When the search began, nanoseconds since 1970.
-        ledgers: How many ledgers were searched.
+        state_since_ns: The time when its drain began; the proof ends when the drain is cancelled.
+        scanned_ns: The time when the search began, nanoseconds since 1970.
+        ledgers: The number of ledgers that were searched.
     """
 
     bookie: Bookie
@@ -340,7 +340,7 @@ def space_by_tiers(bookies: Iterable[BookieStatus]) -> dict[str, DeviceSpace]:
 def _disjoint(
     found: Mapping[frozenset[str], DeviceSpace], tiers: Mapping[frozenset[str], set[str]]
 ) -> dict[frozenset[str], DeviceSpace]:
-    """Return the space of devices of which no two have one in common; the tiers of the others are added to theirs."""
+    """Return the space of disjoint sets of devices; the tiers of a set that overlaps one of them are added to that."""
     kept: dict[frozenset[str], DeviceSpace] = {}
     for devices, space in sorted(found.items(), key=lambda each: (-len(each[0]), sorted(each[0]))):
         larger = next((other for other in kept if other & devices), None)
@@ -368,7 +368,7 @@ class Copies:
         self.cluster: Final = cluster
         self.live: Final = {number for number, bookie in enumerate(cluster.bookies) if bookie in live}
         self._damaged: Final[dict[int, dict[int, int]]] = {}
-        """By ledger and bookie, the first entry of which its copy is not sound."""
+        """The first entry that is not sound of each copy, by ledger and bookie."""
         for mark in marks:
             first = min((first for reason, first in mark.causes_by_reason().items() if reason.observed), default=None)
             number = cluster.number_of(mark.bookie)
@@ -498,7 +498,7 @@ def hold_failures(report: Mapping[str, Any] | None) -> tuple[tuple[str, ...], bo
     """Return why the auditor holds repairs, a sentence each, and whether all of these holds end by themselves.
 
     Args:
-        report: What the auditor reports; None without one.
+        report: The auditor's report; None without one.
     """
     holds = (report or {}).get("holds", ())
     texts = tuple(f"repairs are on hold: {hold['text']}" for hold in holds)
@@ -556,12 +556,12 @@ def stop_check(
     Args:
         cluster: The ledgers.
         bookies: All bookies.
-        stopped: Those that are to be stopped.
+        stopped: The bookies that are to be stopped.
         marks: All marks.
         has_writer: Returns whether an open ledger may have a writer that lives; asked of those whose writer could not
             continue, until as many refuse as are listed.
         policy: How writers choose bookies.
-        in_limbo: How many ledgers bookies have in limbo. A bookie with more of them than it has marks for has not
+        in_limbo: The number of ledgers in limbo, by bookie. A bookie with more of them than it has marks for has not
             looked at all of them yet, so none of its copies counts as sound.
     """
 
@@ -665,7 +665,7 @@ def _stop_of(after: Copies, ledger_id: int, leaving: set[int], writers: _Writers
         after: The copies that would be left.
         ledger_id: The ledger.
         leaving: The bookies that are to be stopped.
-        writers: Which writers could not continue.
+        writers: The writers that could not continue.
     """
     ledger = after.cluster.get(ledger_id)
     assert ledger is not None
@@ -701,7 +701,7 @@ def rebalance_candidates(bookies: Iterable[BookieStatus], report: Mapping[str, A
 
     Args:
         bookies: All bookies.
-        report: What the auditor reports; None without one.
+        report: The auditor's report; None without one.
     """
     unfit = {str(each["bookie_id"]) for each in (report or {}).get("bookies", ())}
     return [
@@ -724,7 +724,7 @@ def rebalance_failures(
     """Return why no rebalance may begin now, a sentence each.
 
     Args:
-        report: What the auditor reports; None without one.
+        report: The auditor's report; None without one.
         marks: All marks.
         settings: The cluster's settings.
         now_ns: The time.
@@ -775,7 +775,7 @@ def status_with_report(
     """Return the status of a cluster that has an auditor.
 
     Args:
-        report: What the auditor reports.
+        report: The auditor's report.
         bookies: All bookies.
         settings: The cluster's settings.
         now_ns: The time.

@@ -135,7 +135,7 @@ class _Found(NamedTuple):
     """The findings about one ledger.
 
     Attributes:
-        holders: What each bookie holds of it.
+        holders: The entries that each bookie holds of it.
         description: The description that they hold; None if none does.
         stored: The metadata that the store or the export has; None if it has none.
     """

@@ -27,7 +27,7 @@ def export_metadata(
     not; the ids are read last. The cluster's secret is not in it, but the salt of the ledgers' passwords is.
 
     Args:
-        url: Where the metadata are.
+        url: The URL of the metadata.
         path: The file, which must not exist. Its owner alone can read it.
         cluster_secret: The cluster's secret, None for none; a wrong one is refused.
         progress: Called with the number of values written, twice, as their total is not known.
@@ -105,7 +105,7 @@ def restore_metadata(
     at, it also puts all its ledgers in limbo, as after a loss: the restored ensembles may be outdated.
 
     Args:
-        url: Where the metadata are to be.
+        url: The URL at which the metadata are to be.
         source: The export; None accepts what the store has.
         cluster_secret: The cluster's secret, None for none.
         directories: Directories of bookies, for what the export does not know; as for ``rebuild_metadata``.
@@ -125,7 +125,7 @@ def restore_metadata(
         CorruptError: The file is not a whole export.
         CookieError, StoreLockedError: As for ``rebuild_metadata``.
 
-    Durability: On return everything is durable. After a stop nobody can use the store until this was repeated.
+    Durability: On return everything is durable. After a stop the store cannot be used until this was repeated.
     Threads: Any.
     """
     flags = _flags(all_directories=all_directories, new_epoch=new_epoch, overwrite=overwrite, write=write)
@@ -156,7 +156,7 @@ def rebuild_metadata(
     the store has are corrected, too, where bookies lack what the metadata say that they hold.
 
     Args:
-        url: Where the metadata are, or are to be.
+        url: The URL at which the metadata are, or are to be.
         directories: Directories of bookies of one cluster.
         cluster_secret: The cluster's secret, None for none.
         all_directories: All other directories are lost for good. Otherwise bookies put all their ledgers in limbo when
@@ -171,7 +171,8 @@ def rebuild_metadata(
         UsageError: No directory is given, or they are of several clusters.
         MetadataForgedError: The secret is not the cluster's.
         StoreLockedError: A bookie serves from one of the directories.
-        CookieError: One is no bookie's directory, of another cluster than the store's, or of a bookie that was removed.
+        CookieError: One is not a bookie's directory, of another cluster than the store's, or of a bookie that was
+            removed.
         CorruptError: One is damaged.
 
     Durability: As for ``restore_metadata``.
@@ -200,19 +201,19 @@ def destroy_metadata(url: str, cluster_id: str, *, cluster_secret: ClusterSecret
     The directories of its bookies stay, and no bookie starts in them with a cluster that is made later.
 
     Args:
-        url: Where the metadata are.
+        url: The URL of the metadata.
         cluster_id: The id of the cluster in hexadecimal, so that no other one is deleted.
         cluster_secret: The cluster's secret, None for none.
 
     Returns:
-        How many values were deleted.
+        The number of values that were deleted.
 
     Raises:
         SafetyCheckError: A bookie is registered there; nothing was deleted.
         UsageError: The store has another cluster; nothing was deleted.
         MetadataForgedError: The secret is not the cluster's.
         MetadataError: The store cannot be reached, or there is no cluster; or another process changed a value
-            meanwhile, so that a part was deleted: repeat it.
+            meanwhile, and a part was deleted: repeat it.
 
     Durability: The deletion is durable on return; if it was stopped, it can be repeated.
     Threads: Any.
@@ -232,4 +233,4 @@ def _flags(**flags: bool) -> dict[str, bool]:
 
 
 def _ignore(*_: object) -> None:
-    """Stand for a progress that nobody wants to know."""
+    """Do nothing; stands for a report of progress that the caller does not ask for."""

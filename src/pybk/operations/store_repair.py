@@ -85,7 +85,7 @@ def rebuild_index(
     Raises:
         StoreLockedError: A process has the store open.
         CookieError: There is no store at the path, or a directory belongs to another store.
-        CorruptError: The catalog is damaged, so that it is unknown what the index should hold; nothing was changed.
+        CorruptError: The catalog is damaged, and it is unknown what the index should hold; nothing was changed.
             Damage of the log is among the ``problems``.
         StorageFullError: There is not enough space for the new index; nothing was changed.
 
