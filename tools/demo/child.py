@@ -26,8 +26,8 @@ class Child:
 
     Args:
         module: The name of the module, which has a function ``main``.
-        task: The first order, a JSON value; it is sent through standard input, so that its secrets do not appear in
-            process lists.
+        task: The first order, a JSON value; it is sent through standard input, because process lists would show its
+            secrets.
     """
 
     def __init__(self, module: str, task: object) -> None:

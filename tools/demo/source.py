@@ -64,7 +64,7 @@ class Source:
                 yield chunk
 
     def dealt(self) -> Iterator[list[bytes]]:
-        """Yield all lines in chunks of 1024; in chunks of 32 if the input is small, so that each ledger gets some."""
+        """Yield all lines in chunks of 1024, or of 32 if the input is small, because each ledger has to get some."""
         lines = self.lines()
         size = CHUNK_LINES if self.file_bytes >= SMALL_BYTES else SMALL_CHUNK_LINES
         while chunk := list(islice(lines, size)):

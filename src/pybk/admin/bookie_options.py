@@ -25,7 +25,7 @@ CREDENTIAL: Final = "cluster-secret"
 """The name of the credential that has the cluster's secret."""
 
 VARIABLES: Final = (f"{CLUSTER_SECRET}_NEXT",)
-"""Variables that ``pybk.credentials`` knows, and that are no options."""
+"""Variables of ``pybk.credentials`` that are not options."""
 
 STORE_LEFT_OUT: Final = {
     "tier_policy": "closed ledgers move by calls of clients",
@@ -35,7 +35,7 @@ STORE_LEFT_OUT: Final = {
     "bookie_patience_seconds": "the process of a bookie has no writers of ledgers",
     "on_span": "`[trace] on_span` names it",
 }
-"""Settings of a store that are no options of a bookie, and why."""
+"""Settings of a store that are not options of a bookie, and the reasons."""
 
 
 OPTIONS: Final[Sequence[Option]] = tuple(map(Option, THE_TABLE.rows("options")))

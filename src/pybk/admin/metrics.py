@@ -50,7 +50,7 @@ class ManagerCollector(Collector):
     ``docs/reference/metrics.md``. There are also gauges of the manager's health.
 
     Args:
-        manager: Whose metrics.
+        manager: The manager of the metrics.
         store: Value of the label ``store``, to tell managers apart.
 
     Threads: any.
@@ -185,7 +185,7 @@ def register(manager: LedgerManager, store: str = "", *, registry: CollectorRegi
     """Show a manager's metrics in a registry.
 
     Args:
-        manager: Whose metrics.
+        manager: The manager of the metrics.
         store: Value of the label ``store``; managers in one registry need different ones.
         registry: Where; prometheus_client's own by default.
 

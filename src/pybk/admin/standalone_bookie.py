@@ -6,7 +6,7 @@
 | SIGHUP | secrets, tokens, certificates, options and the log level are read again |
 | SIGUSR1 | the stacks of all threads are written to the standard error |
 
-Draining, the bookie registers as read-only and refuses the entries of writers, so that they replace it by another one
+Draining, the bookie registers as read-only and refuses the entries of writers, which then replace it by another one
 while it still serves reads; it ends once no add came for ``drain_idle_s``, or after ``drain_s``. Then it makes a
 checkpoint, so that the next start reads little, removes its registration and closes.
 """

@@ -116,7 +116,7 @@ def _status_of(error: BaseException) -> int:
 
 
 def _located(parsed: argparse.Namespace, error: BaseException) -> str:
-    """Return an error in one line; one of the index does not name its store, so that its path is added."""
+    """Return an error in one line, with the store's path if it is of the index, whose errors do not name the store."""
     text = " ".join(str(error).split()) or type(error).__name__
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
         text = f"{error.filename}: {error.strerror}"

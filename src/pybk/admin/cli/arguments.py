@@ -48,7 +48,7 @@ class CommandParser(argparse.ArgumentParser):
         self._verbs: Any = None
 
     def add_subparsers(self, **settings: Any) -> Any:
-        """Have it take verbs; returns what adds their parsers."""
+        """Have the parser take verbs; returns the object that adds their parsers."""
         made = partial(type(self), profile=self.profile)
         self._verbs = super().add_subparsers(**{"required": True, "metavar": "VERB", "parser_class": made, **settings})
         return self._verbs
@@ -150,7 +150,7 @@ def fill(parser: CommandParser, command: Command, nouns: Collection[str] | None 
 
 @cache
 def _run_of(words: tuple[str, ...]) -> Callable[[argparse.Namespace], int]:
-    """Return what runs a command: the function that ``VERBS`` of its noun's module names."""
+    """Return the function that runs a command: the one that ``VERBS`` of its noun's module names."""
 
     def run(parsed: argparse.Namespace) -> int:
         verbs = import_module(f"pybk.admin.cli.{words[0]}").VERBS

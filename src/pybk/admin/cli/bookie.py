@@ -196,7 +196,7 @@ def _drain(parsed: argparse.Namespace) -> int:
 
 
 def _patiently(parsed: argparse.Namespace, call: Callable[..., T]) -> T:
-    """Make a call, with ``--wait`` for as long as it is refused for what passes by itself."""
+    """Make a call; with ``--wait`` repeat it while it is refused for a reason that passes by itself."""
     try:
         return call()
     except SafetyCheckError as error:

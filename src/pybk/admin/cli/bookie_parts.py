@@ -1,4 +1,4 @@
-"""Names what a bookie's store has: its ledgers are parts of the cluster's, with ids that nobody else knows."""
+"""The parts that a bookie's store has: its ledgers are parts of the cluster's, with ids that only it knows."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class BookieParts:
     """The parts of a store.
 
     Args:
-        parts: By the ids of the store; empty for a store that is no bookie's.
+        parts: By the ids of the store; empty for a store that is not a bookie's.
     """
 
     def __init__(self, parts: dict[int, Part]) -> None:
@@ -60,7 +60,7 @@ class BookieParts:
 
     @classmethod
     def of(cls, path: str, ids: Iterable[int]) -> BookieParts:
-        """Return what ledgers of the store in a directory are parts of; those that cannot be found out are left out."""
+        """Return the parts that ledgers of the store in a directory are; leaves out those of which it is unknown."""
         from pybk.manager.ledger_manager import LedgerManager
 
         wanted = sorted(set(ids))
@@ -74,7 +74,7 @@ class BookieParts:
 
     @classmethod
     def of_open(cls, manager: LedgerManager, ids: Iterable[int]) -> BookieParts:
-        """Return what ledgers of an open store are parts of; those that cannot be found out are left out."""
+        """Return the parts that ledgers of an open store are; leaves out those of which it is unknown."""
         found = {ledger_id: _extent(manager, ledger_id) for ledger_id in ids}
         return cls({key: Part(each.ledger_id, each.first, each.stride) for key, each in found.items() if each})
 

@@ -18,7 +18,7 @@ _CLOSE_SECONDS: Final = 10.0
 
 
 class OutOfTimeError(BaseException):
-    """The time of a command is over. As KeyboardInterrupt it is no Exception, because it comes anywhere."""
+    """The time of a command is over. Like KeyboardInterrupt it is not an Exception, because it comes anywhere."""
 
 
 @contextmanager

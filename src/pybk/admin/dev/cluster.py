@@ -191,7 +191,7 @@ class DevCluster:
         return os.path.join(self.directory, *names)
 
     def save(self) -> None:
-        """Write the state, durably: without it the directory is that of no cluster."""
+        """Write the state, durably: without it the directory is not that of a cluster."""
         state = {
             "schema": _SCHEMA,
             "profile": self.profile,

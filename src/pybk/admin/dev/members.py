@@ -183,7 +183,7 @@ def kill(member: Member) -> None:
 
 
 def _reap(members: Sequence[Member]) -> None:
-    """Collect members that are children of this process, so that they are gone once they have ended."""
+    """Collect members that are children of this process, because a child that ended exists until it is collected."""
     for each in members:
         try:
             os.waitpid(each.pid, os.WNOHANG)

@@ -45,7 +45,7 @@ class TypePage:
 
     Attributes:
         seen_ns: When it was seen, nanoseconds since 1970.
-        whose: Whose rates these are: of a ``store``, of the ``bookies`` together, or of this process alone as
+        whose: The owner of the rates: a ``store``, the ``bookies`` together, or this process alone as
             ``client`` of the cluster, because it does not know the HTTP ports of the bookies.
         answering: How many bookies answered; 0 unless the rates are theirs.
         total: The rates of all types.

@@ -1,4 +1,4 @@
-"""What a request has to pass before it is answered.
+"""The checks that a request has to pass before it is answered.
 
 These, in this order: the ``Host`` it names, against other sites that had a browser resolve their name to this address;
 its ``Origin``, against pages of other sites; its token; its right to the route; its body, which is bounded; its

@@ -23,8 +23,8 @@ def asgi_app(
 ) -> ASGIApp:
     """Return an ASGI application with the administration interface and its page.
 
-    Requests are answered in threads of its own, so that the event loop keeps running, and no request that waits for the
-    metadata store holds a thread of others. The server that runs the application limits connections, and has the
+    Requests are answered in threads of its own. So the event loop keeps running, and a request that waits for the
+    metadata store holds no thread of others. The server that runs the application limits connections, and has the
     certificates.
 
     Args:

@@ -88,7 +88,7 @@ class Listener(socket.socket):
         made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         super().__init__(fileno=made.detach())
         self._places: dict[tuple[str, int], Place] = {}
-        """By the address at the other end, the oldest first."""
+        """The places by the address at the other end, the oldest first."""
 
     def accept(self) -> tuple[socket.socket, Any]:
         """Return a connection that has a place; raises ConnectionAbortedError without one."""
@@ -163,7 +163,7 @@ class Protocol(H11Protocol):
             self.transport.abort()
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse what is no request, unless a response has gone out, after which there is no other."""
+        """Refuse bytes that are not a request, unless a response was sent, after which no other may follow."""
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             super().send_400_response(msg)
         self.transport.close()

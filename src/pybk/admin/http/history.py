@@ -32,7 +32,7 @@ BY_TYPE: Final = "type"
 BY_BOOKIE: Final = "bookie"
 
 _Line = tuple[str, str]
-"""By what, and its name."""
+"""A line: ``ALL``, ``BY_TYPE`` or ``BY_BOOKIE``, and the name of the type or the bookie."""
 
 
 class FreeSpace(NamedTuple):

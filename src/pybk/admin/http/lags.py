@@ -1,4 +1,4 @@
-"""How far durable subscriptions were behind in the last quarter of an hour.
+"""The lags of durable subscriptions in the last quarter of an hour.
 
 The thread that looks (``View``) notes the backlog of each subscription once in ``LAG_SECONDS`` while anybody asks: of
 the first ``LOGS_MAX`` logs, whose records it reads from the metadata store.
@@ -54,7 +54,7 @@ class LagHistory:
     """Keeps lags; see the module.
 
     Args:
-        manager: Whose logs they are.
+        manager: The manager of the logs.
 
     Threads: any; ``note`` by one at a time.
     """
@@ -65,7 +65,7 @@ class LagHistory:
         self._lock = threading.Lock()
         """Guards ``_samples``."""
         self._samples: deque[tuple[int, dict[str, dict[str, int]]]] = deque(maxlen=_SAMPLES_MAX)
-        """When, and the backlogs of subscriptions by log."""
+        """The times of the samples, each with the backlogs of subscriptions by log."""
 
     def note(self) -> None:
         """Note the lags of now, unless they were noted just before; raises PybkError without the metadata store."""

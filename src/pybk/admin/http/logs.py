@@ -35,7 +35,7 @@ RECORDS_MAX: Final = 50
 """The most records that are shown at once."""
 
 EXCERPT_BYTES: Final = 2048
-"""How much of a record's bytes is shown."""
+"""The most bytes of a record that are shown."""
 
 _READ_BYTES_MAX: Final = 4 << 20
 """No further record is read once so many bytes were."""
@@ -63,7 +63,7 @@ class LogView:
     Attributes:
         log: The log.
         segments: Its newest ledgers, the newest first.
-        lags: How far its subscriptions were behind; nothing of logs after the first hundred.
+        lags: The lags of its subscriptions; nothing of logs after the first hundred.
     """
 
     log: LogInfo
@@ -137,7 +137,7 @@ def logs(
 
 @route("GET", f"{_ROOT}/logs/{{name}}", cluster=False)
 def log(view: View, name: str) -> LogView:
-    """Return a log: its newest ledgers, its subscriptions, and how far they were behind.
+    """Return a log: its newest ledgers, its subscriptions, and their lags.
 
     Args:
         name: Its name.

@@ -64,15 +64,15 @@ class Rates(NamedTuple):
 
 
 class ProcessUse(NamedTuple):
-    """What a process uses, and how it reaches the metadata store.
+    """The resources that a process uses, and its requests to the metadata store.
 
     Attributes:
         memory_bytes: Its resident memory.
-        cpu: How many cores it kept busy in the last second.
-        sessions: How many sessions clients have with its bookie; null without a bookie.
+        cpu: The number of cores that it kept busy in the last second.
+        sessions: The number of sessions that clients have with its bookie; null without a bookie.
         metadata_requests: Its requests to the metadata store a second.
-        metadata_p99_s: How long 99 % of them took at most, seconds; null without any.
-        session_losses: How often its session with the metadata store has ended other than by closing.
+        metadata_p99_s: The time that 99 % of them took at most, seconds; null without any.
+        session_losses: The number of times that its session with the metadata store has ended other than by closing.
     """
 
     memory_bytes: int

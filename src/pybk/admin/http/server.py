@@ -2,8 +2,8 @@
 
 What uvicorn does not bound is bounded by ``connections``. It takes no signals over, and its loggers stay as they are.
 
-A child of a fork has copies of all descriptors, so that a port would stay taken, and connections open, after the parent
-has closed them. The child closes its copies, without a word to the clients.
+A child of a fork has copies of all descriptors: a port would stay taken, and connections open, after the parent has
+closed them. The child closes its copies, without a word to the clients.
 """
 
 from __future__ import annotations

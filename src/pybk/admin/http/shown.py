@@ -1,4 +1,4 @@
-"""What the interface shows besides its manager, as those give it who serve it."""
+"""The arguments with which the interface is served: what it shows besides its manager."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pybk.credentials import Secret
 
 
 class OpensLogs(TypedDict, total=False):
-    """What opens the logs whose records those may look at who have a token with the scope ``operate``.
+    """The secret of the logs whose records may be looked at with a token of the scope ``operate``.
 
     Without both no record is shown.
 
@@ -23,7 +23,7 @@ class OpensLogs(TypedDict, total=False):
 
 
 class Shown(OpensLogs, total=False):
-    """What the interface shows; each may be left out.
+    """The arguments with which the interface is served; each may be left out.
 
     Attributes:
         ports: Where the HTTP ports of the cluster's bookies are, to show what they do; None, or left out, shows what

@@ -2,7 +2,7 @@
 
 A file has one token a line: ``NAME SCOPE SHA256``, the last as 64 hexadecimal digits. The token itself is random, 256
 bits, and is nowhere but with the person who uses it, so reading the file gives nobody a right. Several tokens may be
-valid, so that one is replaced by another without a gap.
+valid; so one is replaced by another without a gap.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ class Scope(IntEnum):
     """The rights of a token; each includes all before it."""
 
     READ = 0
-    """To look."""
+    """The right to look."""
 
     OPERATE = 1
-    """To change what can be taken back, such as a pause or a drain."""
+    """The right to change what can be taken back, such as a pause or a drain."""
 
     ADMIN = 2
     """Everything."""

@@ -98,7 +98,7 @@ class View:
         bookie: The bookie that is looked at alone; None for the whole cluster, or a store.
         opens_logs: What opens logs whose records may be looked at; empty for none.
         history: What was seen in the last quarter of an hour.
-        lags: How far subscriptions were behind.
+        lags: The lags of subscriptions.
         events: The last events.
 
     Threads: any; it has some of its own from the first look until ``close``.
@@ -141,7 +141,7 @@ class View:
 
     @property
     def seen(self) -> Seen:
-        """What was seen last, ``LOOK_SECONDS`` ago at most while others ask, too; raises ProblemError for nothing."""
+        """The last look, ``LOOK_SECONDS`` old at most while others ask, too; raises ProblemError if there is none."""
         return self._seen_by(SEEN_SECONDS)
 
     @property

@@ -1,6 +1,6 @@
 """The kinds of options that the table names, for flags and arguments, variables and TOML.
 
-One reader of each serves all of them, so that a time or a size is written alike everywhere.
+One reader of each serves all of them, so a time or a size is written alike everywhere.
 """
 
 from __future__ import annotations
