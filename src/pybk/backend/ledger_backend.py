@@ -200,7 +200,7 @@ class LedgerLifecycle(Protocol):
 
 
 class LedgerAppends(Protocol):
-    """What a writer of a ledger needs. Threads: any."""
+    """The calls that a writer of a ledger needs. Threads: any."""
 
     def log_of(self, descriptor: LedgerDescriptor) -> AppendLog:
         """Return the log that makes this ledger's appends durable."""
@@ -216,7 +216,7 @@ class LedgerAppends(Protocol):
 
 
 class LedgerReads(Protocol):
-    """What a reader of a ledger needs. Threads: any."""
+    """The calls that a reader of a ledger needs. Threads: any."""
 
     def look(self, descriptor: LedgerDescriptor, *, follows: bool = False) -> None:
         """Update a ledger's last add confirmed, and whether it was closed or deleted.
