@@ -46,7 +46,7 @@ _HASH_BLOCK_BYTES: Final = 64
 _INNER_PAD: Final = bytes(byte ^ 0x36 for byte in range(256))
 _OUTER_PAD: Final = bytes(byte ^ 0x5C for byte in range(256))
 _VECTOR_MIN: Final = 32
-"""From this many entries on, numpy makes or verifies the headers of a batch faster than a loop does."""
+"""The number of entries from which on numpy makes or verifies a batch's headers faster than a loop does."""
 
 _LANES_MIN: Final = 3
 """So many entries take less time in the lanes of a processor's vectors, most of which they leave empty, than alone.

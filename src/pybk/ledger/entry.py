@@ -21,7 +21,7 @@ ENTRY_HEADER_BYTES: Final = 32
 """Bytes of an encoded entry before its digest."""
 
 _NATIVE_MIN: Final = 32
-"""From this many entries on, the core decodes a batch in less time than it takes to see that all lie in its buffer."""
+"""The number of entries from which on the core saves more time than the check that all lie in its buffer takes."""
 
 Int64s: TypeAlias = "npt.NDArray[np.int64]"
 
