@@ -63,7 +63,10 @@ def read_secret_file(path: str, *, private: bool = False, bytes_max: int = _BYTE
             mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
             data = file.read(bytes_max + 1)
     except OSError as error:
-        raise UsageError(f"{path} is to hold a password or a secret, and cannot be read: {error.strerror}") from error
+        raise UsageError(
+            f"{path} is to hold a password or a secret, and cannot be read: {error.strerror}; name a file that this "
+            "user can read"
+        ) from error
     if private and mode & (stat.S_IROTH | stat.S_IWOTH):
         raise UsageError(
             f"{path} holds a secret, and its mode {mode:04o} lets every user of this host read or change it: chmod "
@@ -373,7 +376,7 @@ def mismatch(kind: KeyKind, given: Credentials, what: str) -> str:
     if not given:
         variable = SECRET if kind is KeyKind.SECRET else PASSWORD
         return f"{what} has a {kind.value}, and none was given: pass {kind.value}=... ({in_a_shell}) or set {variable}"
-    return f"the {kind.value} is not that of {what}"
+    return f"the {kind.value} is not that of {what}: give the right one ({in_a_shell})"
 
 
 ClusterSecret = bytes | Sequence[bytes] | Secret

@@ -153,13 +153,33 @@ def test_tail_follows_a_ledger_until_it_is_closed(tmp_path: Path) -> None:
 def test_cat_says_what_is_wrong_in_one_line(store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_private(tmp_path / "wrong", b"wrong")
     write_private(tmp_path / "long", bytes(1 << 17))
+    secret = write_private(tmp_path / "right", b"s3cret")
+    key = write_private(tmp_path / "key", bytes(32))
+    with open_store(store) as manager:
+        manager.create_ledger(insecure=True)
+        manager.create_ledger(insecure=True).close()
     for arguments, says in (
         ((store, 0), "--password-file FILE, or in PYBK_SECRET or PYBK_PASSWORD"),
-        ((store, 0, "--password-file", tmp_path / "wrong"), "--password-file FILE, or in PYBK_SECRET or PYBK_PASSWORD"),
+        (
+            (store, 0, "--password-file", tmp_path / "wrong"),
+            "the password is not that of ledger 0: give the right one (in a shell: --password-file FILE); ",
+        ),
+        (
+            (store, 0, "--secret-file", key),
+            "ledger 0 has a password, not a secret: pass password=... (in a shell: --password-file FILE), with the ",
+        ),
         ((store, 0, "--password-file", tmp_path / "long"), "password"),
-        ((store, 0, "--password-file", tmp_path / "missing"), "missing"),
+        ((store, 0, "--password-file", tmp_path / "missing"), f"{tmp_path / 'missing'} is to hold"),
         ((store, 7), "ledger 7"),
-        ((store, 1, "--last", 5), "within 0 to 0"),
+        ((store, 1, "--last", 5), "--last 5 cannot be read: ledger 1 has the confirmed entries 0 to 0 so far"),
+        (
+            (store, 0, "--password-file", secret, "--first", 99),
+            "--first 99 cannot be read: ledger 0 has the entries 0 to 2",
+        ),
+        ((store, 0, "--password-file", secret, "--first", 8, "--last", 9), "--first 8 and --last 9 cannot "),
+        ((store, 0, "--password-file", secret, "--first", 2, "--last", 0), "--first 2 is after --last 0"),
+        ((store, 2, "--last", 0), "--last 0 cannot be read: ledger 2 has no confirmed entries yet"),
+        ((store, 3, "--first", 1), "--first 1 cannot be read: ledger 3 is closed and has no entries"),
         ((tmp_path, 0), "no store"),
     ):
         status, out, err = run(capsys, "cat", *arguments)
@@ -167,6 +187,8 @@ def test_cat_says_what_is_wrong_in_one_line(store: Path, tmp_path: Path, capsys:
         assert err.startswith("pybk: ")
         assert err.count("\n") == 1
         assert says in err
+        assert err.count("--password-file") <= 1, "one remedy"
+        assert "read_last_add_confirmed" not in err, "no call of the library"
 
 
 def test_dump(store: Path, capsys: pytest.CaptureFixture[str]) -> None:

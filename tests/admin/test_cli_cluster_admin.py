@@ -20,6 +20,7 @@ from pybk import (
     ClusterStatus,
     ClusterVerdict,
     LedgerManager,
+    RepairReason,
     UsageError,
     destroy_metadata,
 )
@@ -318,7 +319,7 @@ def test_a_cluster_and_a_bookie_are_probed_shown_and_checked(
     status, found = run_json(capsys, "bookie", "probe", cluster.url, "bookie-2")
     assert (status, found["bookies"]) == (0, ["bookie-2"])
     status, _, err = run(capsys, "bookie", "probe", cluster.url, "nobody")
-    assert (status, "bookie nobody takes no entries now" in err) == (3, True)
+    assert (status, "is called 'nobody'; there are bookie-0, bookie-1" in err) == (2, True)
     assert list(cluster.connect().list_ledgers()) == [], "a probe leaves nothing"
     status, out, _ = run(capsys, "bookie", "show", cluster.url, "bookie-2")
     assert (status, "ledgers that name it" in out) == (0, True)
@@ -330,6 +331,16 @@ def test_a_cluster_and_a_bookie_are_probed_shown_and_checked(
     assert "OK bookies: all bookies run | 0" in lines
     assert run(capsys, "cluster", "check", cluster.url, "bookies", "lost")[0] == 0
     assert run(capsys, "cluster", "check", cluster.url, "nothing")[0] == 2
+
+
+def test_repairs_are_listed_by_a_reason_that_exists(cluster: Inside, capsys: pytest.CaptureFixture[str]) -> None:
+    for reason in RepairReason:
+        assert run(capsys, "repair", "list", cluster.url, "--reason", reason)[0] == 0
+    with pytest.raises(SystemExit, match="2"):
+        main(["repair", "list", cluster.url, "--reason", "foo"])
+    error = capsys.readouterr().err
+    assert "'foo'" in error
+    assert all(reason in error for reason in RepairReason)
 
 
 def test_a_repair_by_hand_is_planned_first(cluster: Inside, capsys: pytest.CaptureFixture[str]) -> None:

@@ -62,6 +62,11 @@ def test_an_export_says_what_it_has_and_is_checked(
     (tmp_path / "export").write_bytes(b"{}\n")
     assert main(["metadata", "check", str(tmp_path / "export")]) == 1
     assert main(["metadata", "check", str(tmp_path)]) == 2
+    capsys.readouterr()
+    assert main(["metadata", "check", "nowhere"]) == 2
+    assert capsys.readouterr().err.startswith(
+        "pybk: nowhere does not exist; PATH takes where the cluster's metadata is: "
+    )
 
 
 def test_an_emptied_store_is_rebuilt_once_somebody_agrees(

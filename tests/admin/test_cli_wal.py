@@ -169,6 +169,17 @@ def test_a_log_without_records_is_sealed_without_records(
     assert run(capfdbinary, "wal", "seal", store, "orders")[1] == "log orders is sealed without records\n"
 
 
+@pytest.mark.parametrize("noun", ["wal", "log"])
+def test_the_error_of_a_truncation_says_that_the_log_has_no_records(
+    noun: str, store: Path, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    run(capfdbinary, noun, "create", store, "orders")
+    status, _, err = run(capfdbinary, noun, "truncate", store, "orders", "9", "--yes")
+    assert (status, err) == (2, "pybk: log 'orders': records before 9 cannot be dropped; it has no records\n")
+    dry = run(capfdbinary, noun, "truncate", store, "orders", "9", "--dry-run")
+    assert dry[1] == "log orders has no records; nothing is dropped\n"
+
+
 def test_wrong_arguments_say_what_is_taken(
     store: Path, tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:

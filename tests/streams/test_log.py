@@ -176,7 +176,7 @@ def test_truncation_is_exact_in_the_open_segment_and_in_an_entry(manager: Ledger
         for missing in (TxId(1 << 40), datetime(2200, 1, 1, tzinfo=UTC)):
             with pytest.raises(UsageError, match="all would be dropped"):
                 log.truncate(missing)
-        with pytest.raises(UsageError, match="cannot be dropped"):
+        with pytest.raises(UsageError, match="records before 11 cannot be dropped; its last is 9"):
             log.truncate(11)
         with pytest.raises(TruncatedError) as caught:
             log.reader(0, strict=True)
@@ -393,7 +393,7 @@ def test_wrong_arguments_say_what_to_do(tmp_path: Path) -> None:
             (lambda: log.reader(-1), "start is -1"),
             (lambda: log.reader(datetime(2026, 1, 31)), "start is 2026-01-31 00:00:00, without a time zone"),
             (lambda: log.reader(TxId("7")), "start is TxId"),  # type: ignore[arg-type]
-            (lambda: log.truncate(9), "its last is -1"),
+            (lambda: log.truncate(9), "records before 9 cannot be dropped; it has no records"),
             (lambda: log.set_retention(7), r"it takes Retention\(\.\.\.\)"),  # type: ignore[arg-type]
             (lambda: log.subscribe("s", ack_timeout="1"), "ack_timeout is '1'"),  # type: ignore[arg-type]
             (lambda: log.subscribe("s", dead_letters=writer), r"it takes DeadLetters\(writer\)"),  # type: ignore[arg-type]

@@ -50,6 +50,12 @@ def test_malformed_addresses_are_refused(address: str) -> None:
         Server([address], INSTANCE, KEYS)
 
 
+@pytest.mark.parametrize("port", ["65536", "99999", "-1", "x"])
+def test_the_error_of_a_wrong_port_says_which_ports_there_are(port: str) -> None:
+    with pytest.raises(UsageError, match=r"with a port from 1 to 65535, or \* for any that is free"):
+        curve.check_address(f"tcp://127.0.0.1:{port}", secret=False)
+
+
 def test_a_port_that_is_taken_is_named() -> None:
     with Server([TCP], INSTANCE) as server, pytest.raises(UsageError, match=f"cannot listen on {server.addresses[0]}"):
         Server([server.addresses[0]], INSTANCE)

@@ -1136,5 +1136,5 @@ def create_when_full(
 def _unauthorized(metadata: LedgerMetadata, given: Credentials) -> UnauthorizedError:
     """Return the error for a password or secret that is not the ledger's."""
     text = mismatch(metadata.key_kind, given, f"ledger {metadata.ledger_id}")
-    also = ", or its digest type, write flags or key salt were changed" if metadata.key_format else ""
+    also = "; or its digest type, write flags or key salt were changed" if metadata.key_format else ""
     return UnauthorizedError(f"{text}{also}; nothing was changed")

@@ -389,10 +389,8 @@ class LedgerReader(Handle):
         """Return the error for a range that is not within 0 to ``most``."""
         asked = f"entries {first} to {last} cannot be read:"
         if most >= 0:
-            return (
-                f"{asked} they are not within 0 to {most} of ledger {self.ledger_id}; read_last_add_confirmed() looks "
-                "how far an open ledger has come"
-            )
+            later = "" if self.is_closed else "; read_last_add_confirmed() looks how far an open ledger has come"
+            return f"{asked} they are not within 0 to {most} of ledger {self.ledger_id}{later}"
         if self.is_closed:
             return f"{asked} ledger {self.ledger_id} is closed and has no entries"
         return (

@@ -517,6 +517,10 @@ class LedgerSteps:
                 return end.last_seq
         return max(record.end_seq, record.first_seq) - 1
 
+    def last_shown(self, last: int) -> str:
+        """Return the last record for the error of one that does not exist; ``last`` is what ``last_seq`` returned."""
+        return f"its last is {last}" if last >= self.existing().record.first_seq else "it has no records"
+
     # ---- pages and bounds ----------------------------------------------------------------------------------------
 
     def bounds_of(self, record: ListRecord) -> Bounds:

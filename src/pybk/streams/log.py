@@ -549,7 +549,9 @@ class Log(NamedList, kinds=(ListKind.LOG, ListKind.CURSOR), first_seq=FIRST_SEQ)
             record = self._record()
             seq, last = seq_of(self._steps, start), self.last_seq()
             if seq > last + 1:
-                raise UsageError(f"log {self.name!r}: records before {seq} cannot be dropped; its last is {last}")
+                raise UsageError(
+                    f"log {self.name!r}: records before {seq} cannot be dropped; {self._steps.last_shown(last)}"
+                )
             if seq > last >= record.first_seq and isinstance(start, TxId | datetime):
                 raise UsageError(
                     f"log {self.name!r} has no record from {start} on, so all would be dropped; to do that, truncate "

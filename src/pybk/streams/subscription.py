@@ -915,7 +915,9 @@ class Subscription(RecordSource):
             if end > self._deliveries.read_seq:
                 last = self._steps.last_seq()
                 if end > last + 1:
-                    raise UsageError(f"record {end - 1} of log {self._steps.name!r} does not exist; its last is {last}")
+                    raise UsageError(
+                        f"record {end - 1} of log {self._steps.name!r} does not exist; {self._steps.last_shown(last)}"
+                    )
                 if state.range_count + len(ranges) > self._max_unacked + self._deliveries.outstanding:
                     raise TooManyRequestsError(
                         f"subscription {self.name!r} has {state.range_count} ranges of acknowledged records; "

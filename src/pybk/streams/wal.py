@@ -768,7 +768,8 @@ class WriteAheadLog(NamedList, kinds=(ListKind.WAL,), first_seq=_FIRST_LSN):
         meta = _checked_meta(meta)
         if covered > durable:
             raise UsageError(
-                f"a checkpoint cannot cover record {covered} of log {self.name!r}; its last is {durable} so far"
+                f"a checkpoint cannot cover record {covered} of log {self.name!r}; {self._steps.last_shown(durable)} "
+                "so far"
             )
         newest = max((each.lsn for each in self.checkpoints()), default=0)
         if covered < newest:
@@ -828,7 +829,9 @@ class WriteAheadLog(NamedList, kinds=(ListKind.WAL,), first_seq=_FIRST_LSN):
         def truncate() -> None:
             appender, durable = writer.appender, self.durable_lsn()
             if lsn > durable + 1:
-                raise UsageError(f"log {self.name!r}: records before {lsn} cannot be dropped; its last is {durable}")
+                raise UsageError(
+                    f"log {self.name!r}: records before {lsn} cannot be dropped; {self._steps.last_shown(durable)}"
+                )
             self._steps.perform(ledger_list.truncate(self.name, appender.epoch, appender.generation, lsn))
 
         writer.operate(truncate)  # so that no cut comes between

@@ -98,7 +98,10 @@ def check_address(address: str, *, secret: bool) -> None:
     except ValueError:  # for example the port is not a number, or a bracket is not closed
         sound = False
     if parts is None or not sound or not address.isprintable():
-        raise UsageError(f"{address[:200]!r} is not an address: use tcp://host:port, ipc://path or inproc://name")
+        raise UsageError(
+            f"{address[:200]!r} is not an address: use tcp://host:port with a port from 1 to 65535, or * for any that "
+            "is free; or ipc://path or inproc://name"
+        )
     if parts.scheme == "tcp" and not secret and not _is_loopback(parts.hostname or ""):
         raise UsageError(
             f"listening on {address} without a cluster secret lets everybody read and write: "

@@ -52,6 +52,11 @@ def test_a_backup_is_made_continued_verified_shown_and_restored(
         assert contents(manager, 0, PASSWORD) == numbered(100)
     assert main(["restore", str(backup), str(new)]) == 2
     assert "is not empty" in capsys.readouterr().err
+    for words in (["--ledger", "99"], ["--new-ids"]):
+        assert main(["restore", str(backup), str(tmp_path / "another"), *words]) == 2
+        error = capsys.readouterr().err
+        assert error.startswith(f"pybk: {words[0]} is for the ledgers of a cluster; ")
+        assert error.endswith(": leave it out\n")
 
 
 def test_damage_is_exit_status_1(store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -94,8 +99,6 @@ def test_old_runs_are_removed_after_a_question(store: Path, tmp_path: Path, caps
     capsys.readouterr()
     assert main(["backup", "prune", str(backup)]) == 2
     assert "--keep N, --keep-for TIME" in capsys.readouterr().err
-    assert main(["backup", "prune", str(backup), "--keep", "0", "--yes"]) == 2
-    assert "keep is 0" in capsys.readouterr().err
     assert main(["backup", "prune", str(backup), "--keep", "2", "--dry-run"]) == 0
     assert "run 1 of" in (text := capsys.readouterr().out)
     assert "2 runs kept, from run 2 on; nothing was changed" in text

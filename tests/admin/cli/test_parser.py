@@ -12,6 +12,7 @@ from pybk.admin.options.kinds import KINDS, seconds_of, size_of
 from pybk.admin.profiles import Profile
 
 COMMANDS = dict(whole_parser().commands())
+POSITIVE = "whole number from 1 to 2**63 - 1"
 
 
 def test_each_command_has_a_help_and_says_how_it_runs(capsys: pytest.CaptureFixture[str]) -> None:
@@ -165,6 +166,26 @@ def test_wrong_usage_is_one_line_that_says_where_the_usage_is(
             "cluster probe lmdb:///x --entries x",
             "pybk cluster probe: argument --entries: 'x' is not accepted, it takes",
         ),
+        (
+            "console lmdb:///x --http 127.0.0.1:99999",
+            "pybk console: argument --http: '127.0.0.1:99999' is not accepted, it takes HOST:PORT with a port from 1 ",
+        ),
+        ("dev up -1", "pybk dev up: argument N: '-1' is not accepted, it takes a whole number from 1 to 99;"),
+        ("dev up 100", "pybk dev up: argument N: '100' is not accepted, it takes a whole number from 1 to 99;"),
+        ("dev up x", "pybk dev up: argument N: 'x' is not accepted, it takes a whole number from 1 to 99;"),
+        *(
+            (
+                f"{words} {number}",
+                f"pybk {command}: argument {flag}: '{number}' is not accepted, it takes a {POSITIVE};",
+            )
+            for words, command, flag in (
+                ("ledger list x --limit", "ledger list", "--limit"),
+                ("dev corrupt b1 --records", "dev corrupt", "--records"),
+                ("backup prune x --keep", "backup prune", "--keep"),
+                ("restore x y --run", "restore", "--run"),
+            )
+            for number in (-1, 0)
+        ),
         ("dev logs -n -3", "pybk dev logs: argument -n/--lines: '-3' is not accepted, it takes a whole number"),
     ],
 )
@@ -179,7 +200,27 @@ def test_wrong_usage_names_the_command_and_what_it_takes(
 def test_a_file_that_cannot_be_written_is_named_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "nowhere" / "tokens"
     assert main(["token", "me", "--file", str(path)]) == 2
-    assert capsys.readouterr().err == f"pybk: {path}: No such file or directory\n"
+    assert capsys.readouterr().err == f"pybk: {path}: No such file or directory; check the path\n"
+
+
+def test_the_bare_text_of_the_system_gets_a_remedy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file, missing = tmp_path / "file", tmp_path / "missing"
+    file.touch()
+    url = f"lmdb://{tmp_path}/metadata"
+    assert main(["cluster", "init", url, "--insecure"]) == 0
+    capsys.readouterr()
+    for words, text in (
+        (("token", "me", "--file", tmp_path), f"{tmp_path}: Is a directory; name a file"),
+        (("support", "bundle", url, file), f"{file}: File exists; name a file that does not exist"),
+        (("metadata", "restore", url, missing, "--dry-run"), f"{missing}: No such file or directory; check the path"),
+        (("metadata", "export", url, file / "new"), f"{file / 'new'}: Not a directory; check the path"),
+        (
+            ("metadata", "restore", url, tmp_path, "--dry-run"),
+            f"{tmp_path}: a directory, and not a file; name a regular file",
+        ),
+    ):
+        assert main([*map(str, words)]) == 2
+        assert capsys.readouterr().err == f"pybk: {text}\n"
 
 
 def test_times() -> None:

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import sys
 from collections.abc import Collection, Mapping, Sequence
@@ -44,6 +45,15 @@ HELP_OF_PROFILE: Final = "the cluster of commands that are given no PATH, such a
 _ROOT: Final = Command((), "", (), "", "COMMAND")
 _NEAR: Final = 0.7
 """The least likeness of a word and a verb, by difflib, at which the word counts as a misspelt verb."""
+
+_REMEDIES: Final[Mapping[int, str]] = {
+    errno.ENOENT: "check the path",
+    errno.ENOTDIR: "check the path",
+    errno.EISDIR: "name a file",
+    errno.EEXIST: "name a file that does not exist",
+    errno.EACCES: "name a file that this user may use",
+}
+"""What to do about an error of the system whose text does not say it."""
 
 _ENVIRONMENT: Final = (
     "PYBK_SECRET, PYBK_PASSWORD, PYBK_CLUSTER_SECRET: a ledger's secret or password and a cluster's secret, which are\n"
@@ -120,6 +130,9 @@ def _located(parsed: argparse.Namespace, error: BaseException) -> str:
     text = " ".join(str(error).split()) or type(error).__name__
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
         text = f"{error.filename}: {error.strerror}"
+        code = error.errno or 0
+        if code in _REMEDIES and error.strerror == os.strerror(code):
+            text += f"; {_REMEDIES[code]}"
     path = getattr(parsed, "path", None)
     unnamed = isinstance(error, CorruptError | DigestMismatchError) and path and path not in text
     return f"{path}: {text}" if unnamed else text

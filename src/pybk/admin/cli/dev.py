@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any, Final
 from pybk.admin.cli.arguments import Verbs
 from pybk.admin.cli.output import DAMAGED, SOUND, counted, print_json, print_json_line, print_table
 from pybk.admin.http.extra import missing
+from pybk.admin.options.kinds import KINDS
 from pybk.admin.profiles import Profile, path_of
+from pybk.credentials import cut_value
 from pybk.errors import UsageError
 
 if TYPE_CHECKING:
@@ -23,6 +25,20 @@ PROFILE: Final = "dev"
 """The profile of a local cluster unless ``--profile`` names another one."""
 
 _FOLLOW_SECONDS: Final = 0.2
+
+
+def count(text: str) -> int:
+    """Return the number of bookies that a text names."""
+    from pybk.admin.dev.cluster import BOOKIES_MAX, DevOptions
+
+    try:
+        found: int = KINDS["whole"].of_text(text)
+        DevOptions(bookies=found).check()
+    except (ValueError, UsageError):
+        raise argparse.ArgumentTypeError(
+            f"{cut_value(text, 50)} is not accepted, it takes a whole number from 1 to {BOOKIES_MAX}"
+        ) from None
+    return found
 
 
 # ---- up and down -----------------------------------------------------------------------------------------------------

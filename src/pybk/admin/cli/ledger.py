@@ -26,7 +26,7 @@ from pybk.admin.cli.output import (
 )
 from pybk.admin.shown_text import shown_name
 from pybk.credentials import PASSWORD, SECRET
-from pybk.errors import UnauthorizedError, UsageError
+from pybk.errors import ReadRangeError, UnauthorizedError, UsageError
 
 if TYPE_CHECKING:
     from pybk.ledger.entry import Entry
@@ -47,8 +47,6 @@ _PAGE: Final = 500
 
 
 def _list(parsed: argparse.Namespace) -> int:
-    if parsed.limit is not None and parsed.limit < 1:
-        raise UsageError(f"--limit is {parsed.limit}; it takes a number from 1 up")
     if parsed.bookie is not None and not is_url(parsed.path):
         raise UsageError("--bookie is for clusters; a store has no bookies")
     found = _cluster_rows(parsed) if is_url(parsed.path) else _store_rows(parsed)
@@ -295,9 +293,26 @@ def _cat(parsed: argparse.Namespace) -> int:
     with _manager(parsed, read_only=not recover) as manager, _open_ledger(manager, parsed, recover=recover) as reader:
         confirmed = reader.read_last_add_confirmed()
         last = confirmed if parsed.last is None else parsed.last
-        for entry in reader.read(parsed.first, last):
+        try:
+            entries = reader.read(parsed.first, last)
+        except ReadRangeError as error:
+            raise ReadRangeError(_outside(parsed, confirmed, closed=reader.is_closed)) from error
+        for entry in entries:
             _print_entry(parsed, entry)
     return SOUND
+
+
+def _outside(parsed: argparse.Namespace, confirmed: int, *, closed: bool) -> str:
+    """Return the error for entries that a ledger does not have, which names the options that are given."""
+    if parsed.last is not None and parsed.last < parsed.first:
+        return f"--first {parsed.first} is after --last {parsed.last}: give the lower one as --first"
+    given = [f"--first {parsed.first}"] if parsed.first else []
+    if parsed.last is not None:
+        given.append(f"--last {parsed.last}")
+    asked = f"{' and '.join(given)} cannot be read: ledger {parsed.ledger}"
+    if confirmed < 0:
+        return f"{asked} {'is closed and has no entries' if closed else 'has no confirmed entries yet'}"
+    return f"{asked} has the {'' if closed else 'confirmed '}entries 0 to {confirmed}{'' if closed else ' so far'}"
 
 
 def _tail(parsed: argparse.Namespace) -> int:
@@ -394,18 +409,16 @@ def _open_ledger(manager: LedgerManager, parsed: argparse.Namespace, *, recover:
 
 @contextmanager
 def _password_needed(ledger_id: int, given: Given) -> Iterator[None]:
-    """Add to the error of a missing or wrong password how it is given."""
+    """Say in the error of a missing password how it is given; that of a wrong one says so itself."""
     try:
         yield
     except UnauthorizedError as error:
-        how = f"give it with --secret-file FILE, --password-file FILE, or in {SECRET} or {PASSWORD}"
-        if not given["password"] and given["secret"] is None:
-            text = (
-                f"no password was given for ledger {ledger_id}, and no secret, but it was created with one; {how}; "
-                "nothing was changed"
-            )
-            raise UnauthorizedError(text) from error
-        raise UnauthorizedError(f"{error}; {how}") from error
+        if given["password"] or given["secret"] is not None:
+            raise
+        raise UnauthorizedError(
+            f"no password was given for ledger {ledger_id}, and no secret, but it was created with one; give it with "
+            f"--secret-file FILE, --password-file FILE, or in {SECRET} or {PASSWORD}; nothing was changed"
+        ) from error
 
 
 VERBS: Final[Verbs] = {

@@ -182,7 +182,8 @@ class LogVerbs(ABC, Generic[L]):
             self.open(parsed, manager, parsed.name, mode) as log,
         ):
             first, last = self.span(log)
-            text = f"log {parsed.name} has {self.record} {first} to {last}; nothing is dropped"
+            has = f"{self.record} {first} to {last}" if last >= first else "no records"
+            text = f"log {parsed.name} has {has}; nothing is dropped"
             if not parsed.dry_run:
                 what = f"the records of log {parsed.name} before {parsed.before} are dropped for good"
                 confirm(parsed, parsed.name, what)

@@ -38,6 +38,8 @@ def _export(parsed: argparse.Namespace) -> int:
 def _check(parsed: argparse.Namespace) -> int:
     if os.path.isdir(parsed.path):
         raise UsageError(f"{parsed.path} is a directory; PATH takes {parsed.path_help}")
+    if not is_url(parsed.path) and not os.path.exists(parsed.path):
+        raise UsageError(f"{parsed.path} does not exist; PATH takes {parsed.path_help}")
     from pybk.operations.metadata_repair import check_metadata
 
     with secret_needed(), progress_bar(parsed, "check", "values") as progress:

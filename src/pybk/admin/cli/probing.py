@@ -12,7 +12,7 @@ from pybk.admin.cli.clusters import url_of
 from pybk.admin.cli.credentials import secret_of
 from pybk.admin.cli.output import DAMAGED, SOUND, print_json, print_table
 from pybk.credentials import Credentials
-from pybk.errors import SafetyCheckError
+from pybk.errors import NotEnoughBookiesError, SafetyCheckError
 from pybk.feature_level import FeatureLevel
 
 if TYPE_CHECKING:
@@ -30,11 +30,14 @@ def probe(parsed: argparse.Namespace) -> int:
     from pybk.config import StoreConfig
     from pybk.manager.connect import connect
     from pybk.manager.ledger_manager import LedgerManager
+    from pybk.operations.cluster_admin import ClusterAdmin
 
     name = getattr(parsed, "name", None)
     with secret_needed():
         manager = LedgerManager(connect(url_of(parsed), secret_of(parsed), StoreConfig(), near=name))
     with manager:
+        if name is not None:
+            ClusterAdmin(manager).bookie(name)  # raises for a name that no bookie has
         found = _probed(manager, parsed, name)
     if parsed.json:
         print_json(found)
@@ -51,22 +54,32 @@ def _credentials(level: FeatureLevel) -> Credentials:
     return Credentials(secret=key) if level >= FeatureLevel.SECRETS else Credentials(key)
 
 
+def _takes_none(name: str) -> str:
+    """Return the error for a bookie that belongs to the cluster, and is no member of a new ledger."""
+    return (
+        f"bookie {name} takes no entries now: it does not run, or is read-only, draining or in maintenance; look at "
+        "`pybk bookie list`"
+    )
+
+
 def _probed(manager: LedgerManager, parsed: argparse.Namespace, name: str | None) -> dict[str, Any]:
     given = _credentials(manager.feature_level)
     payloads = [secrets.token_bytes(parsed.bytes) for _ in range(parsed.entries)]
     copies = None if name is None else 1
     began = time.monotonic()
-    writer = manager.create_ledger(
-        password=given.password, secret=given.secret, ledger_type=_TYPE, ensemble_size=copies
-    )
+    try:
+        writer = manager.create_ledger(
+            password=given.password, secret=given.secret, ledger_type=_TYPE, ensemble_size=copies
+        )
+    except NotEnoughBookiesError as error:
+        if name is None:
+            raise
+        raise SafetyCheckError(_takes_none(name)) from error
     seconds = {"create": time.monotonic() - began}
     try:
         bookies = [each.bookie_id for each in writer.metadata.fragments[-1].ensemble]
         if name is not None and bookies != [name]:
-            raise SafetyCheckError(
-                f"bookie {name} takes no entries now, and {bookies[0]} was chosen: it does not run, or is read-only, "
-                "draining or in maintenance; look at `pybk bookie list`"
-            )
+            raise SafetyCheckError(_takes_none(name))
         took = []
         for payload in payloads:
             began = time.monotonic()

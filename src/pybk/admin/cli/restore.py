@@ -10,6 +10,7 @@ from pybk.admin.cli.arguments import Verbs, is_url, secret_needed
 from pybk.admin.cli.backup import print_left_out, unauthenticated_note
 from pybk.admin.cli.credentials import passwords_of, secret_of, storage_options_of
 from pybk.admin.cli.output import DAMAGED, SOUND, counted, print_json, progress_bar, shown_bytes
+from pybk.errors import UsageError
 
 if TYPE_CHECKING:
     from pybk.backup.restoring import RestoreReport
@@ -19,6 +20,12 @@ def _restore(parsed: argparse.Namespace) -> int:
     from pybk.backup import restore_backup
     from pybk.manager.ledger_manager import LedgerManager
 
+    given = "--ledger" if parsed.ledgers is not None else "--new-ids"
+    if not is_url(parsed.destination) and (parsed.ledgers is not None or parsed.new_ids):
+        raise UsageError(
+            f"{given} is for the ledgers of a cluster; a store is restored whole, and its ledgers keep their ids: "
+            "leave it out"
+        )
     with ExitStack() as stack:
         destination: Any = parsed.destination
         if is_url(destination):

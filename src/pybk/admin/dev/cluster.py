@@ -474,10 +474,8 @@ class DevCluster:
         """Flip a bit in sealed records of a bookie, which may run; returns in how many.
 
         Raises:
-            UsageError: It has no sealed record yet, or ``count`` is less than 1.
+            UsageError: It has no sealed record yet.
         """
-        if count < 1:
-            raise UsageError(f"a bit in {count} records; it takes 1 or more")
         bookie = self.bookie(name)
         flipped = flip_bits(self._data(bookie), count)
         if not flipped:

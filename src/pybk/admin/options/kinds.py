@@ -156,8 +156,8 @@ def _no_toml(value: object) -> str:
     raise ValueError
 
 
-def _whole(value: object) -> int:
-    return int(_within(int(_matched(re.compile("[0-9]{1,19}"), value)[0]), 0, INT64_MAX))
+def _whole(value: object, least: int = 0) -> int:
+    return int(_within(int(_matched(re.compile("[0-9]{1,19}"), value)[0]), least, INT64_MAX))
 
 
 def _quorums(text: object) -> tuple[int, int, int]:
@@ -176,10 +176,15 @@ KINDS: Final[Mapping[str, Kind]] = {
         "true or false", "true or false", _switch, lambda text: _switch({"true": True, "false": False}.get(text))
     ),
     "zstd": _one_of("zstd"),
-    "host_port": Kind("HOST:PORT", "HOST:PORT, such as 127.0.0.1:9464", _host_port),
+    "host_port": Kind(
+        "HOST:PORT",
+        "HOST:PORT with a port from 1 to 65535, or 0 for any that is free, such as 127.0.0.1:9464",
+        _host_port,
+    ),
     "addresses": _texts("addresses"),
     "directories": _texts("directories"),
     "whole": Kind("whole number", "a whole number from 0 to 2**63 - 1", _whole),
+    "positive": Kind("whole number", "a whole number from 1 to 2**63 - 1", lambda value: _whole(value, 1)),
     "bytes": _size(0, INT64_MAX),
     "seconds": _time(float("inf")),
     "seconds_of_hour": _time(3_600),

@@ -141,7 +141,7 @@ ledger list @either | list the ledgers
   --tier :nvme,ssd,hdd | only ledgers in this tier
   --bookie NAME | only ledgers of which this bookie should have entries
   --after LEDGER:whole | only ledgers with a higher id
-  --limit NUMBER:whole | at most so many; the JSON has `next` for --after
+  --limit NUMBER:positive | at most so many; the JSON has `next` for --after
 ledger show @either @ledgers | show the metadata of ledgers, and where their copies are
 ledger cat @either @ledger @password | print the payloads of a ledger's entries as they are, one after the other
   --first ENTRY:whole =0 | first entry; default: 0
@@ -163,7 +163,7 @@ ledger delete @either @ledgers @password | delete ledgers for good; exit 5 if so
 
 repair | list, run, pause and resume the repairs of a cluster
 repair list @cluster @watch | list the ledgers that are to be repaired, the most urgent first
-  --reason REASON | of this reason alone, such as lost or draining
+  --reason :lost,damaged,missing,draining,misplaced,rebalance | of this reason alone
   --stuck | only those that no worker can mend now
 repair status @cluster @watch | show how many ledgers wait by reason and state, what is left to copy, and why repairs
       wait
@@ -242,7 +242,7 @@ backup verify @backup @passwords | check every file and entry of a backup; exit 
       left out entries
 backup show @backup | list the runs of a backup
 backup prune @backup | remove the oldest runs of a backup for good, and what no other run needs
-  --keep N:whole | keep the last N runs; default: 1, with --keep-for
+  --keep N:positive | keep the last N runs; default: 1, with --keep-for
   --keep-for TIME:seconds | keep the runs of the last TIME, such as 30d, too
   @confirm | show what would be removed
 
@@ -250,7 +250,7 @@ restore @backup @passwords @secret | restore a backup: a store to a new director
   DESTINATION | a store's new directory, empty or not there yet; for a cluster's ledgers, the metadata URL of a cluster
   --new-ids | give a cluster's ledgers new ids, because those that they had are taken
   --ledger ID+:whole >ledgers | of a cluster's ledgers, only these
-  --run N:whole >number | the run to restore; default: the last
+  --run N:positive >number | the run to restore; default: the last
   --dry-run | say what would be restored, and write nothing
 
 permissions @output | show which files others may use, or narrow that
@@ -359,7 +359,7 @@ spark collect @cluster @password | delete the ledgers that writes from Spark, im
 
 dev | run a cluster of real processes on this host, and try faults
 dev up @output | make a cluster and start it, or start what does not run of it
-  N?:whole >count | how many bookies (default: 3)
+  N?:dev.count >count | how many bookies (default: 3)
   --directory PATH | where all of it lies (default: ~/.local/state/pybk/dev)
   --any-port | take ports that are free, not 3181.. and 9460..
   --zones N:whole =0 | spread the bookies over so many zones
@@ -389,7 +389,7 @@ dev fill @output @processes | let the devices of a bookie be full
   --end | let them have space again
 dev wipe @output @processes | kill a bookie and remove all that it keeps, as if its disks were lost
 dev corrupt @output @processes | flip a bit in sealed records of a bookie
-  --records N:whole =1 | in how many (default: 1)
+  --records N:positive =1 | in how many (default: 1)
 @processes
   NAME+ >names | a bookie, such as b2, or console
 
