@@ -12,6 +12,7 @@ import faulthandler
 import math
 import os
 import signal
+import threading
 import time
 from contextlib import suppress
 from queue import Empty, SimpleQueue
@@ -21,6 +22,8 @@ _LOOK_SECONDS: Final = 1.0
 """A signal that arrives just before a call blocks is noticed when the call returns: handlers run between calls."""
 
 _STANDARD_ERROR: Final = 2
+_writing: Final = threading.Lock()
+"""Held while stacks are written."""
 
 STOPS: Final = frozenset({signal.SIGTERM, signal.SIGINT})
 
@@ -57,7 +60,12 @@ def _write_stacks() -> None:
     ``dump_traceback`` holds the interpreter's lock while it writes, so a standard error that nobody reads would stop
     all threads. So it writes to memory, and the lock is free while the bytes are passed on.
     """
-    with suppress(OSError), open(os.memfd_create("stacks"), "r+b", buffering=0) as stacks:
-        faulthandler.dump_traceback(stacks.fileno(), all_threads=True)
-        stacks.seek(0)
-        os.write(_STANDARD_ERROR, stacks.read())
+    if not _writing.acquire(blocking=False):
+        return  # the signal came during such a write, which would be nested, and hold a descriptor each time
+    try:
+        with suppress(OSError), open(os.memfd_create("stacks"), "r+b", buffering=0) as stacks:
+            faulthandler.dump_traceback(stacks.fileno(), all_threads=True)
+            stacks.seek(0)
+            os.write(_STANDARD_ERROR, stacks.read())
+    finally:
+        _writing.release()
