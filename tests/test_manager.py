@@ -326,7 +326,9 @@ def test_a_manager_says_where_its_ledgers_are(manager: LedgerManager, tmp_path: 
     assert manager.feature_level is NEWEST_STORE_LEVEL
     with open_quick(tmp_path / "data", read_only=True) as reading, open_quick(tmp_path / "other") as other:
         assert reading.store_id == manager.store_id != other.store_id
-    with pytest.raises(IllegalOperationError, match="is a store of one process, which keeps one copy and has no bookies"):
+    with pytest.raises(
+        IllegalOperationError, match="is a store of one process, which keeps one copy and has no bookies"
+    ):
         manager.bookies()
 
 
