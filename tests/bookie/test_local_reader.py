@@ -176,7 +176,7 @@ def test_a_directory_that_is_not_the_bookies_is_left_alone(
         assert nearby.local_reader is None
         with nearby.manager.open_ledger(ledger_id, password=PASSWORD) as reader:
             assert read(reader, COUNT - 1) == [payload(number) for number in range(COUNT)]
-    assert "bookie-0 is asked for what it has" in caplog.text
+    assert "bookie-0 is asked for its entries" in caplog.text
 
 
 def test_a_bookie_of_the_same_name_in_another_cluster_is_left_alone(cluster: Inside, tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
-"""Futures of appends: each refers to the ``Completion`` of its commit or batch, and is done when that is.
+"""Futures of appends: each refers to the ``Completion`` of its commit or batch, and is done when that completes.
 
-The appends of coroutines that wait for admission are made in order by a thread, ``CoroutineBacklog``, because they
-would block event loops.
+If appends of coroutines have to wait for admission, a thread (``CoroutineBacklog``) makes them in order, because the
+wait would block the event loop.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ def seconds_of(timeout: object, name: str = "timeout") -> float | None:
 class AppendFuture(Generic[T]):
     """The outcome of an append: an entry id, or a range of them.
 
-    It refers to the completion of its commit or batch, so completing that completes all its futures at once.
+    It refers to the completion of its commit or batch, so one completion completes all futures of a commit at once.
 
     In an event loop, ``await`` it or give it to ``asyncio.gather``, ``wait``, ``wait_for``, ``shield`` or
     ``as_completed``. ``asyncio.create_task`` and ``TaskGroup`` take coroutines alone: give them
     ``writer.append_coro(payload)``. ``concurrent()`` returns a future for ``concurrent.futures.wait`` and
-    ``asyncio.wrap_future``. Cancelling what waits for an append never cancels the append itself.
+    ``asyncio.wrap_future``. Cancelling a task that waits for an append never cancels the append.
 
     Threads: any.
     """
@@ -148,10 +148,10 @@ class AppendFuture(Generic[T]):
         return None
 
     def cancel(self) -> bool:
-        """Return False, as a future of the standard library does that is running or done: an append continues.
+        """Return False, as a running future of the standard library does, because the append continues.
 
-        It was given to the log by the call that returned this, so it may be on disk already. To stop waiting for it,
-        cancel the task that waits, or drop this.
+        The call that returned this future gave the append to the log, so it may be on disk already. To stop waiting,
+        cancel the task that waits, or drop the future.
         """
         return False
 
@@ -162,11 +162,11 @@ class AppendFuture(Generic[T]):
     def add_done_callback(
         self, callback: Callable[[AppendFuture[T]], Any], *, context: contextvars.Context | None = None
     ) -> None:
-        """Have ``callback(self)`` called once when done.
+        """Call ``callback(self)`` once when the append is done.
 
         Args:
             callback: Called in the event loop that runs in this thread, as with ``asyncio.Future``; dropped if that
-                loop is closed before. If no loop runs here, called in a background thread, so it must be short.
+                loop is closed earlier. If no loop runs here, called in a background thread, so it must be short.
             context: The context to run it in. None means a copy of the current one in a loop, else the thread's own.
         """
         loop = running_loop()
@@ -365,7 +365,7 @@ class AdvancedFuture(AppendFuture[T]):
         return super()._state() if self._is_staged else "pending"
 
     def done(self) -> bool:
-        """Return whether the append is durable, and all before it, or has failed."""
+        """Return whether the append and all appends before it are durable, or the append has failed."""
         self._fail_if_stuck()
         return self._is_staged and self._commit.done
 
@@ -484,14 +484,14 @@ class CoroutineBacklog:
         self._waiting: deque[_WaitingAppend] | None = None
         """The appends that wait, in order; an append is removed after it was made. Guarded by ``_lock``.
 
-        It is made when it is needed first, because an empty deque takes 760 bytes, and most logs have no event loop.
+        It is made at the first use, because an empty deque takes 760 bytes, and most logs have no event loop.
         """
         self._running = False
         """True if the thread runs. Guarded by ``_lock``."""
 
     @property
     def is_empty(self) -> bool:
-        """True if no append waits. While one does, later ones must be added, too, to keep the order."""
+        """True if no append waits. While one waits, later ones must be added as well, which keeps the order."""
         return not self._waiting
 
     def add(self, append: Callable[[], AppendFuture[T]]) -> asyncio.Future[AppendFuture[T]]:

@@ -77,7 +77,7 @@ class ClusterOptions(TypedDict, total=False):
 def join_cluster(
     root: str, tiers: Tiers | None, config: StoreConfig, *, read_only: bool, options: ClusterOptions
 ) -> LedgerBackend:
-    """Open a directory as that of a bookie."""
+    """Open a directory as a bookie's, let the bookie serve, and return the backend of its cluster."""
     from pybk.manager.connect import join  # imported only here, because an embedded store does not need ZeroMQ
 
     known = ClusterOptions.__annotations__
@@ -209,7 +209,7 @@ def id_for(backend: LedgerBackend, ledger_id: int | None) -> int:
         ledger_id = backend.new_ledger_id()
         if ledger_id > LEDGER_ID_MAX:
             raise IllegalOperationError(
-                f"ledger {LEDGER_ID_MAX} exists and has the highest id there is; choose a free one: ledger_id=..."
+                f"ledger {LEDGER_ID_MAX} exists and has the highest possible id; choose a free one: ledger_id=..."
             )
     number = whole(ledger_id)
     if number is None or not 0 <= number <= LEDGER_ID_MAX:

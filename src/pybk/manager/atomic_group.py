@@ -1,13 +1,13 @@
 """``AtomicGroup``: one atomic change of several things in a store, made durable by one sync.
 
-What takes part, a *member*, is a log, a subscription, a blob that is published, or the properties of a log. A commit
-holds the locks of all members. It takes them in the order of their keys, so two groups never wait for each other. Under
-them each member says which entries it appends, or which named record it changes. The store stages all of it as one
-group (``pybk.storage.transaction_group``), the members take note of that, and the locks are released. Only then does
-the commit wait for durability, so groups and appends of other threads share syncs.
+A *member* of a group is a log, a subscription, a blob that is published, or the properties of a log. A commit holds the
+locks of all members. It takes them in the order of their keys, so two groups never wait for each other. While it holds
+the locks, each member names the entries that it appends, or the named record that it changes. The store stages all of
+them as one group (``pybk.storage.transaction_group``), the members note that, and the locks are released. Only then
+does the commit wait for durability, so groups and appends of other threads share syncs.
 
-If a member cannot take part now, because its log has to be repaired first, or because its record was changed by another
-one, nothing is staged, and the commit begins again.
+If a member cannot take part now, because its log has to be repaired first, or because another writer changed its
+record, nothing is staged, and the commit begins again.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ class GroupPart(NamedTuple):
 
 
 class GroupMember(ABC):
-    """A log or another thing, as one group changes it.
+    """A log, a subscription, a blob or the properties of a log, as one group changes it.
 
     Attributes:
-        call: The name of the method of ``AtomicGroup`` that is for it.
-        alone: The call that works without a group, for the error of a group over ensembles.
+        call: The name of the method of ``AtomicGroup`` that adds changes of it.
+        alone: The call that makes the change without a group; the error of a group over ensembles names it.
         key: Its name among all members; members are locked in the order of their keys.
         backend: The store that it is in.
         results: The result of each change that was added, once the group is durable.
@@ -69,7 +69,7 @@ class GroupMember(ABC):
 
     @abstractmethod
     def hold(self, stage: Callable[[GroupPart], R | None]) -> R | None:
-        """Call ``stage`` with its locks held, and take note of the entries or the change unless that returned None.
+        """Call ``stage`` with the target's locks held, and note what was staged unless it returned None.
 
         Returns:
             The result of ``stage``; None, with nothing staged, if ``prepare`` has to be called first.
@@ -90,12 +90,12 @@ class GroupMember(ABC):
         raise IllegalOperationError(f"a group over ensembles has records of one log only; {self.alone}")
 
     def committed(self) -> None:  # noqa: B027
-        """Take note of that the group is durable."""
+        """Note that the group is durable."""
 
     def abandon(self) -> None:  # noqa: B027
         """Drop the added changes, because the group was not committed; called once, and must not raise.
 
-        A commit that was interrupted may have staged the group all the same; then this changes nothing of that.
+        An interrupted commit may have staged the group nevertheless; this call does not undo that.
         """
 
 
@@ -104,7 +104,7 @@ def member_of(target: object) -> GroupMember:
     """Return the member by which a target takes part in one group; the modules of targets register how.
 
     Raises:
-        UsageError: Nothing like it can take part.
+        UsageError: Objects of this type cannot take part in a group.
         PybkError: It is closed.
     """
     raise UsageError(
@@ -116,15 +116,15 @@ def member_of(target: object) -> GroupMember:
 class AtomicGroup(WithBlock):
     """One atomic change of several logs, subscriptions, blobs and properties; made by ``LedgerManager.transaction``.
 
-    Use it so::
+    Example::
 
         with manager.transaction() as group:
             group.append(out_log, data)
             group.ack(subscription, record)
 
-    Leaving the ``with`` commits, unless an exception is on its way: all of it, with one sync, or nothing, also after a
-    crash. Nothing is visible before. While the process lives, another thread may see one log's records a moment before
-    those of another.
+    Leaving the ``with`` commits the group, unless the block raised: all changes become durable with one sync, or none
+    does, also after a crash. No change is visible before the commit. While the process lives, another thread may see
+    one log's records a moment before those of another.
 
     Threads: one.
     """
@@ -145,10 +145,10 @@ class AtomicGroup(WithBlock):
         Args:
             log: A ``WriteAheadLog`` that is open for writing, or a ``LogWriter``.
             data: As for its ``append``.
-            **options: As for ``LogWriter.append``: txid, key, headers, time_ns. None for a ``WriteAheadLog``.
+            **options: As for ``LogWriter.append``: txid, key, headers, time_ns. A ``WriteAheadLog`` takes none.
 
         Raises:
-            UsageError: One of them cannot be, or the log is in another store.
+            UsageError: An argument is invalid, or the log is in another store.
         """
         self._add("append", log, data, **options)
 
@@ -189,22 +189,23 @@ class AtomicGroup(WithBlock):
     def _new_member(self, target: object) -> GroupMember:
         member = member_of(target)
         if member.backend is not self._backend:
-            raise UsageError(f"{target!r:.100} is in another store than {self._backend.where}; a group is of one")
+            where = self._backend.where
+            raise UsageError(f"{target!r:.100} is in another store than {where}; a group is in one store")
         return member
 
     # ---- commit --------------------------------------------------------------------------------------------------
 
     def commit(self) -> None:
-        """Make all of it durable, or nothing. Leaving the ``with`` calls it.
+        """Make all changes durable, or none. Leaving the ``with`` calls it.
 
         Raises:
             LogFencedError, LogSealedError, ClosedError: A log takes no more records; nothing was changed.
-            IllegalOperationError: Over ensembles, a group is more than records of one log; nothing was changed.
+            IllegalOperationError: In a cluster, the group has more than records of one log; nothing was changed.
             UsageError: The group is larger than 16 MiB, or has more than 256 logs; nothing was changed.
             StorageFullError: There is no space; nothing was changed.
-            StorageFailedError: Either all of it was made durable or nothing; opening the store again says which.
+            StorageFailedError: Either all changes are durable or none; open the store again to find out which.
 
-        Durability: All of it is on disk on return.
+        Durability: All changes are on disk on return.
         Cost: One synced write, shared with concurrent appends.
         """
         if self._ended:
@@ -235,7 +236,7 @@ class AtomicGroup(WithBlock):
             member.committed()
 
     def abort(self) -> None:
-        """Give the group up; nothing of it happens."""
+        """Drop the group; none of its changes is made."""
         if not self._ended:
             self._ended = True
             _abandon(self._members.values())
@@ -279,7 +280,7 @@ class AtomicGroup(WithBlock):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Commit the group, or give it up if an exception is on its way."""
+        """Commit the group, or drop it if the block raised."""
         if kind is None:
             self.commit()
         else:

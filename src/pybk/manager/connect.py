@@ -81,7 +81,7 @@ def key_for(secrets: Callable[[], tuple[bytes, ...]] | None, held: HeldKeys | No
 
     Args:
         secrets: The result of ``cluster_secrets``; None for a cluster without a secret.
-        held: Where to leave all keys that are derived.
+        held: Keeps the keys that are derived; None for an object of the function's own.
     """
     if secrets is None:
         return None
@@ -145,7 +145,7 @@ def _open_local_reader(directory: str, cluster_id: bytes, bookie_id: str, config
     try:
         return LocalReader.open(directory, cluster_id=cluster_id, bookie_id=bookie_id, config=config)
     except (PybkError, OSError) as error:
-        logger.warning("bookie %s is asked for what it has, as its directory cannot be read: %s", bookie_id, error)
+        logger.warning("bookie %s is asked for its entries, because its directory cannot be read: %s", bookie_id, error)
         return None
 
 

@@ -1,4 +1,4 @@
-"""``Handle``: what is opened and ends with ``close``; how a manager ends, and what a forked child does with handles.
+"""``Handle``, an object that ends with ``close``; the close of a manager, and handles in a forked child.
 
 A close waits for locks and threads. A signal handler or a finaliser runs on top of the frames that it interrupted, so a
 close inside it could wait for locks that those frames hold. ``where_called`` examines the stack of the calling thread
@@ -8,9 +8,9 @@ before the close waits for anything; appends do not pay for that.
 signal handlers (KeyboardInterrupt, SystemExit) in the main thread alone, so an interrupt ends the wait for the close,
 but not the close. Managers that are still open when the interpreter ends are closed by ``atexit``.
 
-A forked child has none of its parent's threads. What ``in_children`` was given is done before anything else in the
-child; so calls need not look whether the process was forked: buffers are emptied, locks that a thread of the parent may
-hold are replaced, and connections are closed.
+A forked child has none of its parent's threads. The functions that ``in_children`` was given run first in the child:
+they empty buffers, replace locks that a thread of the parent may hold, and close connections. So other calls need not
+check whether the process was forked.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ H = TypeVar("H", bound="Closing")
 def opening_form(call: Callable[P, H], watch: Callable[..., LockWatch] | None = None) -> Callable[P, Opening[H]]:
     """Return the method ``x_async`` for a method ``x`` that opens a handle: it returns its ``Opening``.
 
-    The form calls the method of the object, so a subclass that overrides the method overrides the form. ``classmethod``
-    takes that of a class method.
+    The form calls the method of the object, so a subclass that overrides the method overrides the form. For a class
+    method, wrap the form in ``classmethod``.
 
     Args:
         call: The method.
-        watch: For a method that waits for a lock, with ``wait`` and ``steal``: returns, given its arguments, how the
-            lock is watched.
+        watch: For a method that waits for a lock, with ``wait`` and ``steal``: takes the arguments of a call, and
+            returns the ``LockWatch`` of its lock.
     """
     call, name = getattr(call, "__func__", call), call.__name__
 
@@ -107,13 +107,13 @@ class WithBlock(ABC):
 
 
 class Handle(WithBlock):
-    """An object that is opened, and let go of by ``close``, which leaving its ``with`` calls."""
+    """An object that is opened, and released by ``close``; leaving its ``with`` calls that."""
 
     __slots__ = ()
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of it; a second call does nothing."""
+        """Release it; a second call does nothing."""
 
     close_async = asyncio_form(close, own_thread=True)
 
@@ -124,10 +124,11 @@ class Handle(WithBlock):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Close it; an exception that is on its way is not replaced by an error of the close.
+        """Close it; an error of the close does not replace an exception of the block.
 
-        That another owner has taken a log or subscription is logged, because it does not change what the block has
-        done. It is raised if appends have failed for that, and no call or future has reported it to the block.
+        If another owner has taken the log or subscription, the close logs that, because it does not change what the
+        block has done. The close raises it if appends have failed because of it, and no call or future has reported
+        that to the block.
         """
         try:
             self.close()
@@ -396,11 +397,11 @@ _DISABLED_BY: Final[WeakKeyDictionary[Any, Callable[[Any], None]]] = WeakKeyDict
 
 
 def in_children(handle: T, disable: Callable[[T], None]) -> None:
-    """Have a function called with a handle in each forked child, as long as the handle is there.
+    """Call a function with a handle in each forked child, as long as the handle exists.
 
     Args:
         handle: It is hashed by identity, and not kept alive.
-        disable: Must not refer to the handle, wait, or raise.
+        disable: The function; it must not refer to the handle, wait, or raise.
     """
     _DISABLED_BY[handle] = disable
 

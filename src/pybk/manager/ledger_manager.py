@@ -145,7 +145,7 @@ class LedgerManager:
             The manager. Every entry that was acknowledged as durable can be read.
 
         Raises:
-            UsageError: An argument cannot be, such as the URL of a cluster for ``path``; ``connect`` takes that.
+            UsageError: An argument is invalid, such as the URL of a cluster for ``path``; ``connect`` takes that.
             StoreLockedError: Another process has it open; ``pid`` names it.
             IllegalOperationError: This process has it open for reading, so it cannot open it for writing.
             CookieError: A directory belongs to another store, was moved, or is missing.
@@ -293,9 +293,9 @@ class LedgerManager:
 
         Args:
             password: The password, which is needed to open the ledger; with HMAC_SHA256, its key also authenticates the
-                entries. It is never stored. For a password that people choose, because scrypt makes guesses slow.
-            secret: The same as 32 random bytes or more, which need no scrypt: itself, or a ``Secret`` that names a file
-                or an environment variable. With both, the ledger is made with the secret.
+                entries. It is never stored. Meant for passwords that people choose, because scrypt makes guesses slow.
+            secret: A secret instead of the password: 32 random bytes or more, which need no scrypt, or a ``Secret``
+                that names a file or an environment variable. If both are given, the ledger is created with the secret.
             ledger_type: The type, by which metrics are split. Names beginning with "." are reserved for pybk.
             storage_hints: The tiers that the ledger may be in; the first of NVME, SSD, HDD that is named is used.
             write_flags: How the entries are written.
@@ -467,11 +467,11 @@ class LedgerManager:
         Args:
             ledger_id: The ledger.
             password: The password of the ledger.
-            secret: Its secret, if it was made with one. With both, the one is taken that it was made with.
+            secret: Its secret, if it was created with one. If both are given, the one that it was created with is used.
             read_flags: How it is read.
             recover: True fences the ledger's writer and closes the ledger. Its end is final then, and every
-                acknowledged entry is in it. False does not change the ledger. None stands for True, but for False in a
-                read-only manager.
+                acknowledged entry is in it. False does not change the ledger. None means True, or False in a read-only
+                manager.
             require_seal: Refuse a ledger that is not sealed: one that is open, was closed by an older pybk, or whose
                 seal was removed. Otherwise such a ledger opens with a warning in the log.
 
@@ -547,7 +547,7 @@ class LedgerManager:
     ) -> bool:
         """Return whether a password or secret is a ledger's; does not read entries or change anything.
 
-        The verifier that it yields is compared, in constant time, with the one in the ledger's metadata.
+        The verifier that is derived from it is compared, in constant time, with the one in the ledger's metadata.
 
         Args:
             ledger: The ledger's id, or its metadata, such as ``ledgers`` yields, which saves looking the ledger up.
@@ -629,7 +629,7 @@ class LedgerManager:
         if backend.feature_level >= FeatureLevel.SEALS and metadata.ledger_id not in self._unsealed:
             self._unsealed.add(metadata.ledger_id)
             logger.warning(
-                "ledger %d is closed and not sealed, so that nothing proves where it ends; %s",
+                "ledger %d is closed without a seal, so nothing proves where it ends; %s",
                 metadata.ledger_id,
                 HOW_TO_SEAL,
             )
@@ -639,8 +639,8 @@ class LedgerManager:
 
         Every entry is read. The check covers digests, that ids are dense, that the cumulative lengths add up, and that
         the last entry is that of the metadata. A sealed ledger is checked as well, and keeps its seal. In a cluster,
-        the bookies of the last fragment are asked for entries beyond the end: one that proves that an entry after the
-        end was confirmed shows that somebody without the password closed the ledger short.
+        the bookies of the last fragment are asked for entries beyond the end. If one of these proves that an entry
+        after the end was confirmed, somebody without the password closed the ledger short.
 
         Args:
             ledger_id: The ledger.
@@ -700,7 +700,7 @@ class LedgerManager:
         Args:
             ledger_id: The ledger.
             password: The password of the ledger. In a cluster it or the secret is required, because bookies delete
-                nothing without; in a store of this process, the check is skipped if both are None.
+                nothing without it; in a store of this process, the check is skipped if both are None.
             secret: Its secret, as for ``open_ledger``.
 
         Raises:
@@ -858,7 +858,7 @@ class LedgerManager:
         password: bytes | None = None,
         secret: bytes | Secret | None = None,
     ) -> None:
-        """Move a ledger to another tier, in any direction, open or closed; done on return, reads and appends continue.
+        """Move a ledger to another tier, in any direction, open or closed; reads and appends continue meanwhile.
 
         Args:
             ledger_id: The ledger.
@@ -869,8 +869,8 @@ class LedgerManager:
         Raises:
             NoSuchLedgerError: The ledger was never created, or was deleted.
             UnauthorizedError: The password is wrong; nothing was changed.
-            StorageFullError: The target has not enough free space, or a bookie did not answer or has damaged entries
-                of the ledger, which its log names; the entries stay readable in their present tier.
+            StorageFullError: The target has not enough free space; or a bookie did not answer, or has damaged entries
+                of the ledger, which the bookie's log names. The entries stay readable in their present tier.
             CorruptError: Damaged entries stay in their present tier; the error names ledgers and files. All others were
                 moved, and the metadata name the target; move the ledger again once the file is restored.
         """
@@ -889,7 +889,7 @@ class LedgerManager:
         password: bytes | None = None,
         secret: bytes | Secret | None = None,
     ) -> None:
-        """Move many ledgers to another tier, as ``move_ledger`` moves one; done on return, reads and appends continue.
+        """Move many ledgers to another tier, as ``move_ledger`` moves one; reads and appends continue meanwhile.
 
         In a store of this process up to 1024 ledgers or 64 MiB are moved with one commit and share files of the tier,
         so small ledgers move many times faster than one by one. A cluster moves one ledger after the other.
@@ -933,9 +933,9 @@ class LedgerManager:
         """Re-replicate: copy the entries of lost bookies, byte for byte, to other bookies, which take their places.
 
         Args:
-            what: The id of a ledger, whose fragments on bookies that are not registered or that lack entries are
-                completed. Or the name of a bookie, which then counts as lost even if it is registered: the same for all
-                ledgers on it.
+            what: The id of a ledger: its fragments on bookies that are not registered, or that lack entries, are
+                completed. Or the name of a bookie, which then counts as lost even if it is registered: its fragments of
+                all ledgers are completed.
 
         Returns:
             What was copied, and what could not be copied now. The last fragment of an open ledger has no end yet and
@@ -983,8 +983,8 @@ class LedgerManager:
     def transaction(self) -> AtomicGroup:
         """Return an atomic group: records of several logs, acknowledgements, blobs and properties, with one sync.
 
-        Leaving its ``with`` commits. Over ensembles it is refused, unless all of it is records of one log, because the
-        bookies of different ledgers could have a part of it and not the rest.
+        Leaving its ``with`` commits. A cluster refuses a group of more than records of one log, because the bookies of
+        different ledgers could have a part of it and not the rest.
 
         Raises:
             IllegalOperationError: The manager is read-only.
@@ -1040,7 +1040,7 @@ class LedgerManager:
     def scrub_status(self) -> ScrubStatus:
         """Return how the checks of the store's entries proceed: since when everything was checked, and what is damaged.
 
-        Read-only, what the process that writes the store noted last.
+        A read-only manager returns what the process that writes the store noted last.
 
         Raises:
             IllegalOperationError: The manager is that of a cluster, where ``ClusterAdmin.scrub_status`` has it.
@@ -1106,16 +1106,16 @@ def create_when_full(
     quorums: tuple[int | None, int | None, int | None],
     insecure: bool,
 ) -> LedgerWriter:
-    """Create a ledger as ``create_ledger`` does, of which a store takes its first entries although it is full.
+    """Create a ledger as ``create_ledger`` does, but a store takes its first entries even if it is full.
 
     Args:
-        manager: Where.
-        entries: How many of them; if any, the ledger is created even then.
+        manager: The manager of the store or cluster.
+        entries: The number of these entries; unless it is 0, the ledger is created even in a full store.
         given: Its password or secret.
         ledger_type: Its type.
         storage_hints: Its tiers.
         write_flags: How its entries are written.
-        digest_type: What its entries carry.
+        digest_type: The digest that its entries carry.
         custom_metadata: The application's own metadata of it.
         quorums: Ensemble size, write quorum and ack quorum.
         insecure: Whether it may be without protection.

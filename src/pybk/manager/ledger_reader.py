@@ -389,7 +389,7 @@ class LedgerReader(Handle):
         """Return the error for a range that is not within 0 to ``most``."""
         asked = f"entries {first} to {last} cannot be read:"
         if most >= 0:
-            later = "" if self.is_closed else "; read_last_add_confirmed() looks how far an open ledger has come"
+            later = "" if self.is_closed else "; read_last_add_confirmed() returns the present end of an open ledger"
             return f"{asked} they are not within 0 to {most} of ledger {self.ledger_id}{later}"
         if self.is_closed:
             return f"{asked} ledger {self.ledger_id} is closed and has no entries"
@@ -422,7 +422,7 @@ class LedgerReader(Handle):
 
 
 def woken_by(reader: LedgerReader, callback: Callable[[], None]) -> AbstractContextManager[None]:
-    """Have a callback called when a reader's ledger changes, or the reader is closed, until the ``with`` block ends.
+    """Call a callback when a reader's ledger changes or the reader is closed, until the ``with`` block ends.
 
     For layers that wait for several things at once. The callback runs in some thread and must not block.
     """

@@ -150,7 +150,7 @@ CHUNK_BYTES: Final = 4 << 20
 
 
 Staged = tuple[AppendLog, Completion]
-"""Entries that were staged: what an ``AppendFuture`` is made of, besides its result."""
+"""Entries that were staged: the arguments of an ``AppendFuture`` before its result."""
 
 
 class LedgerWriter(Handle):
@@ -242,8 +242,8 @@ class LedgerWriter(Handle):
             StorageFullError: There is not enough free space; nothing was written.
             StorageFailedError: A write failed; whether the entry survives is unknown.
 
-        Durability: The entry is durable on return; with ``WriteFlag.DEFERRED_FORCE`` only after ``force`` or
-            ``close``, but after 100 ms it survives the end of the process.
+        Durability: The entry is durable on return; with ``WriteFlag.DEFERRED_FORCE`` it is durable only after ``force``
+            or ``close``, and survives the end of the process after 100 ms.
         Cost: One synced write, shared by all threads that append meanwhile.
         """
         if self._advanced or entry_id is not None:
@@ -686,7 +686,7 @@ class LedgerWriter(Handle):
         with descriptor.lock:
             self._closed = True
             self._give_up_early(
-                LedgerClosedError(f"ledger {self.ledger_id} was closed before the entries before this one came")
+                LedgerClosedError(f"ledger {self.ledger_id} was closed before the entries with lower ids were appended")
             )
         if isinstance(descriptor.error, LedgerFencedError):
             self._settled = True
@@ -701,7 +701,7 @@ def stage(writer: LedgerWriter, payload: bytes, after: int, *, kick: bool, wait:
     """Append one entry for a layer that makes its own futures, ``AppendFuture(*staged, result)`` or of a subclass.
 
     Args:
-        writer: The ledger's.
+        writer: The writer of the ledger.
         payload: 0 to ``max_entry_bytes`` bytes; not checked again.
         after: The entry that it must follow.
         kick: Have a background thread make it durable. False leaves that to ``AppendFuture.result``, which is faster
@@ -709,7 +709,8 @@ def stage(writer: LedgerWriter, payload: bytes, after: int, *, kick: bool, wait:
         wait: As for ``append_async``.
 
     Returns:
-        None, with nothing done, if other entries come before: appends were refused or interrupted.
+        What was staged. None, with nothing done, if ``after`` is not the last entry, because appends were refused or
+        interrupted.
 
     Raises:
         PybkError: As ``append_async``.
@@ -762,7 +763,7 @@ def group_entries(writer: LedgerWriter, payloads: list[bytes], after: int) -> Le
     """Return the entries that a group appends to a ledger.
 
     Args:
-        writer: The ledger's.
+        writer: The writer of the ledger.
         payloads: The entries, at least one.
         after: The entry that they must follow.
 

@@ -75,7 +75,7 @@ class LocalGroupWatch:
 
 
 class LocalLock:
-    """A lock among the users of a store, which ends with this object: an interrupt may have lost it. Threads: any."""
+    """A lock among the users of a store; it ends with this object, which an interrupt may lose. Threads: any."""
 
     def __init__(self, locks: LocalLocks, name: str, owner: str) -> None:
         self._locks = locks
@@ -123,7 +123,7 @@ class LocalLocks:
         self._watches: dict[str, dict[LocalLockWatch, None]] = {}
 
     def try_take(self, name: str, lock: LocalLock) -> bool:
-        """Have a lock be held, unless another one of this name is; returns whether it is."""
+        """Take a lock unless another one of its name is held; return whether it was taken."""
         with self._guard:
             return self._held.setdefault(name, lock) is lock
 
@@ -132,7 +132,7 @@ class LocalLocks:
         return self._held.get(name)
 
     def release(self, name: str, lock: LocalLock | None = None) -> None:
-        """End a lock, or whichever has this name."""
+        """Release a lock, or the one that has this name."""
         with self._guard:
             if lock is not None and self._held.get(name) is not lock:
                 return
@@ -147,7 +147,7 @@ class LocalLocks:
             self._watches.setdefault(name, {})[watch] = None
 
     def forget(self, name: str, watch: LocalLockWatch) -> None:
-        """Report nothing more to a watch."""
+        """Stop reporting to a watch."""
         with self._guard:
             watches = self._watches.get(name, {})
             watches.pop(watch, None)
@@ -158,7 +158,7 @@ class LocalLocks:
 class BackgroundScrub:
     """Checks the entries of a live store in the background, from ``FIRST_SCRUB_S`` after its creation until ``stop``.
 
-    A process that ends before has other work, so that it does not import what checks, either.
+    A process that ends earlier does not even import the modules that check.
 
     Raises:
         StorageRefusedError: The operating system gives no thread.
@@ -207,7 +207,7 @@ class BackgroundScrub:
 
 @runtime_checkable
 class StoreUpkeep(Protocol):
-    """A capability: the disks of the ledgers are the manager's own to look after. Threads: any."""
+    """A capability: the ledgers are on disks that the manager itself maintains. Threads: any."""
 
     def checkpoint(self) -> None:
         """Write all durable entries to their tiers, and free log files that are no longer needed."""

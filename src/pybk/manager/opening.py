@@ -98,8 +98,8 @@ class LockedOpening(Opening[H]):
     Args:
         call_text: As for ``Opening``.
         call: Opens the handle, given ``options``; raises LogLockedError while the lock is held.
-        options: What the caller gave. ``wait`` of them is how long to wait, seconds; with ``steal`` the lock is taken
-            from its holder then.
+        options: The options that the caller gave. ``wait`` is the time to wait, in seconds; with ``steal`` the lock is
+            then taken from its holder.
         watch: Has a function called after the lock was released.
     """
 

@@ -4,12 +4,12 @@ Theory of operation. The thread of ``BookieServer`` calls ``receive`` for each r
 once, which syncs once and acknowledges all adds and forces of that round (AB1, K11). Deferred adds are acknowledged
 immediately. ``BookieStorage`` keeps the state of each ledger:
 
-- unknown: adds are parked until the metadata store says that the ledger exists (``LookUp``), so that an add never
-  makes a deleted ledger again (C11); a fence is accepted at once (AB3).
+- unknown: adds are parked until the metadata store says that the ledger exists (``LookUp``), because an add must not
+  create a deleted ledger again (C11); a fence is accepted at once (AB3).
 - open: adds of the writer and of recoveries are accepted.
 - fenced: only adds of recoveries are accepted (AB2), and no forces (AB5). The fence is durable before its reply (AB3).
 - in limbo: entries that were acknowledged may be lost (D6). Adds and forces of writers are refused; a missing entry is
-  UNKNOWN and not denied. A recovery that has fenced gets a denial if only unforced entries may be lost.
+  UNKNOWN and not denied. A recovery that has fenced the ledger gets a denial if only unforced entries may be lost.
 
 A denial promises that the entry was never acknowledged (I17), so staged entries are synced before anything is denied.
 The last add confirmed never goes down (I13).
@@ -41,7 +41,7 @@ from pybk.replication.messages import (
 )
 
 Sender = Any
-"""The client that sent a request and waits for the reply; the machine only hands it back."""
+"""The client that sent a request and waits for the reply; the machine only returns it with the reply."""
 
 _OK: Final = Reply(Status.OK)
 _OK_WATCHED: Final = Reply(Status.OK, watched=True)
@@ -60,7 +60,7 @@ class ReplicaStatus(Protocol):
 
     @property
     def limbo(self) -> bool:
-        """True if acknowledged entries may have been lost, so that a missing entry is unknown, and not absent."""
+        """True if acknowledged entries may have been lost; a missing entry is then unknown, not absent."""
 
     @property
     def gap(self) -> bool:
@@ -75,7 +75,7 @@ class BookieStorage(Protocol):
     """The ledgers of a bookie. All calls take effect at once; each says what it makes durable."""
 
     def state(self, ledger_id: int) -> ReplicaStatus | None:
-        """Return the state of a ledger; None proves that this bookie never acknowledged anything of it."""
+        """Return the state of a ledger; None proves that this bookie never acknowledged an entry or a fence of it."""
 
     def create(self, ledger_id: int, header: OpaqueHeader) -> None:
         """Make a ledger known; durable together with its staged entries."""
@@ -84,8 +84,8 @@ class BookieStorage(Protocol):
         """Stage entries; they are durable after the next commit.
 
         Returns:
-            ``OK`` if they are staged, or the bookie had them with the same bytes; ``CONFLICT`` if it has one with other
-            bytes; any other status if they cannot be taken.
+            ``OK`` if they are staged, or the bookie had them with the same bytes; ``CONFLICT`` if it has one of them
+            with other bytes; any other status if they cannot be taken.
 
         Raises:
             StorageError: They may have been staged in part.
@@ -155,7 +155,7 @@ class Respond(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LookUp:
-    """Look up whether a ledger exists, and pass the answer to ``ledger_looked_up``: it may have been deleted (C11).
+    """Look up whether a ledger exists or was deleted, and pass the answer to ``ledger_looked_up`` (C11).
 
     Attributes:
         ledger_id: The ledger.
@@ -259,8 +259,8 @@ class BookieMachine:
 
     Args:
         replicas: The ledgers of the bookie.
-        polls_max: Reads of a last add confirmed that may wait; more are answered at once.
-        owner_polls_max: Those of one owner that may wait.
+        polls_max: The most reads of a last add confirmed that may wait; more are answered at once.
+        owner_polls_max: The most of one owner that may wait.
         owner_of: Returns the owner of a sender, such as its session; None if all senders have one owner.
 
     Attributes:
@@ -349,8 +349,8 @@ class BookieMachine:
             ledger_id: The ledger.
             exists: Whether the metadata store has it; None if it could not be asked.
             now_ns: The time.
-            receive: Takes each of them, as ``receive`` of the machine does; None for that one.
-            is_right: Returns whether a description is that of the ledger in the metadata store; None for always.
+            receive: Takes each of them; None for ``receive`` of the machine.
+            is_right: Returns whether a description is that of the ledger in the metadata store; None accepts all.
         """
         parked = self._parked.pop(ledger_id, [])
         self._parked_bytes -= sum(_size_of(request) for _, request, _ in parked)
@@ -390,7 +390,7 @@ class BookieMachine:
         return effects + [Respond(poll.sender, LacReply(Status.DELETED)) for poll in polls]
 
     def announce_drop(self, ledger_id: int) -> bool:
-        """Begin to note whether entries are added to a ledger whose surplus copy is to be dropped (SD3).
+        """Note from now on whether entries are added to a ledger whose surplus copy is to be dropped (SD3).
 
         A restart of the bookie ends that, because it makes another machine.
 

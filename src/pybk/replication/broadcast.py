@@ -65,14 +65,14 @@ class BroadcastMachine:
 
 
 class LacBroadcastMachine(BroadcastMachine):
-    """Asks several bookies for the last add confirmed, all of them, and not only as many as cover an ensemble.
+    """Asks all of several bookies for the last add confirmed, and not only as many as cover an ensemble.
 
     Args:
         ledger_id: The ledger.
         bookies: The bookies.
 
     Attributes:
-        last_add_confirmed: The highest that one of them proved; -1 for none.
+        last_add_confirmed: The highest LAC that one of them proved; -1 for none.
     """
 
     def __init__(self, ledger_id: int, bookies: Iterable[Bookie]) -> None:

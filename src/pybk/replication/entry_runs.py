@@ -23,8 +23,8 @@ def cut(first: int, sizes: Sequence[int], pieces: Parts, quorum: Quorum) -> tupl
     Args:
         first: Id of the first entry.
         sizes: Encoded bytes of each entry, ``(n,)``.
-        pieces: The encoded entries in order, each in as many pieces as any other. If every bookie takes every entry,
-            the pieces may also be cut anywhere.
+        pieces: The encoded entries in order, all in the same number of pieces. If every bookie takes every entry, the
+            pieces may also be cut anywhere.
         quorum: The ledger's sizes.
 
     Returns:

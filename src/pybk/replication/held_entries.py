@@ -2,15 +2,15 @@
 
 Theory of operation. The write set of entry e is the places ``(e + i) mod E``, so the bookie of a place holds certain
 *lanes*, entries that are equal modulo E (one lane of all entries if each entry goes to every place). Wherever the
-entries of a bookie in a lane begin or end, a *piece* of the ledger begins; inside a piece each bookie has all or
-nothing of a lane. For one piece, the best ensemble is the assignment of bookies to places that keeps most copies. A
-lane that only one bookie holds counts more than all others, so that no entry is left without a bookie. Consecutive
+entries of a bookie in a lane begin or end, a *piece* of the ledger begins. Inside a piece each bookie has all of a lane
+or none of it. For one piece, the best ensemble is the assignment of bookies to places that keeps most copies. A lane
+that only one bookie holds counts more than all others, because no entry may be left without a bookie. Consecutive
 pieces share a fragment as long as one ensemble is the best for each of them.
 
 A place of which no bookie holds entries gets a *filler*. It must not be a bookie that could deny an entry which too few
 others hold, because QC denials would end a recovery before that entry. So a real bookie fills a place only if Qa
-bookies of each write set hold their entries. Otherwise a bookie that never existed fills it, which never answers, like
-the lost one that it stands for.
+bookies of each write set hold their entries. Otherwise a bookie that never existed fills the place; it never answers,
+like the lost bookie that it stands for.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class FoundEnsembles(NamedTuple):
         fragments: The fragments, at least one; the first begins with entry 0.
         last: The last entry that any bookie holds, -1 for none.
         nowhere: Ranges (first and last entry) with entries up to ``last`` that no bookie of their write set holds.
-        missing: Bookies of the fragments that lack entries, fillers included, each with the first that it lacks.
+        missing: Bookies of the fragments that lack entries, fillers included, each with the first entry that it lacks.
         undecidable: Whether so many bookies of the last fragment are lost that no recovery can find the ledger's end.
     """
 
@@ -110,11 +110,11 @@ def find_ensembles(
     """Return the ensembles of a ledger.
 
     Args:
-        quorums: The ledger's.
-        held: The runs that each bookie holds; a bookie without entries has a fence alone.
+        quorums: The sizes of the ledger.
+        held: The runs that each bookie holds; a bookie without entries has only a fence.
         fillers: Bookies that may fill places of which no bookie holds entries; empty unless all other bookies are known
             to be lost.
-        last: The last entry if the ledger is closed; later entries are left aside.
+        last: The last entry if the ledger is closed; later entries are ignored.
 
     Cost: A matching of bookies and places for each piece: 0.1 ms for three bookies.
     """
@@ -144,18 +144,18 @@ def ensembles_hold(
     answering: Collection[Bookie],
     last: int | None,
 ) -> tuple[bool, tuple[tuple[Bookie, int], ...]]:
-    """Return whether the ensembles of the metadata can return the entries that bookies hold, and what they lack.
+    """Return whether a ledger's ensembles can return all entries that bookies hold, and the entries that they lack.
 
     Args:
-        quorums: The ledger's.
+        quorums: The sizes of the ledger.
         fragments: The fragments in the metadata.
         held: What each bookie holds of it.
-        answering: The bookies that exist, so that they would deny what they lack.
+        answering: The bookies that exist, and so would deny entries that they lack.
         last: As for ``find_ensembles``.
 
     Returns:
-        False if some entry is held by too few bookies of its write set, so that the others might prove that it does not
-        exist; and the bookies that lack entries, each with the first that it lacks.
+        False if too few bookies of its write set hold some entry, because the others might then prove that it does not
+        exist; and the bookies that lack entries, each with the first entry that it lacks.
     """
     period, lanes, starts, end = _looked_through(quorums, held, last)
     bounds = sorted(starts | {each.first_entry_id for each in fragments if each.first_entry_id <= max(end, 0)})

@@ -1,4 +1,4 @@
-"""Batches in flight to one ensemble: the bookies that were sent them and that acknowledged, and the confirmed entries.
+"""Batches in flight to one ensemble: the bookies that got and acknowledged them, and the confirmed entries.
 
 Theory of operation. The writer and the recovery machine each own one ``Inflight``, and call it from their steps. It
 sends adds, counts answers and detects failed bookies. It decides nothing about metadata, and gets a new ensemble by
@@ -58,7 +58,7 @@ class Pending:
     last: int
     length: int
     runs: tuple[EntryRun, ...]
-    """The entries; empty once the batch is confirmed, so that stragglers do not keep them in memory."""
+    """The entries; emptied when the batch is confirmed, because stragglers would keep them in memory."""
     masks: tuple[int, ...]
     """The write set of each run."""
     takers: int
@@ -68,7 +68,7 @@ class Pending:
     durable: int = 0
     """Places of current bookies that hold the batch durably; a subset of ``acked``, always."""
     seen: int = 0
-    """Acknowledgements that the force under way covers: those that had come when it was sent."""
+    """Acknowledgements that the force under way covers, because they had come when it was sent."""
     confirmed: bool = False
 
     def runs_of(self, place: int) -> tuple[EntryRun, ...]:
@@ -82,10 +82,10 @@ class Sent(NamedTuple):
     Attributes:
         pending: The batch.
         place: The bookie's place when it was sent.
-        bookie: The bookie; if another has the place by now, the answer does not count (AW3).
+        bookie: The bookie; if another bookie has the place by now, the answer does not count (AW3).
         size: Encoded bytes of the add.
         deferred: Whether the acknowledgement precedes the sync.
-        again: Whether it was sent a second time after ``REFUSED``; there is no third time.
+        again: Whether it was sent a second time after ``REFUSED``; it is not sent a third time.
     """
 
     pending: Pending
@@ -161,8 +161,8 @@ class Inflight:
         self._missing: dict[int, int] = {}
         """First entry that the current bookie of a place may miss, by place; only places whose bookie failed.
 
-        For a place that was given up, only entries of the last fragment count. Those missing in a fragment that has an
-        end were reported, and that mark stays until they are copied; reported again, they would be copied again.
+        For a place that was given up, only entries of the last fragment count. Entries that miss in a fragment with an
+        end were reported, and their mark stays until they are copied; a second report would have them copied again.
         """
         self._first = 0
         """First entry of the last fragment."""
@@ -339,10 +339,10 @@ class Inflight:
     def leaving(self, places_left: Iterable[int]) -> list[Effect]:
         """Report the confirmed entries that bookies miss of a fragment that is about to end (C13).
 
-        The caller does so before it writes the new ensemble, or the end, for the places that are filled anew and for
-        those that were given up. If the writer is killed in between, its recovery reads only the bookies of the last
-        ensemble. A place that was given up is reported again, because its mark may have been removed meanwhile: the
-        bookie may have had all entries then, and gets none of those that follow (H13).
+        The caller calls it for the places that are filled anew and for those that were given up, before it writes the
+        new ensemble or the end. If the writer were killed in between, its recovery would read only the bookies of the
+        last ensemble. A place that was given up is reported again, because its mark may have been removed meanwhile:
+        the bookie may have had all entries at that time, but gets none of the later ones (H13).
         """
         return [effect for place in sorted(places_left) for effect in self.misses(place, beyond_confirmed=False)]
 
@@ -370,8 +370,8 @@ class Inflight:
 
         Args:
             place: The place.
-            beyond_confirmed: Whether the bookie stays in the ensemble without being sent adds, so that it misses all
-                entries after the LAC, too.
+            beyond_confirmed: Whether the bookie stays in the ensemble without getting adds, and so misses all entries
+                after the LAC as well.
 
         Returns:
             One effect, or none if it misses no entry.
@@ -393,7 +393,7 @@ class Inflight:
         """Return an error text if some write set would have no ack quorum of live bookies; "" if each would have one.
 
         Args:
-            replacements: Bookies that are to take places, by place.
+            replacements: The bookies that take places, by place.
             why: The reason why not all places have one; "" if there are too few bookies.
         """
         live = self._everyone & ~self.dead

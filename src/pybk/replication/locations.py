@@ -110,7 +110,7 @@ class PlacementPolicy:
         return min(self.min_zones, write_quorum)
 
     def ack_zones(self, write_quorum: int, ack_quorum: int) -> int:
-        """Return the number of zones in which a sound ensemble has each confirmed entry, at least.
+        """Return the least number of zones in which a sound ensemble has each confirmed entry.
 
         A write set that spans z zones has at most Qw - z + k - 1 of its places in k - 1 zones, so Qa places are in k
         zones or more if Qa is larger than that.
@@ -119,7 +119,7 @@ class PlacementPolicy:
 
 
 ANYWHERE: Final = PlacementPolicy()
-"""The policy that asks for nothing: zones and racks are preferences."""
+"""The policy without demands: zones and racks are only preferences."""
 
 
 class ShortWriteSet(NamedTuple):
@@ -129,8 +129,8 @@ class ShortWriteSet(NamedTuple):
         places: Its places, ascending.
         zones: The zones that it spans, as far as they are known.
         needed: The number of zones that it has to span.
-        spare: Places of it that could be moved without losing a zone: those in the zone of another, and those whose
-            bookie has no label.
+        spare: Its places that could be moved without losing a zone: those in the same zone as another place, and those
+            whose bookie has no label.
     """
 
     places: tuple[int, ...]
@@ -158,7 +158,7 @@ class Verdict:
 
     @property
     def places(self) -> tuple[int, ...]:
-        """The places, ascending, some of which have to be moved; ``placement.remedy`` chooses them."""
+        """The places, ascending, of which some have to be moved; ``placement.remedy`` chooses which."""
         return tuple(sorted({place for each in self.short for place in each.spare}))
 
     def __str__(self) -> str:
@@ -208,7 +208,7 @@ def judge(
 
 
 def span(locations: Iterable[Location]) -> int:
-    """Return the number of zones that some bookies certainly span: the known ones, and at least one."""
+    """Return the number of zones that some bookies certainly span: the number of known zones, but at least one."""
     return max(1, len({each.zone for each in locations} - {""}))
 
 

@@ -6,7 +6,7 @@ entries that come back, reads and writes metadata. It reports each outcome to th
 its request by the ``token`` that the machine chose; a machine never uses a token twice. A bookie's machine takes the
 requests and returns the replies.
 
-All classes are immutable, so that they may pass between threads. A new request or reply also needs its bytes in
+All classes are immutable, so they may pass between threads. A new request or reply also needs its bytes in
 ``transport/codec.py``, whose head says where.
 """
 
@@ -50,8 +50,8 @@ class Status(IntEnum):
     """The outcome of a request at a bookie.
 
     ``NO_SUCH_ENTRY`` and ``NO_SUCH_LEDGER`` are denials: the bookie promises that it never acknowledged the entries
-    (I17). In reply to a read that fences, the promise is that the bookie never made them durable, and will not take
-    them from the writer any more. Every other status except ``OK`` leaves open what the bookie holds.
+    (I17). In reply to a read that fences, the bookie promises that it never made the entries durable, and will not take
+    them from the writer any more. Every other status except ``OK`` leaves open which entries the bookie holds.
     """
 
     OK = 0
@@ -78,7 +78,7 @@ class Status(IntEnum):
     REFUSED = 11
     """The request came damaged, or the bookie has no memory for it now; it took no effect and may be sent again."""
     NO_WRITER = 12
-    """No session is open at the bookie that writes the ledger; the answer to ``AskWriter`` alone."""
+    """No session that writes the ledger is open at the bookie; a reply to ``AskWriter`` only."""
 
 
 NEGATIVE: Final = frozenset({Status.NO_SUCH_ENTRY, Status.NO_SUCH_LEDGER})
@@ -162,7 +162,7 @@ class Force:
 
 @dataclass(frozen=True, slots=True)
 class WriteLac:
-    """Send the last add confirmed if no add follows that would carry it. The bookie keeps it in memory only.
+    """Send the last add confirmed when no add follows that would carry it. The bookie keeps it in memory only.
 
     Attributes:
         ledger_id: The ledger.
@@ -336,7 +336,8 @@ class BookiesChosen:
 
     Attributes:
         bookies: The bookies by place in the ensemble; places without a candidate are left out.
-        why: The reason, for people, why places are left out though there are bookies; empty if there are too few.
+        why: The reason, for people, why places are left out although there are bookies; empty if there are too few
+            bookies.
     """
 
     bookies: dict[int, Bookie]
@@ -423,8 +424,8 @@ class WriteMetadata:
     Attributes:
         metadata: The metadata to write.
         version: The version that they replace.
-        joining: Bookies that were chosen long ago. If one is drained or removed by now, nothing is written, because the
-            search that proved that no ledger needs it may be over.
+        joining: Bookies that were chosen long ago. If one of them is drained or removed by now, nothing is written,
+            because the search that proves that no ledger needs this bookie may have ended.
     """
 
     metadata: LedgerMetadata
@@ -520,7 +521,7 @@ class ReadEnded:
         missing: The first entry that was not read; None if all were.
         status: The reason: ``OK`` if no entry is missing or the byte limit was reached; ``NO_SUCH_ENTRY`` if every
             bookie of the entry's write set denied it; else ``UNKNOWN``.
-        bad: Bookies whose copy of an entry cannot be read or is damaged, each with the entry; they need repair.
+        bad: Bookies whose copy of an entry cannot be read or is damaged, each with the entry; these copies need repair.
     """
 
     missing: int | None
@@ -591,7 +592,7 @@ class AnnounceDrop:
 
 @dataclass(frozen=True, slots=True)
 class DropEntries:
-    """Have the bookie of this process delete its entries of the ledger, unless some were added since ``AnnounceDrop``.
+    """Let the bookie of this process delete its entries of the ledger, unless some were added since ``AnnounceDrop``.
 
     A fence of the ledger stays (SD5). Followed by ``DropEnded``.
     """

@@ -5,7 +5,7 @@
 ensemble as it is then. ``locations.judge`` judges ensembles by the same policy, and ``remedy`` finds the fewest moves
 that put a misplaced one right.
 
-Theory of operation. Each place gets the best bookie that is left, by what is preferred, in this order:
+Theory of operation. Each place gets the best bookie that is left. Preferred is, in this order:
 
 1. a bookie of the zone that is used least by the places with which the place shares write sets;
 2. one with the hinted tiers;
@@ -16,9 +16,9 @@ Theory of operation. Each place gets the best bookie that is left, by what is pr
 If the policy asks for several zones, the first choice for one place may leave no bookie for another. So ``_Search``
 backtracks and tries the next best bookie, until each write set spans enough zones, or all choices were tried, or its
 steps are used up. It treats bookies of one zone alike and tries only one of each zone at a place, so the number of
-choices depends on places and zones, and not on the number of bookies. It is bounded in steps and not in time, so that
-the same random source always leads to the same choice. The bound ``_short`` of a partial choice counts each place that
-is still empty as a further zone. It only grows while places are filled, so a choice whose bound is above the best one
+choices depends on places and zones, and not on the number of bookies. It is bounded in steps and not in time, so the
+same random source always leads to the same choice. The bound ``_short`` of a partial choice counts each place that is
+still empty as a further zone. It only grows while places are filled, so a choice whose bound is above the best one
 found is dropped.
 """
 
@@ -40,10 +40,10 @@ from pybk.replication.messages import UnderReplicated
 from pybk.replication.quorum import Quorum
 
 WEIGHT_MULTIPLE_MAX: Final = 3.0
-"""The highest weight of a bookie, in medians, so that a new empty one is not in every ensemble."""
+"""The highest weight of a bookie, in medians; without it a new, empty bookie would be in every ensemble."""
 
 FULL_ABOVE: Final = 0.85
-"""The target line: no tier is filled beyond this part by copies that re-replication or a rebalance makes."""
+"""The target line: copies that re-replication or a rebalance makes fill no tier beyond this part of its capacity."""
 
 STEPS_MAX: Final = 5_000
 """Bound on the bookies that one choice tries at places. Most choices try one for each place."""
@@ -89,9 +89,9 @@ class Choice(NamedTuple):
     Attributes:
         bookies: The bookies by place; places without a candidate are left out.
         short: The number of write sets that span too few zones with the choice.
-        cut_off: Whether the steps were used up, so that a better choice may exist.
+        cut_off: Whether the steps were used up; a better choice may exist then.
         above_line: Bookies that were left out because they would be filled beyond the target line.
-        away: Those of ``bookies`` that are not registered, or read-only; only of ``choose_first``.
+        away: The members of ``bookies`` that are not registered, or read-only; set by ``choose_first`` only.
     """
 
     bookies: dict[int, Bookie]
@@ -102,7 +102,7 @@ class Choice(NamedTuple):
 
     @property
     def missed(self) -> tuple[UnderReplicated, ...]:
-        """The records to write before the first entry is acknowledged: bookies that are away miss all (AW11)."""
+        """Return the marks to write before the first entry is acknowledged: bookies that are away miss all (AW11)."""
         return tuple(UnderReplicated(bookie, 0) for bookie in sorted(self.away))
 
 
@@ -128,7 +128,7 @@ def choose_first(
         hints: As for ``choose``.
         source: As for ``choose``.
         policy: As for ``choose``.
-        steps_max: Bound on the bookies that are tried for each set of places that may be given so.
+        steps_max: Bound on the bookies that are tried for each set of places for bookies that are away.
     """
     known = tuple(replace(each, read_only=False, away=True) if each.read_only else each for each in candidates)
     whole = tuple(range(quorum.ensemble_size))
@@ -185,7 +185,7 @@ def choose(
     vacant: frozenset[int] = frozenset(),
     steps_max: int = STEPS_MAX,
 ) -> Choice:
-    """Choose bookies for places of an ensemble; the head of this module says which are preferred.
+    """Choose bookies for places of an ensemble; the head of this module has the order of preference.
 
     The bookies of the other places stay, and their zones count. A strict policy leaves a place empty if otherwise a
     write set would span fewer zones than the policy asks, or than the bookies that stay allow. Any other policy fills
@@ -204,7 +204,7 @@ def choose(
         located: The locations of bookies of the ensemble that are not candidates, because they are away.
         full_above: The target line; None for no such line, as for ledgers that are being written.
         size_bytes: Bytes that each chosen bookie is going to get.
-        vacant: The places that get bookies that are away; all others get those that are not.
+        vacant: The places that get bookies that are away; all other places get bookies that are not.
         steps_max: Bound on the bookies that are tried.
     """
     search = _search(candidates, places, ensemble, hints, source, write_quorum, policy, located)
@@ -242,8 +242,8 @@ def fits(
         located: As for ``choose``.
         full_above: As for ``choose``.
         size_bytes: As for ``choose``.
-        among_best: Whether no other bookie may rank higher, by all preferences before that for the local bookie; if
-            False, it is enough that the bookie may have the place.
+        among_best: Whether no other bookie may rank higher by the preferences 1 to 3; if False, it is enough that the
+            bookie may have the place.
     """
     search = _search(candidates, (place,), ensemble, hints, Random(0), write_quorum, policy, located)
     search.offer((place,), ensemble, frozenset([ensemble[place]]), full_above, size_bytes)

@@ -1,8 +1,8 @@
 """The sizes of a ledger: the bookies of an ensemble that take an entry, and the answers that suffice.
 
 The bookies of an ensemble are named by place, ``0 <= place < ensemble_size``; sets of places are bits of an int.
-Entries with the same residue ``entry_id % ensemble_size`` go to the same places, so that quorums are counted per
-residue and not per entry.
+Entries with the same residue ``entry_id % ensemble_size`` go to the same places, so quorums are counted per residue and
+not per entry.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Quorum(NamedTuple):
     def covered(self, known: int) -> bool:
         """Return whether the responders cover the ensemble: each write set has fewer than Qa non-responders.
 
-        Then no further entry can be acknowledged without one of the responders (C6).
+        Then no later entry can be acknowledged without one of the responders (C6).
 
         Args:
             known: Places that answered, as bits.

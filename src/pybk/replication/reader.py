@@ -2,11 +2,11 @@
 
 Theory of operation. ``ReadMachine`` cuts a range into strands: the entries of one residue in one fragment, which the
 same bookies hold. Each strand asks one replica for the entries that it lacks. If the replica is slow, the next one is
-asked, too (speculation); if it fails or denies, the next one is asked instead. When all replicas of a strand have
+asked as well (speculation); if it fails or denies, the next one is asked instead. When all replicas of a strand have
 failed or denied, the metadata is read again once, because the ensemble may have changed (C17). An entry is denied only
 if every bookie of its write set denies it under current metadata; otherwise it is unknown (K5). ``LacMachine`` asks the
-last ensemble until the answers cover every write set, or waits at so many bookies that each ack quorum includes one of
-them. ``EntryMachine`` is for single entries, because they are read often: it asks one replica, and leaves every case
+last ensemble until the answers cover every write set; or it waits at enough bookies for each ack quorum to include one
+of them. ``EntryMachine`` is for single entries, because they are read often: it asks one replica, and leaves every case
 without a sound answer to a ``ReadMachine``.
 """
 
@@ -49,7 +49,7 @@ from pybk.replication.quorum import Quorum, places
 
 NO_RANK: Final[Mapping[Bookie, int]] = MappingProxyType({})
 NO_LIMIT: Final = (1 << 63) - 1
-"""More bytes than any read returns."""
+"""A number of bytes that is larger than any read returns."""
 
 _READ: Final = ReadEnded(None, Status.OK, ())
 _new_tuple = tuple.__new__
@@ -393,9 +393,9 @@ class EntryMachine:
 class LacMachine:
     """Reads the last add confirmed of a ledger that may be open.
 
-    Without ``beyond`` it asks the whole last ensemble until the responders cover it, so that it misses no LAC that an
-    ack quorum knew before it began. With ``beyond`` it waits at enough bookies for each ack quorum to include one of
-    them. Ends with ``LacRead`` or ``Failed``.
+    Without ``beyond`` it asks the whole last ensemble until the responders cover it, so it misses no LAC that an ack
+    quorum knew before it began. With ``beyond`` it waits at enough bookies for each ack quorum to include one of them.
+    Ends with ``LacRead`` or ``Failed``.
 
     Args:
         metadata: The ledger's metadata.
@@ -404,7 +404,7 @@ class LacMachine:
         pause_ns: Nanoseconds to let pass before the first bookie is asked.
         retry_ns: While others wait, bookies that did not answer are asked again at this interval, if there is no other
             bookie to wait at; 0 for never.
-        rank: The rank of bookies, 0 for those not named; the lowest are waited at first.
+        rank: The rank of bookies, 0 for those not named; it waits at those with the lowest rank first.
 
     Threads: one at a time.
     """

@@ -2,12 +2,12 @@
 
 Theory of operation. The client's driver calls ``start`` once and then ``step`` for each event. States:
 
-- MARKING: the metadata is set to IN_RECOVERY, so that the old writer's next compare-and-set is refused (AR1).
+- MARKING: the metadata is set to IN_RECOVERY, so the old writer's next compare-and-set is refused (AR1).
 - FENCING: all bookies of the last fragment are fenced, until those that answered cover every write set (AR2, C6). The
   LAC is the highest answer, at least the entry before the last fragment (D2), and is frozen from now on (D4).
 - READING: entries after the LAC are read, with the fence flag (D1), from the ensemble that was fenced (AR3, D3). One
-  copy recovers an entry; QC denials end the ledger before it; anything else decides nothing (AR4, C5). Recovered
-  entries are written back through ``Inflight`` (AR5). Ensemble changes stay in memory (AR7).
+  copy recovers an entry; QC denials end the ledger before it; other answers decide nothing (AR4, C5). Recovered entries
+  are written back through ``Inflight`` (AR5). Ensemble changes stay in memory (AR7).
 - CLOSING: state, end, length and fragments are written by one compare-and-set (AR9). A refusal is resolved by what
   the store holds: another client's close is adopted; if the last fragment is unchanged, the new metadata are closed.
 - DOUBTING: a member met a question that only a password can decide, and reads the metadata once more before it ends.
@@ -82,7 +82,7 @@ RETRY_NS: Final = 200_000_000
 """Pause before the bookies whose answers did not count are asked again."""
 
 RETRY_FOR_NS: Final = 5 * 10**9
-"""The time for which they are asked again, from the first round without progress; then the recovery ends undecided.
+"""The time for which bookies are asked again, from the first round without progress; then the recovery ends undecided.
 
 A round takes as long as its slowest answer, so the bound is a time and not a number of rounds: a stopped bookie is
 noticed by the timeout of a request only (5 s). A round that has begun is waited for, so the recovery makes no progress
@@ -108,13 +108,13 @@ class RecoveryMachine:
     """Finds the end of a ledger, and closes the ledger there.
 
     All acknowledged entries are kept. Ends with ``Done`` and the metadata, even if another client closed the ledger
-    meanwhile, or with ``Failed``; then the ledger is unchanged or in recovery, and another recovery may begin.
+    meanwhile; or with ``Failed``, after which the ledger is unchanged or in recovery, and another recovery may begin.
 
     Args:
         metadata: The ledger's metadata, as read.
         version: Their version in the metadata store.
         seal: Returns the metadata of the closed ledger with the proof of its end, from the last entry as it was read
-            (``b""`` for an empty ledger); a function of its arguments alone. None leaves the metadata as they are.
+            (``b""`` for an empty ledger); a function of its arguments alone. None adds no proof.
         member: Whether the client has no password. The machine then ends with ``Reason.OWNER_NEEDED`` where only a
             password can decide.
 

@@ -65,7 +65,7 @@ class ReplicaProblem(NamedTuple):
         missing: Entries that it denies.
         damaged: Entries that it has with wrong bytes.
         unknown: Entries that it can neither return nor deny.
-        silent: Whether it did not answer; the other entries are then unknown, too.
+        silent: Whether it stopped answering; entries that were not reached are then in none of the lists.
     """
 
     bookie: Bookie

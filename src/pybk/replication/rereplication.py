@@ -52,13 +52,13 @@ from pybk.replication.quorum import Quorum
 from pybk.replication.reader import ReadMachine
 
 WINDOW_ENTRIES: Final = 4096
-"""Entries that are read and then written in one window, at most."""
+"""The most entries that are read and then written in one window."""
 
 WINDOW_ENTRIES_MIN: Final = 16
-"""Entries of one window at least, and of the first window while the size of an entry is not known."""
+"""The fewest entries of a window, and those of the first window, when the size of an entry is not known."""
 
 WINDOW_BYTES: Final = 4 << 20
-"""Bytes of a window, about, so that large entries neither fill the memory nor escape the pace."""
+"""Bytes of a window, about; without this limit large entries would fill the memory and escape the pace."""
 
 READ_BYTES_MAX: Final = 1 << 20
 """Bytes that are read with one request, about; with a pace below this, a window is one piece of the pace."""
@@ -70,23 +70,24 @@ PAUSE_NS_MAX: Final = 1_000_000_000
 
 
 class RereplicationMachine:
-    """Copies the entries that some bookies of a fragment should hold to other bookies, which then replace the former.
+    """Copies the entries that some bookies of a fragment should hold to other bookies, which then replace them.
 
     The fragment must have an end: it is not the last one, or the ledger is closed. A live bookie that only misses
-    entries gets them and keeps its place if it is in ``stay``. Ends with ``Done`` and the metadata, even if no bookie
-    of ``lost`` is in the fragment, or with ``Failed``, after which it may be tried again.
+    entries gets these entries, and keeps its place, if it is in ``stay``. Ends with ``Done`` and the metadata, even if
+    no bookie of ``lost`` is in the fragment, or with ``Failed``, after which it may be tried again.
 
     Args:
         ledger_id: The ledger.
         first_entry_id: First entry of the fragment.
         lost: Bookies to replace, or to give the entries that they miss.
         stay: Bookies of ``lost`` that keep their places.
-        target: The bookie that takes the place of the bookie in ``lost``; None asks for bookies.
+        target: The bookie that takes the place of the bookie in ``lost``; None has the machine ask for bookies.
         pace: The rate of the copies; None copies as fast as possible.
 
     Attributes:
         copied_bytes: Encoded bytes that were sent to bookies.
-        unfilled: The reason why bookies of ``lost`` keep places that others should have taken; empty if none does.
+        unfilled: The reason why bookies of ``lost`` keep places that other bookies should have taken; empty if none
+            does.
 
     Threads: one at a time.
     """

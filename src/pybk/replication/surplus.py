@@ -1,4 +1,4 @@
-"""The drop of a surplus copy: a bookie deletes its entries of a closed ledger, none of whose fragments names it.
+"""The drop of a surplus copy: a bookie deletes its entries of a closed ledger whose fragments do not name it.
 
 Theory of operation. Re-replication replaces bookies; a replaced bookie may come back with its entries.
 ``healing/surplus_drop.py`` finds such copies, and drives one machine for each that it has seen twice (SD1). The danger
@@ -56,7 +56,7 @@ ABSENT_ENTRY: Final = 1 << 62
 """An entry that no ledger has. A bookie denies it, unless the ledger is in limbo there: then it answers *unknown*."""
 
 BOOKIE_NS: Final = 60_000_000_000
-"""The longest wait of the machine for its own bookie, because one that stopped serving does nothing."""
+"""The longest wait of the machine for its own bookie, which may have stopped serving."""
 
 _RANDOM_ENTRIES: Final = 2
 """Entries of a place that are read besides its first and its last one."""
@@ -76,7 +76,7 @@ def is_surplus(metadata: LedgerMetadata, bookie: Bookie) -> bool:
 
 
 class SurplusDropMachine:
-    """Has one bookie drop its surplus copy of a ledger, after the copies that the ledger needs were audited.
+    """Lets one bookie drop its surplus copy of a ledger, after an audit of the copies that the ledger needs.
 
     Ends with ``Done``, or with ``Failed``, after which the bookie has all or some of its copy, and the drop may be
     tried again.
@@ -158,7 +158,7 @@ class SurplusDropMachine:
             return self._advance(now_ns)
         said = "nothing" if reply is None else reply.status.name
         if read.first == ABSENT_ENTRY:
-            return self._fail(f"asked for an entry that cannot exist, {bookie} answered {said} and does not deny it")
+            return self._fail(f"asked for an entry that cannot exist, {bookie} answered {said} instead of denying it")
         return self._fail(f"asked for entry {read.first}, which it should have, {bookie} answered {said}")
 
     @staticmethod

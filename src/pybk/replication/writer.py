@@ -5,10 +5,10 @@ performs the effects that they return. ``Inflight`` counts acknowledgements; thi
 States:
 
 - STEADY: adds are sent and confirmed. A failed bookie leads to CHOOSING, a close to CLOSING.
-- CHOOSING: ``ChooseBookies`` was asked. Confirming continues, because the ensemble has not changed yet. Places without
-  a replacement are given up. The machine enters CHANGING if there is any replacement, else STEADY. If a write set then
-  has no ack quorum, the machine keeps its pending entries. It tries the failed bookies at once, whenever bookies
-  register, and every ``LOOK_NS``, until its patience has passed; then it ends (AW10).
+- CHOOSING: The machine has returned ``ChooseBookies``. Confirming continues, because the ensemble has not changed yet.
+  Places without a replacement are given up. The machine enters CHANGING if there is any replacement, else STEADY. If a
+  write set then has no ack quorum, the machine keeps its pending entries. It tries the failed bookies at once, whenever
+  bookies register, and every ``LOOK_NS``, until its patience has passed; then it ends (AW10).
 - A bookie that leaves the cluster is replaced likewise, without waiting for an add to fail there, because an idle
   writer sends none. It keeps its place if no other bookie can take that (AW12).
 - CHANGING: the new ensemble, from LAC + 1 on, is being written (AW5). Nothing is confirmed until the outcome is known
@@ -110,15 +110,15 @@ class WriterMachine:
 
     Entries are submitted in batches and confirmed in order. A bookie that fails is replaced from the first entry that
     is not confirmed. Without a replacement it is given up if every write set keeps an ack quorum. Its place is filled
-    when a bookie registers, or after a pause, maybe by the same bookie: one that only did not answer for a while stays
-    registered. Without an ack quorum the writer keeps its pending entries and tries the failed bookies again, as long
-    as its patience lasts, before it ends (AW10). After ``Done`` the machine only takes answers to adds and reports
-    bookies that miss entries (C13); after ``Failed`` it does nothing.
+    when a bookie registers, or after a pause. The same bookie may fill it, because a bookie that only did not answer
+    for a while stays registered. Without an ack quorum the writer keeps its pending entries and tries the failed
+    bookies again, as long as its patience lasts, before it ends (AW10). After ``Done`` the machine only takes answers
+    to adds and reports bookies that miss entries (C13); after ``Failed`` it does nothing.
 
     Args:
         metadata: The ledger's metadata: open, with at least one fragment.
         version: Their version in the metadata store.
-        straggler_bytes: Confirmed bytes that a bookie may leave unacknowledged; one that owes more is replaced.
+        straggler_bytes: Confirmed bytes that a bookie may leave unacknowledged; a bookie that owes more is replaced.
         patience_ns: The longest wait for bookies while a write set has no ack quorum, or for the metadata store while a
             change is under way; then the writer ends.
         deferred: Adds are acknowledged before they are durable, and confirmed by ``force`` only.
@@ -173,13 +173,13 @@ class WriterMachine:
         self._tries, self._away_until_ns = 0, 0
         """Consecutive failures of the metadata store, and the time when the writer ends without an outcome."""
         self._stuck_at = -2
-        """The last acknowledged entry at the time when a write set last had no ack quorum; -2 for never."""
+        """The last acknowledged entry when a write set last had no ack quorum; -2 if that never happened."""
         self._give_up_at_ns = 0
         """The time when the writer ends, if no further entry is acknowledged by then and bookies are still too few."""
         self._retry_at_ns: int | None = None
         """The time when the metadata store is asked again."""
         self._revive_at_ns = -REVIVE_NS_MAX
-        """The time of the next, or last, try to fill the places of bookies that were given up."""
+        """The time of the next, or the last, try to fill the places of bookies that were given up."""
         self._wake_at_ns: int | None = None
         """The time of the last wake-up that was asked for and has not come."""
         self._revive_ns = REVIVE_NS
@@ -294,10 +294,10 @@ class WriterMachine:
         return [Send(next(self._tokens), inflight.ensemble[place], request) for place in places(inflight.live)]
 
     def bookies_changed(self, now_ns: int, leaving: frozenset[Bookie] = frozenset()) -> list[Effect]:
-        """Try to fill the places of bookies that leave or were given up, because bookies registered, left or changed.
+        """Try to fill the places of bookies that leave or were given up; called when registrations have changed.
 
-        The pauses between tries are reset, because this try may fail: the choice may precede the new bookie, an old
-        request to it may time out only now, or it may not answer yet.
+        The pauses between tries are reset, because this try may fail: the choice may precede the registration of the
+        new bookie, an old request to that bookie may time out only now, or the bookie may not answer yet.
 
         Args:
             now_ns: The time.
