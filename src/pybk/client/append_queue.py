@@ -1,13 +1,13 @@
-"""Appends to one replicated ledger: the batches that form, and those that are sent and not acknowledged yet.
+"""Appends to one replicated ledger: the batches that form, and those that were sent and are not acknowledged yet.
 
 A batch is *formed* from its first entry on, and takes more entries until the leader sends it. It is *sent* until enough
 bookies have acknowledged it, and then *done*. Batches are sent and completed in order.
 
-If the ledger's writer ends because too few bookies answer, or the metadata store does not, all batches fail. But those
-of a log's writer, which has set ``on_lost``, are *lost* instead: they stay undone, and futures keep waiting, until the
-log's writer has found out which of them the ledger has, and has appended the others to another ledger (``KeepingLog``).
-Calls that need progress of this ledger, ``flush`` and ``wait_for_space``, do not wait for batches, but for their
-*marks*: a loss completes them.
+If the ledger's writer ends because too few bookies answer, or the metadata store does not, all batches fail. The
+batches of a log's writer, which has set ``on_lost``, are *lost* instead: they stay undone, and their futures keep
+waiting. The log's writer then finds out which of them the ledger has, and appends the others to another ledger
+(``KeepingLog``). ``flush`` and ``wait_for_space`` need progress of this ledger alone, so they wait for the *marks* of
+batches instead, which a loss completes.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from pybk.storage.log.log import Admission
 from pybk.threads.group_commit import Completion, GroupCommit
 
 BATCH_BYTES_MAX: Final = 8 << 20
-"""Encoded bytes of one batch at most, unless a single call stages more."""
+"""The most encoded bytes of one batch, unless a single call stages more."""
 
 BATCHES_UNDER_WAY: Final = 4
-"""Batches of one ledger that are sent and not acknowledged; the next one forms meanwhile."""
+"""The most batches of one ledger that are sent and not acknowledged; the next one forms meanwhile."""
 
 
 class AppendBatch(Completion):
@@ -61,13 +61,13 @@ class AppendQueue:
         ledger: The ledger.
         group: The group commit of the client, whose leader sends the batches.
         on_formed: Called when a batch has formed that may be sent.
-        as_leader: Has the client's leader make a call, and returns afterwards; an interrupt may lose the call.
-        bytes_max: Bytes that may be outstanding.
+        as_leader: Lets the client's leader make a call, and returns afterwards; an interrupt may lose the call.
+        bytes_max: The most bytes that may be outstanding.
         on_span: The hook that gets a span of each batch; None for none.
 
     Attributes:
-        error: Why the queue takes no entries; final once set.
-        formed: Batches that are not sent, in order. Guarded by the queue's mutex; the leader may read without it
+        error: The reason why the queue takes no entries; final once set.
+        formed: Batches that are not sent, in order. Guarded by the queue's mutex; the leader may test without it
             whether there are any.
         sent: Batches that are sent and not acknowledged, in order. Changed by the leader, under the mutex.
         on_lost: See ``KeepingLog``.
@@ -211,7 +211,7 @@ class AppendQueue:
     # ---- waiting -------------------------------------------------------------------------------------------------
 
     def kick(self) -> None:
-        """Have staged entries sent soon although no thread waits; interrupts the leader once for each batch."""
+        """Have the leader send staged entries soon although no thread waits; interrupts it once for each batch."""
         batch = self._newest
         if batch is not None and batch.unseen:
             self._group.announce()
@@ -266,7 +266,7 @@ class AppendQueue:
     # ---- what the leader calls -----------------------------------------------------------------------------------
 
     def take(self) -> list[AppendBatch]:
-        """Return the next batches to send, with their entries frozen, as many as may be under way."""
+        """Return the next batches to send, as many as may be under way; their entries are frozen."""
         taken: list[AppendBatch] = []
         with self._mutex:
             # Batches of deferred ledgers stay in ``sent`` until they are forced, and are bounded by their bytes alone.
@@ -318,8 +318,8 @@ class AppendQueue:
 
         Args:
             error: The error of later appends.
-            under_way: The error of entries that were sent or staged; None if it is ``error``. It is also that of staged
-                entries, because they may end a caller's batch whose first entries were sent.
+            under_way: The error of entries that were sent or staged; None if it is ``error``. Staged entries get it as
+                well, because they may be the end of a caller's batch whose first entries were sent.
 
         Returns:
             The number of entries that failed.

@@ -101,7 +101,7 @@ if TYPE_CHECKING:
     from pybk.transport.client_links import Links
 
 STRAGGLER_BYTES: Final = 16 << 20
-"""A bookie is replaced once it has not acknowledged more confirmed bytes than this."""
+"""The confirmed bytes that a bookie may leave unacknowledged before it is replaced."""
 
 _ENTRIES_GUESSED: Final = 64
 """Entries that the first read of a ledger asks for, while their size is unknown."""
@@ -136,7 +136,7 @@ class Companion(Protocol):
     """A service that works for the cluster in the background of a bookie's process, and uses its client."""
 
     def begin_stop(self) -> None:
-        """Begin nothing more; returns at once."""
+        """Begin no more work; returns at once."""
 
     def stop(self) -> None:
         """Stop; returns when all threads have ended. The driver is closed by then, so nothing is under way."""
@@ -162,9 +162,9 @@ class ClusterBackend(ReplicatedLedgers):
         membership: The available bookies, and the metadata store.
         make_links: Makes the links to the bookies.
         config: Settings of handles.
-        bookie: The bookie of this process, closed with this backend; None: this process is not a bookie.
+        bookie: The bookie of this process, closed with this backend; None if this process is not a bookie.
         local_reader: Reads the files of a bookie on this host, before bookies are asked; closed with this backend.
-            None: all reads go to the bookies.
+            None if all reads go to the bookies.
 
     Threads: any.
     """
@@ -355,10 +355,10 @@ class ClusterBackend(ReplicatedLedgers):
         return time.time_ns()
 
     def create(self, metadata: LedgerMetadata, *, entries_when_full: int = 0) -> RemoteLedger:
-        """Choose an ensemble, and write the metadata of a new ledger, and that its members that are away miss entries.
+        """Choose an ensemble, and write the metadata of a new ledger, and marks for its members that are away.
 
-        The latter is durable before a writer is made, and so before the first entry is acknowledged (AW11). If it
-        cannot be written, the ledger stays open and empty.
+        A mark says that the member misses entries. The marks are durable before a writer is made, and so before the
+        first entry is acknowledged (AW11). If they cannot be written, the ledger stays open and empty.
         """
         choice = self.membership.ensemble(metadata)
         ensemble = tuple(map(choice.bookies.__getitem__, range(metadata.ensemble_size)))
@@ -457,7 +457,7 @@ class ClusterBackend(ReplicatedLedgers):
         Raises:
             NoSuchLedgerError: It was deleted, or never created.
             UnauthorizedError: There is no cluster secret, or the setting ``recover_abandoned`` is off.
-            OwnerNeededError: Only the password can decide what is right: its owner has to open the ledger.
+            OwnerNeededError: Only the password can decide where the ledger ends: its owner has to open the ledger.
             LedgerRecoveryError: Too few bookies answer; try again when they are back.
             NotEnoughBookiesError, MetadataError: As for other recoveries.
 
@@ -688,7 +688,7 @@ class ClusterBackend(ReplicatedLedgers):
         return self._metadata.lock_owner(name)
 
     def watch_group(self, group: str, callback: Callable[[str | None], None]) -> Watch:
-        """Watch the pointers of a group, of which the metadata store does not say which one it was."""
+        """Watch the pointers of a group; the metadata store does not say which of them changed."""
         return self._metadata.watch_pointers(group, partial(callback, None))
 
     def record_names(self, prefix: str) -> list[str]:
@@ -708,11 +708,11 @@ class ClusterBackend(ReplicatedLedgers):
     # ---- entries -------------------------------------------------------------------------------------------------
 
     def look(self, descriptor: LedgerDescriptor, *, follows: bool = False) -> None:
-        """Update the LAC and the state of an open ledger: the LAC first, because an end in the metadata is final.
+        """Update the LAC and then the state of an open ledger; in this order, because an end in the metadata is final.
 
-        A follower that waits, and whose callback is therefore registered, looks once: ``Followers`` reports every
-        change since then. If that look fails because too few bookies answer, the long poll of ``Followers`` finds what
-        it missed. One that does not wait gets no report, and looks each time.
+        A follower that waits has a callback registered, so it looks once: ``Followers`` reports every later change. If
+        that look fails because too few bookies answer, the long poll of ``Followers`` finds the entries that it missed.
+        A reader that does not wait gets no report, and looks each time.
         """
         ledger = _remote(descriptor)
         writing = self._writings.get(ledger.ledger_id)
@@ -785,7 +785,8 @@ class ClusterBackend(ReplicatedLedgers):
     def locate(self, descriptor: LedgerDescriptor, entry_id: int) -> tuple[memoryview, int, int] | None:
         """Return an entry that one bookie returned; None if ``read_verified`` is to read it.
 
-        If that bookie returned no sound copy, the others are asked, it first: a damaged copy is repaired then.
+        If that bookie returned no sound copy, ``read_verified`` asks it again and then the others, and a damaged copy
+        is repaired.
         """
         ledger = _remote(descriptor)
         if self.local_reader is not None or self.config.on_span is not None or ledger.newest_from(entry_id) is not None:
@@ -811,10 +812,10 @@ class ClusterBackend(ReplicatedLedgers):
             self.look_at_bookies(ledger)
 
     def check_space(self) -> None:
-        """Do nothing: a bookie that is full refuses adds."""
+        """Do nothing, because a bookie that is full refuses adds itself."""
 
     def wait_for_admission(self, descriptor: LedgerDescriptor) -> None:
-        """Wait until fewer bytes are outstanding; a deferred ledger is forced, because else nothing is confirmed."""
+        """Wait until fewer bytes are outstanding; a deferred ledger is forced, or no entry would be confirmed."""
         ledger = _remote(descriptor)
         writing = self.writing(ledger)
         if ledger.deferred:

@@ -27,13 +27,13 @@ class Broadcast(Conversation[BroadcastMachine]):
     """Sends one request to several bookies and collects the replies.
 
     Attributes:
-        refused: The bookies that did not do it, each with its status; None: it did not answer.
+        refused: The bookies that did not do it, each with its status; None if it did not answer.
     """
 
     refused: tuple[tuple[Bookie, Status | None], ...] = ()
 
     def take(self, effect: Effect) -> None:
-        """Log and keep the refusals, and end: each bookie has answered, or its request has failed."""
+        """Log and keep the refusals, and end, because each bookie has answered or its request has failed."""
         assert type(effect) is BroadcastEnded
         self.refused = effect.refused
         for bookie, status in effect.refused:
@@ -49,7 +49,7 @@ def repair(driver: Driver, ledger: RemoteLedger, batch: EntryBatch, bad: Iterabl
         driver: Sends the requests.
         ledger: The ledger, unlocked: bookies accept these adds only with a proof of its password.
         batch: The entries that were read; those it does not have are not repaired.
-        bad: Pairs of a bookie and the id of an entry of which it has no sound copy.
+        bad: Pairs of a bookie and the id of an entry of which the bookie has no sound copy.
 
     Returns:
         The number of copies that are sent.
@@ -74,7 +74,7 @@ def move(driver: Driver, ledger: RemoteLedger, tier: StorageHint) -> None:
     """Have each bookie of a ledger move its replica to a tier; returns when all have answered.
 
     Raises:
-        StorageFullError: Some did not move it; their replicas stay readable on the tier where they are.
+        StorageFullError: Some bookies did not move it; their replicas stay readable in their present tier.
     """
     bookies = dict.fromkeys(bookie for fragment in ledger.metadata.fragments for bookie in fragment.ensemble)
     broadcast = Broadcast(
@@ -84,7 +84,7 @@ def move(driver: Driver, ledger: RemoteLedger, tier: StorageHint) -> None:
     if broadcast.refused:
         said = ", ".join(f"{bookie}: {status.name if status else 'no answer'}" for bookie, status in broadcast.refused)
         raise StorageFullError(
-            f"ledger {ledger.ledger_id} is not all on {tier.value}: {said}; move it again when they can"
+            f"ledger {ledger.ledger_id} is not wholly on {tier.value}: {said}; move it again when these bookies can"
         )
 
 
@@ -102,10 +102,10 @@ def proven_lac(driver: Driver, ledger: RemoteLedger) -> int:
 
 
 def find_writer(driver: Driver, ledger: RemoteLedger, find: Callable[[Bookie], object | None]) -> bool | None:
-    """Ask the registered bookies of a ledger's last fragment whether its writer lives: whether it has a session there.
+    """Ask the registered bookies of a ledger's last fragment whether its writer lives, that is, has a session there.
 
-    A writer that is alive and has nothing to append begins its sessions soon after it has made the ledger, keeps them,
-    and begins them again when a bookie of the ensemble is gone, or a bookie is back (``WriterMachine.announce``).
+    A writer that has nothing to append begins its sessions soon after it has created the ledger, and keeps them. It
+    begins them again when a bookie of the ensemble is gone, or a bookie has returned (``WriterMachine.announce``).
 
     Args:
         driver: Sends the requests.
@@ -126,8 +126,8 @@ def find_writer(driver: Driver, ledger: RemoteLedger, find: Callable[[Bookie], o
 def leave(driver: Driver, ledger: RemoteLedger, ensemble: Iterable[Bookie]) -> None:
     """Report to the bookies that a writer used that it has failed; returns at once, the driver's thread.
 
-    Else they would count the writer as alive as long as this client has sessions with them, and the ledger would wait
-    for it (H12). A bookie that is not reached forgets the writer when the session ends.
+    Otherwise they would count the writer as alive as long as this client has sessions with them, and the ledger would
+    wait for it (H12). A bookie that is not reached forgets the writer when the session ends.
 
     Args:
         driver: Sends the requests.

@@ -1,4 +1,4 @@
-"""The auditor's report as a client follows it, so that its health costs no request."""
+"""The auditor's report as a client follows it; thanks to it, ``health`` of a client costs no request."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class FollowedReport:
         """The report, when it changed last by the monotonic clock, and why it cannot be read; replaced as a whole."""
 
     def now(self) -> SeenReport:
-        """Return the report as it is known.
+        """Return the report as it was last read.
 
         Cost: The first call reads it and watches it. From then on a thread of the metadata store reads it after each
         change, which is every ten seconds, and a call costs nothing.
@@ -83,7 +83,7 @@ class FollowedReport:
         self._seen = report, time.monotonic() if report != before else changed_at, None
 
     def close(self) -> None:
-        """Follow it no more; may be repeated."""
+        """Stop following it; may be repeated."""
         with self._lock:
             self._closed = True
             for watch in self._watches or ():

@@ -7,17 +7,17 @@ A follower is a thread or task that waits for the next entry of a ledger. Its de
 it a member of the ledger's ``FollowedLedger``. That object has at most one long poll and one metadata watch, and lives
 as long as any descriptor that followed the ledger. A follower is notified of changes as follows:
 
-- **Entries.** ``LacReading`` sends a long poll to so many bookies of the last ensemble that each ack quorum includes
-  one of them. A bookie keeps it until its LAC exceeds ``beyond``, at most for half a minute; for two minutes if the
-  poll before brought no entry. The reply wakes all followers, and carries the newest entry, which saves its read. If a
-  bookie does not answer, another one of the ensemble is asked at once (``LacMachine``).
+- **Entries.** ``LacReading`` sends a long poll to as many bookies of the last ensemble as it takes for each ack quorum
+  to include one of them. A bookie keeps it until its LAC exceeds ``beyond``, at most for half a minute, or for two
+  minutes if the previous poll brought no entry. The reply wakes all followers, and carries the newest entry, which
+  saves its read. If a bookie does not answer, another one of the ensemble is asked at once (``LacMachine``).
 - **End and ensembles.** The metadata store calls back when the ledger's metadata change. If its last ensemble changed,
   the new one is asked at once.
 - **Answers too soon.** A bookie answers at once without a higher LAC if it has no proof yet of the LAC that it knows,
   or if it keeps too many long polls already. It is asked again: first at once, then after pauses that double from 1 ms
   to ``RETRY_NS``.
-- **Failures.** If too few bookies answer, they are asked again after ``RETRY_NS``. The metadata are compared then, too,
-  in case a callback was lost.
+- **Failures.** If too few bookies answer, they are asked again after ``RETRY_NS``. The metadata are compared then as
+  well, in case a callback was lost.
 
 Nothing but a change wakes a follower. All long polls of a client end together, at multiples of ``FOLLOW_NS / 2`` since
 it was opened, so many followers wake the client and the bookies seldom.
@@ -58,7 +58,7 @@ A long poll stays at the bookie after its follower has gone, so the first ones a
 REST_FACTOR: Final = 4
 """The factor on ``FOLLOW_NS`` for the next long polls, until a new entry comes.
 
-The product is below ``POLL_NS_MAX`` of bookies by a margin, so that polls end when the client expects it. Bookies
+The product is below ``POLL_NS_MAX`` of bookies by a margin, so polls end when the client expects it. Bookies
 before 0.2 answer after 30 s, and are asked again.
 """
 
@@ -149,7 +149,7 @@ class Followers:
         self._driver.group.announce()  # a leader that pauses would send the poll after its pause, up to 1 s later
 
     def wait_ns(self, now_ns: int, *, was_empty: bool) -> int:
-        """Return for how long bookies may keep a poll sent now, so that the polls of all ledgers end together."""
+        """Return the time for which bookies may keep a poll sent now; the polls of all ledgers then end together."""
         step_ns = FOLLOW_NS // 2
         return FOLLOW_NS * (REST_FACTOR if was_empty else 1) - (now_ns - self._began_ns) % step_ns
 

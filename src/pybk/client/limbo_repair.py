@@ -1,4 +1,4 @@
-"""Limbo repair: refills a bookie that may have lost entries from its peers, and then ends the limbo of its ledgers.
+"""Limbo repair: copies the entries that a bookie may have lost back from its peers, and ends the limbo of its ledgers.
 
 Theory of operation
 -------------------
@@ -11,18 +11,19 @@ in the process of the bookie and ends limbo, ledger by ledger:
 | metadata of the ledger | action |
 |---|---|
 | deleted | none: the bookie drops the ledger once it has seen the tombstone twice |
-| gone without a tombstone | none, and a line in the log: it is an orphan, of which no peer is known |
+| gone without a tombstone | none, and a line in the log: it is an orphan, whose peers are unknown |
 | in recovery | wait: the recovery may have fenced the ledger here, and the fence may be lost |
 | a fragment of this bookie has no end yet | wait: the writer replaces this bookie, or a recovery closes the ledger |
 | otherwise | copy the entries that this bookie lacks in each of its fragments, then end the limbo |
 
-Nobody may be there to end what it waits for: the writer or the recovery may have died. So after ``WAIT_SECONDS`` it
-marks the ledger as under-replicated, which it may well be. The auditor then looks for a sign of life of the writer, and
+The writer or recovery that it waits for may have died. So after ``WAIT_SECONDS`` it marks the ledger as
+under-replicated, because entries may be missing here. The auditor then looks for a sign of life of the writer, and
 without one the ledger waits for its owner, or a member recovers it.
 
-Waiting for a recovery does not block it: after its durable fence, this bookie may deny it the entries that it lacks.
-They were never forced here, and after the fence they never will be, so this bookie never counts for them. Where durable
-entries may be missing, it denies nothing, and the other bookies of the ensemble must suffice.
+Limbo that waits for a recovery does not block the recovery. Once the recovery has fenced this bookie durably, the
+bookie may deny it the entries that it lacks: they were never forced here, and after the fence they never will be, so
+this bookie never counts for them. Where durable entries may be missing, the bookie denies nothing, and the other
+bookies of the ensemble must suffice.
 
 An open ledger was never fenced, because a recovery marks the metadata before it fences (AR1). A closed ledger may have
 been fenced, so ``end_limbo(closed=True)`` fences it again.
@@ -59,10 +60,10 @@ RETRY_SECONDS: Final = 2.0
 """Seconds between two passes while any ledger is in limbo, and the first pause of a ledger that failed."""
 
 REST_FACTOR: Final = 5
-"""Factor on that while none is: ledgers enter limbo when the bookie starts, and hardly ever later."""
+"""Factor on that while no ledger is in limbo: ledgers enter limbo when the bookie starts, and hardly ever later."""
 
 WAIT_SECONDS: Final = 10.0
-"""The time for which a ledger in limbo waits for its last fragment's end before it is marked; writers need less."""
+"""Seconds that a ledger in limbo waits for its last fragment's end before it is marked; writers need less."""
 
 PAUSE_MAX_SECONDS: Final = 60.0
 """The longest pause before a ledger that could not be repaired is tried again."""
@@ -83,7 +84,7 @@ class LimboBookie(Protocol):
 
         Args:
             ledger_id: The ledger.
-            closed: Whether it is closed, and so is fenced again; else it was open after the limbo began.
+            closed: Whether it is closed, and so is fenced again; if False, it was open after the limbo began.
         """
 
 
@@ -108,7 +109,7 @@ class LimboRepair:
         self.bookie = bookie
         """The bookie whose ledgers are repaired."""
         self.stopping = threading.Event()
-        """Set once the thread is to end."""
+        """Set to end the thread."""
         self.pauses: dict[int, tuple[float, float]] = {}
         """The next pause in seconds, and the monotonic time of the next try, by ledger in limbo that was tried."""
         self.waits: dict[int, float] = {}
@@ -156,7 +157,7 @@ class LimboRepair:
         return True
 
     def repair(self, ledger_id: int) -> bool:
-        """Fill up the fragments of a ledger, and end its limbo; False if that has to wait, see the table above."""
+        """Fill up the fragments of a ledger, and end its limbo; False if that has to wait, see the module."""
         try:
             metadata, version = self.membership.metadata.read_ledger(ledger_id)
         except LedgerDeletedError:
@@ -183,7 +184,7 @@ class LimboRepair:
             self.waits[ledger_id] = math.inf
 
     def fill(self, metadata: LedgerMetadata, version: int, first_entry_id: int) -> None:
-        """Copy a fragment's entries from its other bookies to this one; entries that are here are only compared."""
+        """Copy a fragment's entries from its other bookies to this one; entries that this one has are only compared."""
         ledger = RemoteLedger(metadata, version, self.membership.metadata.describe(metadata))
         own = frozenset((self.bookie.bookie,))
         copy = FragmentCopy(

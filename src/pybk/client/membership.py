@@ -52,10 +52,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 FRESH_NS: Final = 1_000_000_000
-"""The ensemble of a new ledger may be chosen from registrations that were read at most this long ago.
+"""The greatest age of registrations from which the ensemble of a new ledger may be chosen.
 
-Reading them for each ledger took a third of the time of creating and closing one. If a bookie has become read-only
-meanwhile, it refuses the entries, and the writer replaces it.
+Reading registrations for each ledger took a third of the time of creating and closing one. If a bookie has become
+read-only meanwhile, it refuses the entries, and the writer replaces it.
 """
 
 
@@ -88,15 +88,15 @@ class Membership:
     Args:
         metadata: The metadata of the cluster.
         near: Name of the bookie that comes first in ensembles and reads while it is registered: the one of this
-            process, or one on this host; None: no bookie is preferred.
+            process, or one on this host. None prefers no bookie.
         metrics: Counts what the client does; None counts it in an object of its own.
 
     Attributes:
         bookies: The available bookies, by name; replaced as a whole, never changed.
         too_old: Registered bookies whose pybk does not know the cluster's feature level, by name; they are not used.
         metrics: What the client counts.
-        reads_are_shared: Whether several bookies should share a long read: none is near, and they encrypt replies,
-            which takes longer than everything else in a read.
+        reads_are_shared: Whether several bookies should share a long read, because none is near, and they encrypt
+            replies, which takes longer than all else in a read.
         on_change: Called after bookies registered or left, in a thread of the metadata store.
 
     Threads: any.
@@ -120,15 +120,15 @@ class Membership:
         metadata.measure(self.metrics)
         self.too_old: Mapping[str, BookieRegistration] = {}
         self._unusable: tuple[PybkError, ...] = ()
-        """The reason why registrations that were left out cannot be used, such as without the cluster's new secret."""
+        """The reasons why some registrations cannot be used, for example because they lack the cluster's new secret."""
         self.seen_ns = 0
         """The time when the registrations were read last, by the monotonic clock."""
         self.reads_are_shared = False
         self.on_change: Callable[[], None] | None = None
         self.leaving: frozenset[Bookie] = frozenset()
-        """The bookies of this client's ensembles that are drained, which its writers are to leave."""
+        """The bookies of this client's ensembles that are drained; its writers leave them."""
         self._drain_lock = threading.Lock()
-        """Guards ``leaving``, and is held while the cookie that it comes from is read."""
+        """Guards ``leaving``; held while the cookie is read that ``leaving`` is derived from."""
         self._drain_watches: dict[str, Watch] = {}
         """The watches of their cookies, by name; guarded by that lock."""
         self._watch = metadata.watch_bookies(self._changed)
@@ -218,12 +218,12 @@ class Membership:
         return self.seen_before | {name for name, found in self.bookies.items() if found.read_only}
 
     def keeps(self, bookie: Bookie) -> bool:
-        """Return whether this instance of a bookie is registered, and takes entries, so that it can keep its places."""
+        """Return whether this instance of a bookie is registered, and takes entries, and so keeps its places."""
         found = self.bookies.get(bookie.bookie_id)
         return found is not None and found.bookie == bookie and not found.read_only
 
     def nearest(self, bookies: Sequence[Bookie]) -> Bookie:
-        """Return the one of some bookies to read from: the near one, or any, to share load."""
+        """Return the bookie to read from among several: the near one, or one at random, which shares the load."""
         if self.near is not None:
             for bookie in bookies:
                 if bookie.bookie_id == self.near:
@@ -311,7 +311,7 @@ class Membership:
             if self._short_from_start & (self._short_from_start - 1) == 0:  # not a line for each ledger
                 logger.warning(
                     "ledger %d is under-replicated from its first entry on: too few bookies take entries (%s), so "
-                    "members of its ensemble are away or read-only (%s); it is ledger %d of this client that is",
+                    "members of its ensemble are away or read-only (%s); this client has created %d such ledgers",
                     metadata.ledger_id,
                     self._there(known),
                     ", ".join(map(str, sorted(choice.away))),
@@ -445,8 +445,8 @@ class Membership:
         self.metrics.add(MISPLACED_CHOICES, 1, metadata.ledger_type, metadata.tier)
         if self._misplaced & (self._misplaced - 1) == 0:  # 1, 2, 4, 8, ...: not a line for each ledger
             logger.warning(
-                "ledger %d is misplaced: %d of its write sets span fewer than %d zones; it is choice %d of this "
-                "client that is; there are %s",
+                "ledger %d is misplaced: %d of its write sets span fewer than %d zones; this client has made %d such "
+                "choices; there are %s",
                 metadata.ledger_id,
                 choice.short,
                 policy.needed(metadata.write_quorum),

@@ -1,8 +1,9 @@
 """Reports that bookies miss entries, on their way to the metadata store (C13).
 
-The driver adds reports and does not wait. One thread records them, each ledger's in order, and tries again what fails
-after pauses that grow; one ledger whose report fails does not hold up another's. Before a writer changes a ledger's
-metadata, it records what was reported of that ledger. Reports are kept until they are recorded or the client closes.
+The driver adds reports and does not wait. One thread records them, each ledger's in order, and repeats a report that
+fails after pauses that grow. A ledger whose report fails does not delay the reports of others. Before a writer changes
+a ledger's metadata, it records the reports of that ledger. Reports are kept until they are recorded or the client
+closes.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class Unrecorded:
         self.ledger: Final = ledger
         self._reports: Final[deque[UnderReplicated]] = deque()
         self._recording: Final = threading.Lock()
-        """Held while reports are recorded, so that they are recorded in order."""
+        """Held while reports are recorded, which keeps their order."""
 
     def __len__(self) -> int:
         """Return how many reports there are."""
@@ -92,7 +93,7 @@ class PendingReports:
     def record_before_write(self, unrecorded: Unrecorded) -> None:
         """Record the reports of a ledger whose metadata are about to be written.
 
-        A failure is tried again after short pauses, and at once after ``close``; the last error is raised.
+        A report that fails is repeated after short pauses, and at once after ``close``; the last error is raised.
         """
         for pause_s in _PAUSES_BEFORE_WRITE:
             try:

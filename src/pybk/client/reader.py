@@ -87,13 +87,13 @@ class Reading(Conversation[ReadMachine]):
         ledger: The ledger.
         first: First entry.
         last: Last entry, inclusive.
-        max_bytes: About how many bytes to read at most; at least one entry is read.
+        max_bytes: The bytes to read, about, at most; at least one entry is read.
         rank: The order in which to ask bookies, lowest first.
-        shared: Let several bookies read parts of a long read at a time.
+        shared: Whether several bookies read parts of a long read at the same time.
 
     Attributes:
         runs: The runs that were read, in the order in which they came.
-        ended: How it ended.
+        ended: The outcome; None while it runs.
     """
 
     def __init__(
@@ -227,7 +227,7 @@ class LacReading(Conversation[LacMachine]):
 
 
 class Recovering(Conversation[RecoveryMachine]):
-    """Recovers a ledger: finds its end, and closes it; as a member without the password if the ledger says so."""
+    """Recovers a ledger: finds its end, and closes it; without the password if ``ledger.as_member``."""
 
     def __init__(self, driver: Driver, ledger: RemoteLedger) -> None:
         member = ledger.as_member

@@ -35,7 +35,7 @@ class RemoteLedger(LedgerDescriptor):
         on_followed: Called with the ledger when a follower begins to wait for its next change.
         ends_are_sealed: Returns whether the cluster's feature level allows sealed metadata.
         followed: The state that all followers of this ledger in this client share; None until one has waited. It is
-            owned here, so that it lives as long as a ledger that is followed.
+            owned here, so it lives as long as a followed ledger.
         looked: Whether a follower has read the LAC and the metadata once; afterwards ``Followers`` reports changes.
         as_member: Whether its bookies are asked by a member without its password, to recover it.
         newest: The newest entry that a bookie returned with its LAC, sound, maybe not confirmed yet.
@@ -256,10 +256,10 @@ class FollowedLedger:
         reading: The conversation of the long poll, which may be in its pause; None if no poll is under way. Guarded by
             the lock of ``Followers``.
         asked_ns: The time at which that poll was, or will be, sent.
-        beyond: The LAC that the poll waits to be passed.
+        beyond: The LAC that must be exceeded for the poll to end.
         ensemble: The bookies that the poll may ask.
         was_empty: Whether the last poll ended without a new entry.
-        soon: The number of last replies in a row that came too soon.
+        soon: The number of replies in a row, up to the last, that came too soon.
         failing: Whether a warning was logged since the last poll that worked.
     """
 

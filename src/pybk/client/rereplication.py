@@ -4,8 +4,8 @@ Theory of operation
 -------------------
 
 ``Rereplicator`` looks at one ledger after the other. A bookie of a fragment is *lost* if it is not registered, if
-another instance of it is, or if the caller wants it emptied (``leaving``). It is *short* if it is available and a mark
-of under-replication in the metadata store names it: it misses entries that its writer could not add.
+another instance of it is, or if the caller names it as leaving (``leaving``). It is *short* if it is available and a
+mark of under-replication in the metadata store names it: it misses entries that its writer could not add.
 
 - A lost bookie is replaced: its entries are copied to a bookie that takes its place in the ensemble.
 - A short bookie is filled up, and keeps its place (``stay``).

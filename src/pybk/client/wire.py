@@ -12,9 +12,9 @@ with None when its time is over or the connection is lost. ``BookieWire`` adds w
 - **Backpressure.** A link that has too much on the way refuses a request. The request is then queued here, and sent by
   a later ``poll``, in order. The queues need no bound of their own: reading threads wait for their reads, and writers
   bound their outstanding bytes.
-- **Rights.** Before the first request about a ledger whose password is known, the links are given the key that proves
-  the right to it. They prove it once a session. A member that recovers a ledger without its password proves that it is
-  one, by a key of the cluster's secret.
+- **Rights.** Before the first request about a ledger whose password is known, the links get the key that proves the
+  right to it. They prove the right once in each session. A member that recovers a ledger without its password proves by
+  a key of the cluster's secret that it is a member.
 - **Trust.** A bookie may lie or be damaged. Entries are checked by the ledger's digest and the last add confirmed (LAC)
   by its proof. So the machines of ``pybk.replication`` see plain values that they may believe.
 - **Interrupts.** A KeyboardInterrupt may leave ``Links`` between any two of its steps. ``begin_again`` then drops all

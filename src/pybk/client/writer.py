@@ -27,8 +27,8 @@ The writer ends once, in one of three ways, and each fails what is still queued:
 If too few bookies answer a log's writer, or the metadata store does not, its appends do not fail: they are *lost*, and
 the log's writer appends them to another ledger (``append_queue``).
 
-A writer without a handle ends as well: it is collected, and the bookies are notified that it has left. Else they would
-count it as alive as long as this client has sessions with them (H12).
+A writer without a handle ends as well: it is collected, and the bookies are notified that it has left. Otherwise they
+would count it as alive as long as this client has sessions with them (H12).
 
 After ``Done`` the machine still takes late replies, because a bookie that does not answer must be recorded as
 under-replicated (C13 in ``docs/design/replication.md``).
@@ -77,7 +77,7 @@ class Writing(Conversation[WriterMachine]):
         driver: Performs the machine's effects.
         ledger: The ledger, just created.
         metrics: Counts what it does.
-        straggler_bytes: A bookie is replaced when it has not acknowledged more confirmed bytes than this.
+        straggler_bytes: The confirmed bytes that a bookie may leave unacknowledged before it is replaced.
         patience_s: Seconds to wait for bookies while too few answer.
         outstanding_bytes_max: Bound on bytes staged and not confirmed.
         on_span: The hook that gets a span of each batch; None for none.
@@ -270,7 +270,7 @@ class Writing(Conversation[WriterMachine]):
         return self.machine.close(now_ns)
 
     def bookies_changed(self, now_ns: int, leaving: frozenset[Bookie]) -> None:
-        """Look for bookies to take the places of those that leave or were given up; called when bookies have changed.
+        """Find bookies for the places of those that leave or were given up; called when bookies have changed.
 
         Args:
             now_ns: The time.
@@ -280,7 +280,7 @@ class Writing(Conversation[WriterMachine]):
             self.driver.perform(self, self.machine.bookies_changed(now_ns, leaving))
 
     def announce(self) -> None:
-        """Show the bookies that this writer lives; called while one of its ensemble is away."""
+        """Show the bookies that this writer lives; called while a member of its ensemble is away."""
         if not self.completion.done:
             self.driver.perform(self, self.machine.announce())
 
