@@ -72,7 +72,7 @@ class DigestType(IntEnum):
     """Finds nothing."""
 
     HMAC_SHA256 = 100
-    """Also finds changes that were made on purpose, by a key that is made from the ledger's password; 32 bytes."""
+    """Finds damage, and changes made on purpose, with a key that is derived from the ledger's password; 32 bytes."""
 
     XXH3 = 101
     """Finds damage; 8 bytes."""

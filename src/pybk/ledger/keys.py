@@ -7,13 +7,12 @@ A password becomes a ledger's keys in two steps:
 
 A secret is random, so it is the root itself, without scrypt; the root of a ledger that has neither is empty.
 
-The scope is the ledger's id, its key epoch and the id of its store or cluster, so that one password means other keys
-for each ledger. With key format 1 it also holds the digest type and the write flags (the *binding*): if somebody
-changes those in the metadata, the keys differ and the password fails. See ``docs/reference/format.md``, "Ledger
-metadata".
+The scope is the ledger's id, its key epoch and the id of its store or cluster, so one password gives each ledger other
+keys. With key format 1 it also holds the digest type and the write flags (the *binding*): if somebody changes those in
+the metadata, the keys differ and the password fails. See ``docs/reference/format.md``, "Ledger metadata".
 
-A ledger's metadata stores the verifier alone. The verifier and the other keys are derived side by side from the root,
-so that none can be computed from another.
+A ledger's metadata stores the verifier alone. The verifier and the other keys are derived separately from the root, so
+none can be computed from another.
 
 A seal proves to holders of a ledger's password that its kind and end were not changed. It is a MAC over the ledger's
 immutable metadata, last entry id, length and last digest, under a key that is derived from the password. The writer
@@ -100,7 +99,7 @@ class KeyRing:
     Caches scrypt's result for each password, never the password itself, nor a secret.
 
     Args:
-        store_id: Identity of the store or cluster, so that the same password means other keys in another one.
+        store_id: Identity of the store or cluster; the same password gives other keys in another one.
         salt: The store's scrypt salt, at least ``SALT_BYTES_MIN`` bytes.
         cost: scrypt's N, a power of two up to ``SCRYPT_COST_MAX``; a derivation takes this many KiB of memory.
 
@@ -145,7 +144,7 @@ class KeyRing:
 
         Cost: The first time for a password, with the cost of new stores, some 400 ms and 128 MiB (1 KiB for each unit
             of the cost), which are free again afterwards; then a microsecond. The last 64 passwords are cached.
-            Other threads wait meanwhile, so that many threads with one password run one scrypt.
+            Other threads wait meanwhile, so many threads with one password run one scrypt.
         """
         checked_password(password)
         # The cache key is random and in memory only, so the cache's keys do not help to guess a password.
@@ -162,10 +161,10 @@ class KeyRing:
         return root
 
     def adopt(self, other: KeyRing) -> None:
-        """Know what another key ring of the same store has derived, so that its passwords cost no scrypt here.
+        """Adopt the roots that another key ring of the same store has derived; its passwords then cost no scrypt here.
 
         Args:
-            other: The key ring of the manager before; nothing is adopted if it belongs to another store.
+            other: The key ring of the previous manager; nothing is adopted if it belongs to another store.
         """
         if (other._store_id, other._salt, other._cost) != (self._store_id, self._salt, self._cost):
             return
@@ -196,7 +195,7 @@ class KeyRing:
         """Derive the keys of a ledger.
 
         Args:
-            given: The ledger's password or secret, as its kind is; empty for a ledger that has neither.
+            given: The ledger's password or secret, according to its kind; empty for a ledger that has neither.
             ledger_id: The ledger.
             ledger_salt: The random salt in its metadata.
             key_epoch: The key epoch in its metadata, at least 0.
@@ -234,7 +233,7 @@ def wrap_key(wrapping: bytes, key: bytes) -> bytes:
     """Return a key that is encrypted and authenticated under another one (AES key wrap, RFC 3394).
 
     Args:
-        wrapping: The key that it takes to unwrap the result, ``KEY_BYTES`` bytes, used for nothing else.
+        wrapping: The key that unwraps the result, ``KEY_BYTES`` bytes, used for nothing else.
         key: The key, ``KEY_BYTES`` bytes.
     """
     return keywrap.aes_key_wrap(wrapping, key)

@@ -28,10 +28,10 @@ DEFAULT_ENSEMBLE_SIZE: Final = 3
 """The number of bookies of a ledger unless its creator gives another one."""
 
 DEFAULT_WRITE_QUORUM: Final = 3
-"""The number of these that get each entry, likewise."""
+"""The number of bookies that get each entry, unless its creator gives another one."""
 
 DEFAULT_ACK_QUORUM: Final = 2
-"""The number of these that have to acknowledge it, likewise."""
+"""The number of bookies that have to acknowledge an entry, unless its creator gives another one."""
 
 _KEY_KINDS: Final = (KeyKind.PASSWORD, KeyKind.PASSWORD, KeyKind.SECRET, KeyKind.NOTHING)
 """The kind of value from which keys are derived, by key format."""
@@ -283,7 +283,7 @@ class LedgerMetadata:
 
     @property
     def key_binding(self) -> tuple[bytes, ...]:
-        """The bytes on which the keys depend besides id, epoch and salt."""
+        """The bytes on which the keys depend in addition to id, epoch and salt."""
         return key_binding(self.key_format, self.digest_type, self.write_flags)
 
     def encode(self) -> bytes:
@@ -388,7 +388,7 @@ def key_kind(key_format: int) -> KeyKind:
 
 
 def key_binding(key_format: int, digest_type: DigestType, write_flags: WriteFlag) -> tuple[bytes, ...]:
-    """Return the bytes on which a ledger's keys depend besides id, epoch and salt."""
+    """Return the bytes on which a ledger's keys depend in addition to id, epoch and salt."""
     if not key_format:
         return ()
     return digest_type.to_bytes(4, "big"), write_flags.to_bytes(4, "big")
@@ -400,7 +400,7 @@ def new_key_format(kind: KeyKind, level: FeatureLevel, where: str) -> int:
     Args:
         kind: What its keys are derived from.
         level: The feature level of its store or cluster.
-        where: The name of that, for errors.
+        where: The name of the store or cluster, for errors.
 
     Raises:
         IllegalOperationError: The level has no ledgers with a secret.
@@ -539,7 +539,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Return a dict of a JSON object's pairs; raise ValueError if a key is duplicated."""
     values = dict(pairs)
     if len(values) != len(pairs):
-        raise ValueError("a key stands twice")
+        raise ValueError("a key occurs twice")
     return values
 
 

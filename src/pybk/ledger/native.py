@@ -1,8 +1,8 @@
 """The choice, at import, whether the native core computes digests, decodes entries and frames commits of one entry.
 
-The core, ``pybk._native``, is an extension module in C. It is there if a C compiler was when pybk was installed, or if
-a wheel brought it. Its results are those of pure Python, byte by byte; ``PYBK_PURE=1`` in the environment leaves it
-out.
+The core, ``pybk._native``, is an extension module in C. It is installed if there was a C compiler when pybk was
+installed, or if a wheel contained it. Its results are those of pure Python, byte for byte; ``PYBK_PURE=1`` in the
+environment leaves it out.
 """
 
 from __future__ import annotations
@@ -125,4 +125,4 @@ def _chosen() -> NativeCore | None:
 
 
 CORE: Final = _chosen()
-"""The core, None if it is not there or not wanted."""
+"""The core; None if it is not installed or not wanted."""
