@@ -1,12 +1,12 @@
-"""``LedgerBackend``: what the manager and its handles need of the place where ledgers live.
+"""``LedgerBackend``: the interface of the manager and its handles to the place where ledgers live.
 
 ``StoreBackend`` (``pybk.manager.local_backend``) and ``ClusterBackend`` (``pybk.client.backend``) implement it. The
 handles are the same for both, and use a backend only through this interface.
 
-It consists of small protocols, each of one subject. What not every backend offers is a *capability*: a protocol that
-``LedgerBackend`` does not have. A backend that offers one inherits it, and a caller asks with ``isinstance``, once,
-before it calls; without it, the caller says which other backend or call would do. A backend has no method that always
-refuses.
+It consists of small protocols, each of one subject. Calls that only some backends offer form a *capability*: a protocol
+that ``LedgerBackend`` does not inherit. A backend that offers one inherits it. A caller asks with ``isinstance``, once,
+before it calls; if the backend lacks the capability, the caller's error names another backend or call. A backend has no
+method that always refuses.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Quorums(NamedTuple):
         """Replace each None by its default: 3 bookies, 3 copies, 2 acknowledgements, or what the given ones allow.
 
         Raises:
-            UsageError: No ledger can have them.
+            UsageError: The values are not valid together.
         """
         ensemble, write, ack = asked
         ensemble = DEFAULT_ENSEMBLE_SIZE if ensemble is None else ensemble
@@ -106,7 +106,7 @@ class BackendState(Protocol):
 
     @property
     def single_writer(self) -> bool:
-        """True if one process at a time may write: it then knows all changes, and a list of all ledgers is short."""
+        """True if one process at a time may write; it then knows all changes, and a list of all ledgers is short."""
 
     @property
     def changes_by_password(self) -> bool:
@@ -114,7 +114,7 @@ class BackendState(Protocol):
 
     @property
     def ended(self) -> bool:
-        """True if the backend is closed, so that reads raise."""
+        """True if the backend is closed; reads raise then."""
 
     @property
     def forked(self) -> bool:
@@ -133,7 +133,7 @@ class BackendState(Protocol):
         """Return the health of the backend; see ``pybk.health``."""
 
     def catch_up(self) -> None:
-        """Read the changes that another process has made; only a read-only store has to."""
+        """Read the changes that another process has made; needed by a read-only store only."""
 
 
 class LedgerLifecycle(Protocol):
@@ -288,7 +288,7 @@ class NamedRecords(Protocol):
         """
 
     def rename_record(self, name: str, target: str, value: bytes, version: int) -> None:
-        """Give a named record another name and value as one change, durably: never are both there, or neither.
+        """Give a named record another name and value as one durable change; one of the two names exists at any time.
 
         Args:
             name: Its name.
@@ -311,7 +311,7 @@ class NamedRecords(Protocol):
     def watch_group(self, group: str, callback: Callable[[str | None], None]) -> Watch:
         """Call ``callback`` after named records of a group were created or removed, as ``watch_record`` does.
 
-        Its argument is the name of a record that may have been, or None if it may have been any of the group.
+        Its argument is the name of a record that may have changed so, or None if that may be any record of the group.
         """
 
     def record_names(self, prefix: str) -> list[str]:
@@ -383,7 +383,7 @@ class Replicated(NamedTuple):
 
 @runtime_checkable
 class ReplicatedLedgers(Protocol):
-    """Ledgers of which several bookies have copies. Threads: any."""
+    """A capability: ledgers of which several bookies have copies. Threads: any."""
 
     def bookies(self) -> list[BookieRegistration]:
         """Return the bookies that are available, by name."""
@@ -397,10 +397,10 @@ class ReplicatedLedgers(Protocol):
 
 @runtime_checkable
 class AtomicGroups(Protocol):
-    """One log under all ledgers, so that entries of several of them become durable together. Threads: any."""
+    """A capability: one log under all ledgers, which makes entries of several durable together. Threads: any."""
 
     def stage_group(self, entries: Sequence[LedgerEntries], changes: Sequence[NamedChange]) -> Callable[[], int]:
-        """Append entries to several ledgers and change named records, all of it or nothing.
+        """Append entries to several ledgers and change named records: all of it, or nothing.
 
         Args:
             entries: The entries, each ledger once.
@@ -426,7 +426,7 @@ class AppendLog(Protocol):
 
     @property
     def error(self) -> PybkError | None:
-        """The error that ended it, so that it refuses all entries; None while it works."""
+        """The error that ended it, after which it refuses all entries; None while it works."""
 
     @property
     def outstanding_bytes(self) -> int:
@@ -476,10 +476,10 @@ class AppendLog(Protocol):
 
 
 class KeptEntries(Protocol):
-    """Entries that a log's writer appends again if their ledger is lost.
+    """Entries that a log's writer appends again if their batch is lost.
 
     Attributes:
-        origins: Lost batches that they were in before, and that are completed with them.
+        origins: Lost batches that the entries were in before; they are completed with the entries.
     """
 
     @property
@@ -489,7 +489,7 @@ class KeptEntries(Protocol):
 
 @runtime_checkable
 class KeepingLog(Protocol):
-    """The append queue of a ledger on bookies, as a log's writer uses it that keeps what it appends.
+    """The append queue of a ledger on bookies, for a log's writer, which keeps the entries that it appends.
 
     Each batch then has a list ``kept``, until it is acknowledged. If the ledger's writer ends because too few bookies
     answer, or the metadata store does not, its batches are *lost*: neither done nor failed. Callers that wait for one
@@ -508,7 +508,7 @@ class KeepingLog(Protocol):
         """True if the ledger's writer has ended because bookies or the metadata store did not answer."""
 
     def keep(self, batch: Completion, kept: KeptEntries) -> None:
-        """Add to what a batch keeps; complete its origins with the batch, or now if that is done.
+        """Add to the entries that a batch keeps; complete their origins with the batch, or now if the batch is done.
 
         The caller must not be the leader.
         """
@@ -517,7 +517,7 @@ class KeepingLog(Protocol):
         """Return the lost batches in order, until they are forgotten; the caller settles them."""
 
     def forget_lost(self) -> None:
-        """Forget the lost batches, because the caller has taken them."""
+        """Forget the lost batches; the caller has taken them."""
 
     def settle(self, batches: Iterable[Completion], error: PybkError | None = None) -> None:
         """Complete lost batches, with an error or none; the caller must not be the leader."""
