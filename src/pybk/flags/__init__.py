@@ -113,9 +113,9 @@ class WriteFlag(Flags):
     """An append is acknowledged when it is durable."""
 
     DEFERRED_FORCE = 1
-    """An append is acknowledged before, and last add confirmed moves only when ``force()`` or close made everything up
-    to there durable. An entry that was acknowledged more than 100 ms before the end of the process survives it, however
-    the process ends.
+    """An append is acknowledged before it is durable. The last add confirmed moves only when ``force()`` or ``close()``
+    has made everything up to there durable. An entry that was acknowledged more than 100 ms before the end of the
+    process survives it, however the process ends.
     """
 
 
