@@ -165,7 +165,7 @@ class Secret:
         return read_secret_file(file, private=self.private) if file else os.environb.get(self.variable.encode())
 
     def read_all(self) -> tuple[bytes, ...]:
-        """Return the given ones of the secret and the secret that replaces it: none, one or two.
+        """Return the secret and the secret that replaces it, as far as they are given: none, one or two.
 
         The second one is in the file with ``.next`` appended to its name, or in the variable with ``_NEXT`` appended.
 
@@ -252,8 +252,8 @@ class Credentials:
         """Return the value from which the keys of a ledger of a kind are derived; None if it was not given.
 
         If nothing is given, the empty password is tried on a ledger that has a password, because older ledgers without
-        one have the empty password. A ledger without either opens only if nothing is given, so that a caller that gives
-        a secret gets authentic entries.
+        one have the empty password. A ledger without either opens only if nothing is given, because a caller that gives
+        a secret expects authentic entries.
         """
         match kind:
             case KeyKind.SECRET:
@@ -390,8 +390,9 @@ def cluster_secrets(given: ClusterSecret | None) -> Callable[[], tuple[bytes, ..
     """Return a function that reads a cluster's secrets, which may change between calls; None if none is given.
 
     Raises:
-        UsageError: A secret is not of type bytes, or too many are given; or as ``Secret.read_all``. The function raises
-            it as ``Secret.read``; if the next secret cannot be used any more, this is logged, and the former one stays.
+        UsageError: A secret is not of type bytes, or too many are given; or as ``Secret.read_all``. The returned
+            function raises it as ``Secret.read`` does. If the next secret becomes unusable, it logs that, and the
+            former one stays.
     """
     if isinstance(given, Secret):
         first = given.read_all()

@@ -1,4 +1,4 @@
-"""Imports at the first use of a name, so that a process imports only what it uses.
+"""Imports at the first use of a name: a process imports only the modules that it uses.
 
 A package states in its ``__init__`` which of its names are imported late, for type checkers and for the interpreter::
 
@@ -8,11 +8,11 @@ A package states in its ``__init__`` which of its names are imported late, for t
     else:
         __getattr__ = deferred(__name__, {"atomic_group": "AtomicGroup"})
 
-A module that needs such a name begins with ``from pybk import manager``, and has ``manager.AtomicGroup`` where the
-name is used. ``np`` and ``asyncio`` are numpy and asyncio, imported alike; ``LateModule`` is for other modules.
+A module that needs such a name begins with ``from pybk import manager``, and uses ``manager.AtomicGroup``. ``np`` and
+``asyncio`` are numpy and asyncio, imported alike; ``LateModule`` is for other modules.
 
-All other imports are made where a module begins. An import needs a descriptor, and a process may have none left: while
-a store is open, a spare one makes way (``import_by``).
+All other imports stand at the beginning of a module. An import needs a file descriptor, and a process may have none
+left. While a store is open, a spare descriptor is closed for the import (``import_by``).
 
 Threads: any. One thread at a time imports, and none while the process forks (``storage/io/spare_descriptors.py``): a
 child would inherit the lock of the module that another thread was importing.
@@ -40,8 +40,8 @@ __all__ = ("LateModule", "asyncio", "deferred", "import_by", "import_rest", "imp
 importing: Final = RLock()
 """Held while the module of a name is imported.
 
-If two threads use their first names at the same time, one may import a package, which needs a module of it, and the
-other that module, which needs the package. The interpreter would then give one of them an incomplete package.
+Without it, one thread could import a package while another imports a module of that package. Each of these imports
+needs the other, and the interpreter would give one of the threads an incomplete package.
 """
 
 
@@ -53,7 +53,7 @@ _way: Final[list[Way]] = [_at_once]
 
 
 def import_by(way: Way) -> None:
-    """Import modules by ``way(call)`` from now on, which makes the call, and repeats it if that can help."""
+    """Make all later imports by ``way(call)``, which makes the call, and repeats it if that can help."""
     _way[0] = way
 
 
@@ -64,7 +64,7 @@ _late: Final[dict[str, None]] = {}
 def import_rest(package: str) -> None:
     """Import all modules that ``package`` and the packages below it import late and that are not imported yet.
 
-    A process that runs for long calls it soon after its start, so that it needs no file of pybk if these are replaced.
+    A process that runs for long calls it soon after its start. It then needs no file of pybk if these are replaced.
     """
     while left := [name for name in _late if name.startswith(f"{package}.") and name not in sys.modules]:
         for name in left:
@@ -122,7 +122,7 @@ class LateModule:
         self._name = name
 
     def __getattr__(self, name: str) -> object:
-        """Return a name of the module, and keep it, so that this is called once for each name."""
+        """Return a name of the module, and keep it, so this is called once for each name."""
         if name.startswith("__"):
             raise AttributeError(name)
         found = getattr(module_of(self._name), name)

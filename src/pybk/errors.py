@@ -597,7 +597,7 @@ class NoSuchBlobError(BlobError, FileNotFoundError):
 
 
 class BlobExistsError(BlobError, FileExistsError):
-    """A blob of this name exists, and was not to be replaced.
+    """A blob of this name exists, and the call did not allow replacing it.
 
     Remedy: Put it with ``overwrite=True``, or choose another name.
     """

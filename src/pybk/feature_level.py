@@ -7,8 +7,7 @@ level.
 
 A store never gets a level that changes no format of a store, because raising it would only keep older versions from
 opening the store. A new directory of a bookie has the newest level that changes a format in it. So the former version
-of pybk can open the directory again, even in a cluster with a higher level than the directory, as far as the cluster
-allows it.
+of pybk can open the directory again, even if the cluster has a higher level, as far as the cluster allows that version.
 """
 
 from __future__ import annotations
@@ -45,4 +44,4 @@ NEWEST_STORE_LEVEL: Final = FeatureLevel.SECRETS
 """The level of new stores, and the highest that this version of pybk may open."""
 
 BOOKIE_STORE_LEVEL: Final = FeatureLevel.SEALS
-"""The level of the store in the directory of a new bookie, to which logs and their cursors are only entries."""
+"""The level of the store of a new bookie; in a bookie's store, logs and their cursors are only entries."""

@@ -449,7 +449,7 @@ def repair_reasons(report: Mapping[str, Any]) -> Iterator[HealthReason]:
     """Yield the reasons in an auditor's report: holds, ledgers that are not whole, bookies that are not well."""
     for hold in report.get("holds", ()):
         code = f"hold_{hold['reason']}"
-        text = f"repairs are on hold, but for entries with one copy: {hold['text']}"
+        text = f"repairs are on hold, except for entries with one copy: {hold['text']}"
         yield HealthReason(code if code in REASON_STATES else "hold_other", text)
     if report.get("phase") == "reading":
         yield HealthReason(

@@ -53,7 +53,7 @@ LOG_COMMIT_BYTES: Final = "log_commit_bytes"
 """The bytes of a commit of the log, without padding."""
 
 CHECKPOINT_TIME: Final = "checkpoint_ns"
-"""The time that a checkpoint took that had entries to write."""
+"""The duration of a checkpoint that had entries to write."""
 
 MOVED_BYTES: Final = "moved_bytes"
 """The bytes of records that were written again, in another place of a tier."""

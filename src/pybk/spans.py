@@ -122,7 +122,7 @@ class Operation:
         self._attributes = attributes
         self._span: Span | None = None
         self.is_over = False
-        """True if it has ended; a thread that it started may have its context for ever."""
+        """True if it has ended; a thread that it started may keep its context for ever."""
 
     @property
     def on_span(self) -> OnSpan:

@@ -38,7 +38,7 @@ LEDGER_SECRET: Final = b"the secret of ledgers for tests.."
 
 
 def small_config() -> StoreConfig:
-    """Return settings with small files, so that an open is quick and a little data reaches all tiers."""
+    """Return settings with small files: a store opens quickly, and a little data reaches all tiers."""
     return StoreConfig(**_SMALL)
 
 
@@ -61,7 +61,7 @@ def open_store(directory: str | os.PathLike[str]) -> Iterator[LedgerManager]:
 class TestCluster:
     """A cluster whose bookies serve in this process, each with a directory of its own; a context manager.
 
-    Bookies do not repair the cluster by themselves, so that a test sees only the effects of its own calls. For
+    Bookies do not repair the cluster by themselves, so a test sees only the effects of its own calls. For
     processes that can be killed, use ``pybk dev up``.
 
     Args:
