@@ -109,7 +109,7 @@ def _close_replaced(key: _Key) -> None:
 
 
 def task_connection(where: StoreOrCluster) -> Connection:
-    """Return this process's connection to a store or cluster, which prefers the bookie of this task's executor.
+    """Return this process's connection to a store or cluster; it prefers the bookie of this task's executor.
 
     Entries of that bookie are read from its files, without requests.
 
@@ -153,7 +153,7 @@ def _connect(where: StoreOrCluster, near: str | None, directory: str | None) -> 
 
 
 def refuse_bookie_directory(where: StoreOrCluster, ledgers: Iterable[LedgerMetadata]) -> None:
-    """Raise an error if ledgers of a directory show that the directory belongs to a bookie, which has parts of ledgers.
+    """Raise an error if ledgers of a directory show that it is a bookie's, which has only parts of ledgers.
 
     Args:
         where: The directory, for the error; nothing is checked if it is a cluster.

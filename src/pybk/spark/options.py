@@ -299,7 +299,7 @@ def sink_options(options: Mapping[str, str], *, streaming: bool) -> SinkOptions:
         and not insecure
     ):
         raise UsageError(
-            f"{digest_type.name} with an empty password proves nothing, as anybody can make the key: give "
+            f"{digest_type.name} with an empty password proves nothing, because anybody can make the key: give "
             "secretFile or passwordFile, another digestType, or insecure=true if that is meant"
         )
     return SinkOptions(

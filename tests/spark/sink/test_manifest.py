@@ -263,7 +263,7 @@ def test_a_manifest_that_is_gone_or_open_is_damage(place: Connection) -> None:
     [(named, _)] = sink.record().chain
     manifest.MANIFESTS_READ.clear()
     place.manager.delete_ledger(named)
-    with pytest.raises(CorruptError, match=r"sink 'damage' names a manifest ledger that is gone.*restore"):
+    with pytest.raises(CorruptError, match=r"sink 'damage' names a manifest ledger that does not exist.*restore"):
         sink.committed()
     writer = place.manager.create_ledger(ensemble_size=1, insecure=True)
     found = metadata_of(place).read_pointer(SINKS, "damage")

@@ -4,7 +4,8 @@ Theory of operation: the first task that needs a bookie starts it (``ensure_book
 executor may try at once. The one that takes the lock of the executor's lock file starts the process, which inherits the
 locked descriptor; the others wait. The process holds the lock until it ends, so a held lock means that a bookie is
 starting or serving, and a crash cannot leave it behind. Once the bookie serves, it writes its state file, which the
-waiting tasks read. A state file without a held lock is that of a killed bookie, and the next starter removes it.
+waiting tasks read. A state file without a held lock was left by a killed bookie; the next task that starts a bookie
+removes it.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class BookieSettings:
         directory: The directory on each host that contains the bookies' directories.
         secret_file: A file on each host with the cluster's secret; None for the secret in the environment.
         rack: The rack of the bookies.
-        linger_s: Seconds for which a bookie still serves after its executor has ended.
+        linger_s: Seconds for which a bookie continues to serve after its executor has ended.
     """
 
     metadata: str
@@ -159,7 +160,7 @@ def configure(
     rack: str = "",
     linger_s: float = 0.0,
 ) -> SparkSession.Builder:
-    """Configure a session so that each executor starts a bookie at its first Python task, and filters are pushed down.
+    """Configure a session: each executor starts a bookie at its first Python task, and filters are pushed down.
 
     The JVM and Python workers are also configured to use Unix sockets, which makes reading faster.
 
@@ -172,8 +173,8 @@ def configure(
             executors' environment variable ``PYBK_CLUSTER_SECRET`` or ``PYBK_CLUSTER_SECRET_FILE`` gives the secret;
             if neither is set, there is none.
         rack: The location of the bookies, for placement: ``zone``, ``zone/rack`` or ``zone/rack/host``.
-        linger_s: Seconds for which a bookie whose executor has ended still serves reads, so that its entries can be
-            re-replicated. It ends earlier if another executor of the host takes its directory.
+        linger_s: Seconds for which a bookie continues to serve reads after its executor has ended; its entries can be
+            re-replicated meanwhile. It ends earlier if another executor of the host takes its directory.
 
     Returns:
         The builder. The secret itself is never a setting, because Spark puts settings in the command line of its JVM.
@@ -219,7 +220,7 @@ def start_bookies(
         rack: As for ``configure``.
         linger_s: As for ``configure``.
         executors: The minimum number of executors to wait for.
-        hold_slot: Whether to run a task on each executor while its bookie serves, so that dynamic allocation does not
+        hold_slot: Whether to run a task on each executor while its bookie serves, because dynamic allocation would
             remove executors that only run a bookie. The task occupies one of the executor's task slots; cancel the job
             group ``pybk-bookies`` to free the slots.
         timeout_s: Seconds to wait for executors and bookies.

@@ -3,8 +3,8 @@
 Theory of operation: a bookie and the tasks of its executor find each other by two small files in a directory of the
 user, named after the executor's JVM and the cluster: a lock file, which the bookie's process keeps locked as long as it
 lives, and a state file (``ExecutorBookie`` as JSON), which it writes once it serves. A state file is valid only while
-the lock is held, so an executor has no bookie any more as soon as the bookie's process has ended in any way. Executors
-are named by pid and start time, because pids are reused.
+the lock is held, so an executor has no bookie from the moment when the bookie's process ends, for whatever reason.
+Executors are named by pid and start time, because pids are reused.
 """
 
 from __future__ import annotations
@@ -234,7 +234,7 @@ def _state_directory() -> str:
 
 
 def take_lock(path: str) -> int | None:
-    """Lock a file, and make it if it is missing; processes that inherit the descriptor share the lock.
+    """Lock a file, and create it if it is missing; processes that inherit the descriptor share the lock.
 
     Returns:
         The descriptor, to be closed by the caller; None if another process holds the lock.

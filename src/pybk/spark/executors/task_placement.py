@@ -75,7 +75,7 @@ def ask_executors(spark: SparkSession, locations: Sequence[str] | None, ask: Cal
     Args:
         spark: The session.
         locations: The locations of the executors; a task that waits too long for one runs on another. With None, as
-            many tasks run as there are task slots, and each takes a moment, so that they spread over all executors.
+            many tasks run as there are task slots, and each takes a moment, so they spread over all executors.
         ask: The function; it must be picklable.
     """
     sc = spark_context(spark)

@@ -86,7 +86,8 @@ def copy(
         cluster_secret: The secret of the source cluster.
         target_secret: The secret of the target cluster.
         password: The password of the ledgers and of their copies; None stands for the empty one.
-        secret: The secret, for ledgers with one. With both, each ledger takes its own, and new ones the secret.
+        secret: The secret of ledgers that have one. If both are given, each ledger takes its own, and new ledgers take
+            the secret.
         ledgers: Ids of the ledgers to copy; None for all.
         ledger_type: Copy only ledgers of this type.
         open_too: Also copy ledgers that are not closed, up to their last add confirmed; the copies are closed. If such

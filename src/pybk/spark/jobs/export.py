@@ -71,7 +71,7 @@ def export(
         directory: The target: any path to which Spark can write.
         cluster_secret: The secret of the cluster.
         password: The password of the ledgers; None stands for the empty one.
-        secret: The secret, for ledgers with one. With both, each ledger takes its own, and new ones the secret.
+        secret: The secret of ledgers that have one. If both are given, each ledger takes its own.
         ledgers: Ids of the ledgers to export; None for all.
         ledger_type: Export only ledgers of this type.
         open_too: Also export ledgers that are not closed, up to their last add confirmed.

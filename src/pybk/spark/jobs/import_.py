@@ -55,8 +55,8 @@ class Imported:
     Attributes:
         export_id: The id of the export; empty if it has no ledgers.
         ledgers: The id of each exported ledger, with the id of its import in the cluster.
-        imported: Exported ids of the ledgers that this call made; the others existed before.
-        entries: The number of entries of these.
+        imported: Exported ids of the ledgers that this call created; the others existed before.
+        entries: The number of entries of the ledgers in ``imported``.
         bytes: Their payload bytes.
     """
 
@@ -78,9 +78,9 @@ def import_(
     quorums: Quorums | None = None,
     quiet: bool = False,
 ) -> Imported:
-    """Make the ledgers of an export again: entries, type, hints, digest and custom metadata; they have new ids.
+    """Create the ledgers of an export: entries, type, hints, digest and custom metadata; they get new ids.
 
-    All ledgers are committed at once. A second import of the same export into the same cluster makes nothing.
+    All ledgers are committed at once. A second import of the same export into the same cluster creates no ledgers.
 
     Args:
         spark: The session whose executors read and write.
@@ -88,7 +88,7 @@ def import_(
         directory: The directory of the export.
         cluster_secret: The secret of the cluster.
         password: The password of the new ledgers; None stands for the empty one.
-        secret: The secret, for ledgers with one. With both, each ledger takes its own, and new ones the secret.
+        secret: The secret of the new ledgers; with both, the new ledgers take the secret.
         quorums: Ensemble size, write quorum and ack quorum of the new ledgers; None for those that were exported, or
             for the cluster's defaults if the ledgers were exported from a store.
         quiet: Do not show progress.

@@ -111,7 +111,7 @@ class Inventory(NamedTuple):
         ).sort(*keys)
 
     def by_bookie(self) -> DataFrame:
-        """Return the number of replicas, of those under-replicated, of entries and of bytes by bookie."""
+        """Return the numbers of replicas, under-replicated replicas, entries and bytes by bookie."""
         return (
             self.replicas.groupBy("bookie", "registered")
             .agg(
@@ -153,14 +153,14 @@ def inventory(
     ledger_type: str | None = None,
     quiet: bool = False,
 ) -> Inventory:
-    """Return all ledgers and all replicas, with those that are under-replicated marked.
+    """Return all ledgers and all replicas; replicas that are under-replicated are marked.
 
     Args:
         spark: The session whose executors read the metadata.
         where: A store's directory, or a cluster's metadata URL.
         cluster_secret: The secret of the cluster.
         password: The password of open ledgers; without it, their entries and bytes are not known.
-        secret: The secret, for ledgers with one. With both, each ledger takes its own, and new ones the secret.
+        secret: The secret of ledgers that have one. If both are given, each ledger takes its own.
         ledgers: Ids of the ledgers to list; None for all.
         ledger_type: List only ledgers of this type.
         quiet: Do not show progress.

@@ -68,11 +68,11 @@ def tier(
         target: The tier.
         cluster_secret: The secret of the cluster.
         password: The password of the ledgers; None stands for the empty one.
-        secret: The secret, for ledgers with one. With both, each ledger takes its own, and new ones the secret.
+        secret: The secret of ledgers that have one. If both are given, each ledger takes its own.
         ledgers: Move only ledgers with these ids.
         ledger_type: Move only ledgers of this type.
         hint: Move only ledgers that were created with this hint.
-        older_than: Move only ledgers that were created more than this number of seconds ago.
+        older_than: Move only ledgers that are older than this number of seconds.
         larger_than: Move only ledgers with more payload bytes than this.
         dry_run: Return the ledgers that would be moved, without moving them.
         quiet: Do not show progress.

@@ -4,8 +4,8 @@ Theory of operation: a transfer is a sink (``pybk.spark.sink.manifest``) whose a
 of one origin share a sink record. Each new ledger names its original in its custom metadata, and counts once a commit
 of the sink names it. A transfer reads the number of the next commit, then lists the committed ledgers, writes the
 missing ones, and commits with that number. If another transfer of the same origin has committed in between, the number
-is taken: this commit is skipped and its ledgers are deleted, so a ledger is never duplicated. An interrupted transfer
-leaves only orphans, and running it again writes the missing ledgers.
+is taken. This commit is then skipped and its ledgers are deleted, so no ledger is duplicated. An interrupted transfer
+leaves only orphans; a repeated transfer writes the missing ledgers.
 """
 
 from __future__ import annotations
@@ -145,14 +145,14 @@ class TransferTarget:
         return Sink(found.manager, found.metadata, self.app_id, given=self.given.read(), quorums=self.quorums)
 
     def there(self) -> dict[int, LedgerMetadata]:
-        """Return the committed ledgers of the target by the id of their original; of several copies the longest."""
+        """Return the committed ledgers of the target by the id of their original; the longest of several copies."""
         return {ledger_id: found[0] for ledger_id, found in self._counting().items()}
 
     def drop_outdated(self) -> None:
         """Delete the committed ledgers whose original has a longer committed copy.
 
         Raises:
-            PybkError: A ledger could not be deleted, so readers see its entries twice.
+            PybkError: A ledger could not be deleted; readers see its entries twice.
         """
         for found in self._counting().values():
             for metadata in found[1:]:
@@ -252,7 +252,7 @@ def finish(writer: LedgerWriter, header: TransferHeader, pending: AppendFuture[r
 
 
 def safest_quorums(headers: Iterable[TransferHeader]) -> Quorums:
-    """Return the quorums that tolerate the loss of the most bookies, so that the manifest is as safe as any ledger."""
+    """Return the quorums that tolerate the loss of most bookies; they make the manifest as safe as any ledger."""
     quorums = [header.quorums for header in headers]
     return max(quorums, key=lambda each: (each[1] or 0, each[2] or 0), default=(None, None, None))
 
@@ -296,7 +296,7 @@ def plan_transfer(
     open_too: bool,
     quorums: Quorums | None = None,
 ) -> TransferPlan:
-    """Return which ledgers a transfer copies, and up to which entry.
+    """Return the ledgers that a transfer copies, each with its last entry.
 
     Args:
         found: The connection to the source.
@@ -325,9 +325,9 @@ def plan_transfer(
 
 
 def visible(found: Connection, wanted: Listing) -> list[LedgerMetadata]:
-    """Return the listed ledgers without those that a sink has written and not committed.
+    """Return the listed ledgers, except those that a sink has written and not committed.
 
-    The ledgers of one commit are returned all or none.
+    Of the ledgers of one commit, all are returned or none.
 
     Args:
         found: The connection to the source.

@@ -4,7 +4,7 @@ Theory of operation: the driver lists the ledgers and cuts each fragment on each
 (``planned``). Executors check units independently (``_check``), and the driver merges the results of the units of each
 replica. Three things can change meanwhile. A deleted ledger is left out. A ledger whose ensemble changed is planned and
 checked once more, and reported in ``left`` if its ensemble changed again. The last fragment of an open ledger grows:
-entries that a bookie does not have yet are ``late``, and are a problem only if more bookies lack an entry than the ack
+entries that a bookie does not have yet are ``late``. They are a problem only if more bookies lack an entry than the ack
 quorum allows (``mark_short``). At the end, the driver checks the seals and lengths of whole ledgers, from the metadata
 and from the lengths that each unit reports.
 """
@@ -68,17 +68,18 @@ class CheckedReplica:
         first_entry_id: The first entry of the fragment.
         last_entry_id: The last entry that was checked.
         bookie: The bookie; None for a store.
-        growing: The ledger's writer may still be sending entries, so missing entries are a problem only if ``short``.
-        short: More bookies deny one of the missing entries than the ack quorum allows for a confirmed entry.
+        growing: Whether the ledger's writer may still be sending entries; missing entries are then a problem only if
+            ``short``.
+        short: Whether more bookies deny one of the missing entries than the ack quorum allows for a confirmed entry.
         entries: The number of sound entries, whose bytes are those that the writer made.
         bytes: The encoded bytes of the sound entries.
         missing: Entries that the bookie denies.
         damaged: Entries whose bytes differ from those that were written.
         unknown: Entries that the bookie neither returns nor denies: it cannot read them, or may have lost them in a
             crash.
-        silent: The bookie does not answer, so the state of entries that are not counted is not known.
-        authenticated: Digests were checked; False if the password is missing or wrong, so that only the bookie's own
-            checksums were checked.
+        silent: Whether the bookie does not answer; the state of entries that are not counted is then not known.
+        authenticated: Whether digests were checked; False if the password is missing or wrong, and only the bookie's
+            own checksums were checked.
         marks: Some entry ids, each with the ledger's length up to that entry, as the entry states it.
         contradicting: Errors in the lengths that entries state, or in the last entry of a sealed ledger.
     """
@@ -126,7 +127,7 @@ class VerifiedLedgers:
             bookies have each of them to confirm it.
         left: Descriptions of ledgers and replicas that could not be checked or repaired, with the reasons.
         ledger_problems: Ids of ledgers, each with an error of the ledger as a whole: its seal, its kind or its lengths.
-        unsealed: Ids of closed ledgers without a seal, so that their end is not proven.
+        unsealed: Ids of closed ledgers without a seal, whose end is not proven.
         seals_unchecked: Ids of sealed ledgers whose password was not given or is wrong.
     """
 
@@ -197,9 +198,9 @@ def verify(
         password: The password of the HMAC_SHA256 ledgers; None stands for the empty one. Ledgers with another password
             are checked by the bookies' own checksums, and are ``not_opened`` if a password was given. The password is
             read on the driver and sent to executors with the tasks.
-        secret: The secret of the ledgers that were made with one; likewise.
-        passwords: The passwords, in place of ``password`` and ``secret``, if ledgers have different ones. A wrong one
-            that is given for a ledger's id is a problem.
+        secret: The secret of the ledgers that were created with one; likewise.
+        passwords: The passwords, in place of ``password`` and ``secret``, if ledgers have different ones. A wrong
+            password that is given for a ledger's id is a problem.
         ledgers: Ids of the ledgers to check; None for all.
         ledger_type: Check only ledgers of this type.
         repair: Repair replicas that are not sound from sound ones, and check them again.

@@ -21,10 +21,10 @@ Exactly one commit takes effect, by these steps:
    committed: publish, skip (the number was committed before), or refuse.
 3. To publish, it writes a manifest of the attempt's ledgers and closes it. Nothing is committed yet: the manifest is an
    orphan, too.
-4. One compare-and-set of the record names the manifest and the number. That is the whole commit. It succeeds at most
-   once per number, because the version that was read in step 2 must still be the record's.
+4. One compare-and-set of the record names the manifest and the number. This compare-and-set is the whole commit. It
+   succeeds at most once per number, because the version that was read in step 2 must still be the record's.
 5. If the compare-and-set was refused, another driver has changed the record. Nothing else is known, so the commit
-   starts over with step 2, and deletes its manifest unless the record names it after all.
+   starts over with step 2. It deletes its manifest unless the new record names it.
 
 If the answer of the compare-and-set was lost, ``commit`` raises an error with ``outcome_unknown``, or finds its own
 commit in step 2 and skips it. A skipped attempt's ledgers are deleted unless a manifest names them, so a driver that
@@ -32,7 +32,8 @@ finds its own commit deletes nothing.
 
 Chains of manifests stay short: seven manifests of a tier and the new one are written as one of the next tier, whose
 compare-and-set also drops the seven from the record; then they are deleted (``sink_record.fold``). A reader that finds
-a named manifest deleted reads the record again. If the record has changed, that was a fold; if not, it is damage.
+a named manifest deleted reads the record again. If the record has changed, the manifest was folded; if not, the sink is
+damaged.
 
 The deletion of orphans must not race with a commit whose compare-and-set is still under way, however late that takes
 effect. Two rules ensure this without synchronised clocks:
@@ -181,7 +182,8 @@ class Sink:
             written: The ledgers, in their order.
 
         Returns:
-            True if they are committed; False if the attempt's number was committed before, and these were deleted.
+            True if they are committed; False if the attempt's number was committed before, and these ledgers were
+            deleted.
 
         Raises:
             IllegalOperationError: The commit is refused; ``decide`` has the reasons.
@@ -293,7 +295,7 @@ class Sink:
         """
         if self._read()[1] == version:
             raise CorruptError(
-                f"the record of sink {self._app_id!r} names a manifest ledger that is gone: {error}; restore it"
+                f"the record of sink {self._app_id!r} names a manifest ledger that does not exist: {error}; restore it"
             ) from error
 
     def _named_by(self, record: SinkRecord) -> list[int]:

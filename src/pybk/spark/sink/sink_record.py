@@ -1,4 +1,4 @@
-"""A sink's record and manifests as values; decides the effect of a commit on them, without input or output.
+"""A sink's record and manifests as values, and the effect of a commit on them; pure, without input or output.
 
 ``pybk.spark.sink.manifest`` reads and writes them, and explains how a commit works.
 """
@@ -13,10 +13,10 @@ from pybk.values import decode_json, encode_json
 
 FORMAT: Final = 1
 RUNS_KEPT: Final = 32
-"""The number of runs of a query that the record remembers, so that a driver that was succeeded is refused."""
+"""The number of runs of a query that the record remembers; by them a driver that has a successor is refused."""
 
 FOLD: Final = 8
-"""The number of manifests of one tier that become one of the next."""
+"""The number of manifests of one tier that become one manifest of the next tier."""
 
 ORPHAN_AGE_S: Final = 86_400.0
 """The age at which a commit collects an orphan."""

@@ -33,8 +33,8 @@ _PUSHING_MODULE: Final = "data_source_pushdown_filters"
 def new_reader(options: SourceOptions, schema: StructType) -> BatchReader:
     """Return a reader; one with filter pushdown if Spark's setting for it is on.
 
-    The setting cannot be read here, and Spark refuses a reader with pushdown if the setting is off. So the setting is
-    inferred from the name of the module that Spark runs for planning.
+    Spark refuses a reader with pushdown if the setting is off, but the setting cannot be read here. So it is inferred
+    from the name of the module that Spark runs for planning.
     """
     check_schema(schema)
     pushing = any(_PUSHING_MODULE in argument for argument in sys.argv)

@@ -43,7 +43,7 @@ class PushedFilters(NamedTuple):
 
 
 def push(filters: Iterable[Filter]) -> PushedFilters:
-    """Return the ids that filters select; the filters that are not in ``rest`` need not be applied again."""
+    """Return the ids that filters select; Spark need not apply the filters that are not in ``rest``."""
     left = {"ledger_id": EVERY, "entry_id": EVERY}
     rest = []
     for each in filters:

@@ -74,7 +74,7 @@ class LedgerCatalog:
         return f"{store} ledgers {','.join(f'{low}-{high}' for low, high in self._asked or ())}"
 
     def deleted(self, ledger_ids: Iterable[int]) -> set[int]:
-        """Return the deleted ones of some ledgers, by the metadata of each, because listings may be late.
+        """Return those of some ledgers that were deleted, by the metadata of each, because listings may be late.
 
         Raises:
             PybkError: The metadata store cannot be read.
@@ -94,7 +94,7 @@ class LedgerCatalog:
         """Return the ledgers that positions name and that do not exist.
 
         Raises:
-            UsageError: One of them exists, but is not among the selected ledgers.
+            UsageError: Such a ledger exists, but is not among the selected ledgers.
             PybkError: The metadata store cannot be read.
         """
         manager = connection(self._where).manager

@@ -5,12 +5,12 @@ States of a ledger in an offset: *due* (nothing was read) or in *at* (reading) â
 micro-batch, and both are deterministic, so a repeated micro-batch reads the same entries.
 
 An offset names the next entry of each ledger. A ledger is *finished* once it is closed and all its entries were read.
-The first offset after that names it under ``ended``, with its end, so that two offsets alone determine the entries
+The first offset after that names it under ``ended``, with its end, because two offsets alone must determine the entries
 between them. Later offsets drop finished ledgers by this rule: a ledger is finished if it is in ``done``, or if its id
 is at most ``upto``, its metadata say that it was created before ``before``, and it is neither in ``at`` nor in ``due``.
-``before`` is an hour older than the newest ledger, because the clocks of the hosts that create ledgers differ, and ids
-come in no order. So an offset has only the ledgers that are being read and, as ranges of ids, the ledgers that are to
-be read and the finished ones that were created within the last hour.
+``before`` is an hour older than the newest ledger, because the clocks of the hosts that create ledgers differ, and
+ledgers are not created in the order of their ids. So an offset has only the ledgers that are being read and, as ranges
+of ids, the ledgers that are to be read and the finished ones that were created within the last hour.
 
 A ledger that an offset names stays in it until it is finished or known to be deleted; its absence from a listing proves
 nothing, because listings may be late.
@@ -28,8 +28,7 @@ from pybk.spark.options import Positions, Ranges
 from pybk.spark.source.planning import EntryRange, ReadableLedger, numbers_of, ranges_of, within
 
 LATE_NS: Final = 3600 * 10**9
-"""Clocks of the machines that create ledgers, and the time between a ledger's creation and its being seen, differ by
-less than this."""
+"""The bound on the difference of hosts' clocks, and on the time from a ledger's creation to its first listing."""
 
 _VERSION: Final = 2
 

@@ -47,7 +47,7 @@ class ReadableLedger:
         created_ns: The creation time in its metadata.
         end: The id after the last readable entry.
         length: The approximate payload bytes up to ``end``.
-        closed: Whether the ledger is closed, so that ``end`` is final.
+        closed: Whether the ledger is closed; ``end`` is final then.
     """
 
     ledger_id: int
@@ -117,8 +117,8 @@ def split_into_tasks(ranges: Iterable[SizedRange], entries: int | None = None) -
     Args:
         ranges: The entries, in order.
         entries: The most entries of a task; None for about ``PARTITION_BYTES``. In that case the opening of a ledger
-            counts as bytes, too, so that many small ledgers are neither read by a single task, nor each by a task of
-            its own.
+            counts as bytes as well, so many small ledgers are read neither by a single task, nor each by a task of its
+            own.
 
     Returns:
         The ranges of each task, in order; equal for equal arguments.

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pybk.spark.options import SourceOptions
 
 LATE_SECONDS: Final = 10.0
-"""The seconds for which a task waits until it knows that the entries which the planner saw are confirmed."""
+"""The longest wait of a task, in seconds, until it knows that the entries that the planner saw are confirmed."""
 
 _LOOK_SECONDS: Final = 0.05
 
@@ -92,7 +92,10 @@ def read_ranges(
             if options.fail_on_data_loss:
                 raise lost_ledgers_error([entry_range.ledger_id]) from error
             logger.warning(
-                "ledger %d is gone; entries %d to %d are left out", entry_range.ledger_id, first, entry_range.last
+                "ledger %d does not exist; entries %d to %d are left out",
+                entry_range.ledger_id,
+                first,
+                entry_range.last,
             )
 
 

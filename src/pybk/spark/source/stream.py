@@ -87,7 +87,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return first_offset(self._options.starting, ledgers, catalog.of).to_json()
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        """Return the limit of a micro-batch; of two limits only one is reported to Spark, but both are applied."""
+        """Return the limit of a micro-batch. If two limits are set, one is reported to Spark, and both are applied."""
         if self._options.max_entries_per_trigger is not None:
             return ReadMaxRows(self._options.max_entries_per_trigger)
         if self._options.max_bytes_per_trigger is not None:
@@ -169,7 +169,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._options.fail_on_data_loss and (lost := unread & self._deleted):
             raise lost_ledgers_error(sorted(lost))
         if lost := unread & deleted:
-            logger.warning("ledgers %s are gone; what was not read of them is left out", sorted(lost))
+            logger.warning("ledgers %s do not exist; their entries that were not read are left out", sorted(lost))
 
     def _admitted(self, begin: Offset, left: list[ReadableLedger]) -> dict[int, int]:
         """Return how many entries of each ledger to read within the limits of the options, oldest ledgers first."""
