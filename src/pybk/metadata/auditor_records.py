@@ -1,7 +1,7 @@
 """The records of a cluster's auditor in the metadata store: its state for the next auditor, and a report for people.
 
-Both are JSON that the auditor makes. The *report* is leased: it disappears with the auditor, so that no reader takes an
-old one for the present. The *state* stays.
+Both are JSON that the auditor makes. The *report* is leased: it disappears with the auditor, because a reader must not
+take an old report for the present state. The *state* stays.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class AuditorRecords(AuthenticatedValues):
         return self.read_document(ValueKind.AUDITOR, AUDITOR_KEY)
 
     def write_auditor_state(self, values: Mapping[str, Any]) -> None:
-        """Replace the state for the next auditor, durably; of two auditors at once, the later write counts."""
+        """Replace the state for the next auditor, durably; if two auditors run at once, the later write counts."""
         self.write_document(ValueKind.AUDITOR, AUDITOR_KEY, values, leased=False)
 
     def read_auditor_report(self) -> dict[str, Any] | None:
@@ -38,7 +38,7 @@ class AuditorRecords(AuthenticatedValues):
     def is_quiet(self, now_ns: int) -> bool:
         """Return whether an auditor leads, and neither holds repairs nor has a person paused them.
 
-        Work that can wait is not done at other times, because the metadata may then not match the bookies.
+        At other times the metadata may not match the bookies, so work that can wait is not done.
 
         Args:
             now_ns: The time, nanoseconds since 1970.

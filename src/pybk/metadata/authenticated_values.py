@@ -7,9 +7,9 @@ with the cluster's metadata key over the header, the key of the value in the sto
 secret has no MACs. The key epoch names the secret.
 
 A value of format 3 was *resealed*: another MAC was made for a value that did not change, by the key of a later epoch.
-Its header has ``since (16)`` after the token: the version that the key had when it got this payload, so that all
-versions from there on have the same payload and token. A writer that expects one of them in a compare-and-set has read
-the present payload, and continues from the present version (``AuthenticatedValues.change``).
+Its header has ``since (16)`` after the token: the version that the key had when it got this payload. All versions from
+there on have the same payload and token. A writer that expects one of them in a compare-and-set has read the present
+payload, and continues from the present version (``AuthenticatedValues.change``).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ VALUE_FORMAT_BASE: Final = 1
 VALUE_FORMAT: Final = 2
 VALUE_FORMAT_RESEALED: Final = 3
 LOOK_SECONDS: Final = 10.0
-"""The greatest age of a process's knowledge of the cluster's secrets when it writes."""
+"""The greatest age, in seconds, that a process's knowledge of the cluster's secrets may have when it writes."""
 
 TOKEN_BYTES: Final = 16
 MAC_BYTES: Final = 32
@@ -111,7 +111,7 @@ def unchanged_since(value: bytes, version: int) -> int:
 
 
 def mac_of(key: bytes, label: bytes, *parts: bytes) -> bytes:
-    """Return the MAC of a label and parts, each prefixed with its size, so that no two lists have the same input."""
+    """Return the MAC of a label and parts, each prefixed with its size, so no two lists have the same input."""
     mac = hmac.new(key, label, hashlib.sha256)
     for part in parts:
         mac.update(_SIZE.pack(len(part)) + part)
@@ -216,8 +216,8 @@ def _accepted_key(key: str, epoch: int, keys: MetadataKeys) -> bytes:
         return mac_key
     if epoch in keys.earlier:
         raise MetadataForgedError(
-            f"metadata key {key!r} was written with secret {epoch} of the cluster, which was retired: nothing should "
-            "have; check who still has it, and which users may write to the metadata store"
+            f"metadata key {key!r} was written with secret {epoch} of the cluster, which was retired, so no member "
+            "writes with it: check who still has it, and which users may write to the metadata store"
         )
     raise UnknownEpochError(
         f"metadata key {key!r} was written with secret {epoch} of the cluster, which is not given here: give it, too; "
@@ -357,7 +357,7 @@ class AuthenticatedValues:
             kind: Its kind.
             key: Its key.
             values: The object.
-            leased: Whether it disappears with the session of this process.
+            leased: Whether the value disappears with the session of this process.
         """
         payload = encode_json(dict(values))
         while True:

@@ -2,7 +2,7 @@ r"""Compare-and-set whose outcome is known: finds the outcome of a change whose 
 
 Theory of operation. Every change of a metadata store is conditional: ``create`` on the key's absence, ``put`` and
 ``delete`` on its version. So a change can be repeated, and takes effect at most once. Every value carries a token that
-its writer chose at random, so reading the key shows whose value it holds. To *settle* a change means:
+its writer chose at random, so reading the key shows which writer's value it holds. To *settle* a change means:
 
     change --answered-------------------------------> the answer, a version or an error
       |  \--answer lost--> read the latest value --ours--> took effect: the version that the key has now
@@ -10,8 +10,9 @@ its writer chose at random, so reading the key shows whose value it holds. To *s
       +<-------not ours--------+                    repeat the change, up to ``_TRIES`` times
 
 An error of a repeated change that says that the key exists, or has another version, has two explanations: the first
-attempt took effect, or another process was faster. The value decides. If it is not ours, ours may have been written and
-replaced since, which nothing can show: the error then has ``outcome_unknown``. A lost answer never counts as a failure.
+attempt took effect, or another process was faster. The value decides. If the value is not ours, ours may have been
+written and replaced since. Nothing can show that, so the error has ``outcome_unknown``. A lost answer never counts as a
+failure.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The keys that one ``MetadataStore.watch_below`` has yet to report."""
+"""The keys that one ``MetadataStore.watch_below`` still has to report."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ KEYS_MAX: Final = 4096
 """Keys that a feed collects at most between two calls; if more have changed, it reports None."""
 
 REST_S: Final = 1.0
-"""Least seconds from a report of None, which has everything read again, to the next; more if the reading took longer.
+"""The least seconds between two reports of None, after which all is read again; more if that takes longer.
 
 So reading takes at most half of the time while a process of an older version changes keys all the time.
 """
@@ -24,7 +24,7 @@ class ChangeFeed:
 
     Args:
         key: The key above the reported keys.
-        callback: The function that they are reported to.
+        callback: The function that gets the reported keys.
     """
 
     def __init__(self, key: str, callback: Callable[[frozenset[str] | None], None]) -> None:

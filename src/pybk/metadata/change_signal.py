@@ -56,7 +56,7 @@ class ChangeSignal:
 
         Args:
             timeout_s: Seconds at most; None for no limit.
-            changes: Whether to return for changes of the file, too.
+            changes: Whether to return for changes of the file as well.
             rest_s: Least seconds between two reported changes; ``set`` ends this pause early.
 
         Returns:

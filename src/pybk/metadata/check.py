@@ -60,7 +60,7 @@ def check_values(
         identity: The cluster's identity, from its value.
         keys: The cluster's metadata keys, None without a secret.
         key_for: As for ``ClusterMetadata``.
-        progress: Called with the values that were checked, twice.
+        progress: Called with the number of values checked, as both arguments, because the total is not known.
     """
     check = _Check(identity, keys, key_for)
     for number, (key, value) in enumerate(values, start=1):

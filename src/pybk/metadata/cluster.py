@@ -202,12 +202,15 @@ class ClusterMetadata(
             self.refresh_keys()
             self.rewrite_locks()  # even if a thread that met a new value has adopted the secrets before
         except PybkError as error:
-            logger.warning("the cluster's own metadata cannot be used now, so what was known stays: %s", error)
+            logger.warning(
+                "the key of the cluster cannot be used now, so the feature level and secrets read before stay: %s",
+                error,
+            )
 
     def refresh_keys(self) -> None:
         """Read the key ``cluster`` again, and adopt the feature level and the secrets if they changed.
 
-        The secrets of this process are read again, too, so that one that was added to its file is found.
+        The secrets of this process are read again as well, which finds one that was added to its file.
 
         Raises:
             MetadataForgedError: The cluster uses a secret that was not given to this process, which keeps what it knew.
@@ -257,9 +260,9 @@ class ClusterMetadata(
     # ---- secrets -------------------------------------------------------------------------------------------------
 
     def add_secret(self) -> SecretEpochs:
-        """Make the secret that is given in addition to the current one the next epoch, whose values are accepted.
+        """Make the secret that this process has in addition to the current one the next epoch; its values are accepted.
 
-        Repeating it changes nothing, but makes members look again for a secret that they lack.
+        A repeated call changes nothing, but makes members look again for a secret that they lack.
 
         Returns:
             The epochs as they are now.
@@ -301,7 +304,7 @@ class ClusterMetadata(
     def switch_secret(self) -> SecretEpochs:
         """Make the newest secret the current one, with which values are written and sessions begin.
 
-        The caller checks that all members have it. Repeating it changes nothing, but makes members look again for a
+        The caller checks that all members have it. A repeated call changes nothing, but makes members look again for a
         secret that they lack.
 
         Returns:

@@ -12,16 +12,17 @@ A folded tombstone cannot make a bookie drop entries, so it is folded only if no
   page that announced it. A bookie leaves the cluster when it is removed for good, and no directory of that instance is
   started again.
 - DT2: A bookie records that it has passed a page one look after it has read it, when it has no entries of the page's
-  deleted ledgers. It stores the first entry of a ledger only after a look-up that finds the metadata. Such a look-up
-  began before the deletion, and has been answered by that second look.
+  deleted ledgers. A bookie stores the first entry of a ledger only after a look-up that finds the metadata. A look-up
+  that still found them began before the deletion, and was answered before the second look.
 - DT3: The id is recorded before the key is removed. So a deleted ledger is known as deleted for ever: its id is not
   given again, metadata that are rebuilt do not bring it back, and a bookie whose directory was put back to an older
-  state does not take the metadata for outdated because of it. Its entries of such a ledger are orphans.
+  state does not conclude from the missing key that the metadata are outdated. The entries that this bookie has of such
+  a ledger are orphans.
 
 To append means to create the page after the head's, and then to raise the head by compare-and-set:
 
-- If the auditor stops between the two, the page exists and does not count. The next append finds it, raises the head
-  over it unchanged, because a page only ever has ids of tombstones, and appends its own page.
+- If the auditor stops between the two, the page exists and does not count. The next append finds it, raises the head to
+  it, because a page only ever has ids of tombstones, and then appends its own page.
 - If two auditors run at once, because the lease of one was lost, one of them creates the page or raises the head. The
   other finds the key or the version changed, and begins again from the new head. An id that was appended twice is
   dropped once.
@@ -29,7 +30,7 @@ To append means to create the page after the head's, and then to raise the head 
   compare-and-set is refused, no bookie reads that page, and it is removed with the next ones; the ids are appended
   again.
 
-Numbers never begin again, because the head stays. A new bookie checks all its ledgers once, after it has read the head:
+Numbers never start again, because the head stays. A new bookie reads the head and then checks all its ledgers once:
 every ledger of the pages up to that number had its tombstone before.
 """
 
@@ -92,7 +93,7 @@ class Deletions(Ledgers, Bookies):
     def begin_deletions(self) -> int:
         """Create the head unless it exists, and return its number. Bookies read pages from then on.
 
-        Call it when all tombstones of the cluster are about to be appended, because running bookies check their ledgers
+        Call it just before appending all tombstones of the cluster, because running bookies check their ledgers
         themselves only until the head exists.
         """
         while True:
@@ -240,8 +241,8 @@ class Deletions(Ledgers, Bookies):
     def repair_deleted_ids(self, held: Collection[int] = ()) -> list[str]:
         """Replace damaged values of deleted ids, durably; return their keys.
 
-        The ids of such a value are not known any more. From then on each id of its ten thousand that has no key counts
-        as deleted, so that none is given again; the next ids that are given are above them.
+        The ids of such a value are not known any more. From then on each of its ten thousand ids that has no key counts
+        as deleted, so none is given again; the next ids that are given are above them.
 
         Args:
             held: Ledgers that bookies still have; they were not folded (DT1), although they have no key.

@@ -35,7 +35,8 @@ class MetadataEpoch(NamedTuple):
     """The age of a cluster's metadata; epochs are ordered by age.
 
     Attributes:
-        number: 0 for a cluster that was never restored; else milliseconds since 1970, higher than any number before.
+        number: 0 for a cluster that was never restored; otherwise milliseconds since 1970, and higher than any earlier
+            number.
         ticks: Grows with each start of a bookie, and every ten minutes while one runs.
         limbo: Whether metadata of this epoch may name bookies that do not have the entries, because not all bookies'
             directories were read; each bookie puts all its ledgers in limbo when it first sees the epoch.

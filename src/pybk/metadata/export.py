@@ -25,7 +25,7 @@ from pybk.values import from_base64, to_base64
 
 EXPORT_FORMAT: Final = 1
 NOT_EXPORTED: Final = ("bookies", "locks", AUDITOR_KEY, REPORT_KEY, ORPHANS_KEY, SCRUB_KEY, QUICK_KEY)
-"""The leased keys, by their first names, because some stores do not distinguish leased keys from others.
+"""The first names of leased keys, because some stores do not distinguish leased keys from others.
 
 The records of the auditor are not exported either, because they say for how long bookies were absent at that time. Nor
 are the times of checks, because they prove nothing about later copies.
@@ -47,7 +47,7 @@ def write_export(
         store: The store.
         path: The file; its owner alone can read it.
         made_ns: The time, for people.
-        progress: Called with the values that were written, and again that number, as the total is not known.
+        progress: Called with the number of values written, as both arguments, because the total is not known.
 
     Raises:
         UsageError: A file of this name exists.
@@ -108,7 +108,7 @@ def check_export(path: str) -> None:
 
 
 def read_export(path: str) -> Iterator[tuple[str, bytes]]:
-    """Yield the keys and values in an export; whether it is whole is known only at the end.
+    """Yield the keys and values in an export; an export that is not whole raises only at its end.
 
     Raises:
         CorruptError, UnsupportedFormatError: As ``check_export``.

@@ -3,9 +3,9 @@
 Theory of operation
 -------------------
 
-All locks are locks of the open file description (``F_OFD_SETLK``), so that two stores of one process exclude each
-other, too. The kernel drops them when the process dies, but not while it is stopped. A forked child shares the locks
-of its parent; it closes the file without unlocking it (``_close_inherited``).
+All locks are locks of the open file description (``F_OFD_SETLK``), so two stores of one process exclude each other as
+well. The kernel drops them when the process dies, but not while it is stopped. A forked child shares the locks of its
+parent; it closes the file without unlocking it (``_close_inherited``).
 
 Slots. The file is an array of slots of 16 bytes: the time of the last heartbeat (CLOCK_MONOTONIC, nanoseconds) and
 the process id. A session's process keeps its slot locked. A locked slot with an old heartbeat belongs to a process
@@ -129,7 +129,7 @@ class HostFile:
         """Release the write lock; stop this process again if it was resumed only to release it.
 
         Args:
-            ticket: The ticket of ``try_write_lock``; 0 if the lock was not taken, or perhaps not.
+            ticket: The ticket of ``try_write_lock``; 0 if the lock was not taken, or its taking was interrupted.
         """
         self._unlock(_WRITE_LOCK_AT, 0)
         if ticket and self._read(_AWAITED_SLOT)[0] == ticket:

@@ -42,7 +42,7 @@ def checked_seconds(name: str, seconds: float) -> float:
 
 
 def heartbeat_interval(lease_time_s: float) -> float:
-    """Return the seconds between two heartbeats: five per lease time, so that a few may be late or lost."""
+    """Return the seconds between two heartbeats: five per lease time, so a few may be late or lost."""
     return min(_HEARTBEAT_MAX_S, lease_time_s / 5)
 
 
@@ -55,6 +55,6 @@ def trusted_after_loss(lease_time_s: float) -> float:
     """Return the seconds for which leases count as alive after their connection was found to be lost.
 
     ZooKeeper's client notices a lost connection two thirds of the lease time after the last sign of life. The servers
-    end the session after the whole of it, so a third is left.
+    end the session after the whole lease time, so a third is left.
     """
     return lease_time_s / 3

@@ -1,9 +1,9 @@
 """The immutable part of a ledger's metadata, with a MAC.
 
 Clients send it to bookies, which store it with their replicas. Format 1, of ledgers of key format 0, has only the
-digest of the custom metadata. Format 2, of all other ledgers, has the custom metadata itself, so that a ledger's
-metadata can be reconstructed from its bookies. The format of a ledger never changes, because bookies compare the bytes
-after the MAC. The MAC is that of the cluster's secret when the description was made, and is never made again.
+digest of the custom metadata. Format 2, of all other ledgers, has the custom metadata itself, from which a ledger's
+metadata can be reconstructed. The format of a ledger never changes, because bookies compare the bytes after the MAC.
+The MAC is made once, with the secret that the cluster has when the description is made.
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ class LedgerDescription:
         key_salt: The salt that its keys are derived with.
         key_epoch: The generation of its keys.
         verifier: A public key against which a password, and signatures made with it, are verified.
-        key_format: The number of the key format, which says to which of the ledger's properties its keys are bound.
+        key_format: The number of the key format, which determines the properties of the ledger on which its keys
+            depend.
         custom_metadata: Its custom metadata; None for a ledger of key format 0, whose description has the digest alone.
     """
 

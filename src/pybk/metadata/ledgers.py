@@ -168,12 +168,12 @@ class Ledgers(AuthenticatedValues):
         self._ids = range(0)
         self._ids_lock = threading.Lock()
         self._folded: tuple[tuple[str, int], list[IdRange]] = ("", 0), []
-        """The ids of the folded tombstones that were decoded last, after the key of their value and its version."""
+        """The ids of the folded tombstones that were decoded last, with the key and the version of their value."""
 
     def new_ledger_id(self) -> int:
         """Return a ledger id that this method has never returned in this cluster.
 
-        A client reserves ids in blocks of ``ID_BLOCK``, so that most calls need no round trip; it loses the rest of its
+        A client reserves ids in blocks of ``ID_BLOCK``, so most calls need no round trip; it loses the rest of its
         block when it ends. An application may have used the id without asking for it: ``create_ledger`` then refuses
         it, and the caller takes the next id.
 
@@ -276,7 +276,7 @@ class Ledgers(AuthenticatedValues):
             latest: Whether every change that took effect before the call is seen; False may save a round trip.
 
         Raises:
-            LedgerDeletedError: It was deleted: the store has its tombstone, or its id among those that were deleted.
+            LedgerDeletedError: It was deleted: the store has its tombstone, or keeps its id among the deleted ones.
             NoSuchLedgerError: The store has no such key, which proves nothing about the ledger's entries.
             MetadataForgedError: Its metadata was not written with the cluster's secret.
             CorruptError: The value is not a ledger's metadata.
@@ -363,7 +363,7 @@ class Ledgers(AuthenticatedValues):
         self._put(ValueKind.DELETED, key, encode_json({"ledger_id": ledger_id, "proof": to_base64(proof)}), version)
 
     def delete_anew(self, ledger_id: int, proof: bytes) -> None:
-        """Write a tombstone, durably, for a deleted ledger whose metadata were then lost or put back."""
+        """Write a tombstone, durably, for a deleted ledger whose tombstone was lost or replaced by older metadata."""
         key = f"{LEDGERS_KEY}/{ledger_path(ledger_id)}"
         payload = encode_json({"ledger_id": ledger_id, "proof": to_base64(proof)})
         while True:
@@ -498,7 +498,7 @@ class Ledgers(AuthenticatedValues):
         return [None if node is None else node.version for node in nodes]
 
     def is_unheard_of(self, ledger_id: int) -> bool:
-        """Return whether a ledger has no metadata and was not deleted, as of all changes before the call."""
+        """Return whether a ledger has neither metadata nor a deletion; sees all changes before the call."""
         key = f"{LEDGERS_KEY}/{ledger_path(ledger_id)}"
         return self._store.get(key, latest=True) is None and not self.is_folded(ledger_id)
 

@@ -1,13 +1,13 @@
-"""The recent changes of an LMDB metadata store: the keys that each of them wrote or removed.
+"""The recent changes of an LMDB metadata store: the keys that each change wrote or removed.
 
-Each change rewrites the *tail*, a row with the keys of up to ``BLOCK`` last changes. It follows the row with the
-number of the last change, so a change writes no further page of the file for it. When a block of ``BLOCK`` numbers is
-complete, the tail is copied to the row of the block, in a ring of ``BLOCKS`` rows. So nothing needs clearing, and a
-reader that knows the number of the last change it has seen reads the keys of the later ones.
+Each change rewrites the *tail*, a row with the keys of up to ``BLOCK`` last changes. Its row follows that of the number
+of the last change, so it costs a change no further page of the file. When a block of ``BLOCK`` numbers is complete, the
+tail is copied to the row of the block, in a ring of ``BLOCKS`` rows. So nothing needs clearing, and a reader that knows
+the number of the last change it has seen reads the keys of the later ones.
 
-The numbers in the rows show whether a reader has missed changes: because more came in between than the ring has, or
-because a change is not in the rows. A change with more keys than fit is left out, and processes of older versions of
-pybk leave out all changes.
+The numbers in the rows show whether a reader has missed changes. It misses some if more changes came than the ring
+holds, or if the rows lack a change: one with more keys than fit is left out, and processes of older versions of pybk
+leave out all changes.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
 Theory of operation
 -------------------
 
-Files. A directory holds an LMDB environment (``data.mdb``, ``lock.mdb``) with the values (``lmdb_rows``), and the
-file ``sessions`` with the locks and heartbeats of the processes (``host_file``). There is no server: every process
-that opens the store does its share of the work described here.
+Files. A directory holds an LMDB environment (``data.mdb``, ``lock.mdb``) with the values (``lmdb_rows``), and the file
+``sessions`` with the locks and heartbeats of the processes (``host_file``). No process is a server: each one that opens
+the store does a share of the work described here.
 
 Changes. Each change is one LMDB transaction and is on disk when the call returns, after about 0.3 ms. Changes are
 numbered; a value's version is the number of the change that wrote it, so no key ever has the same version twice.
@@ -25,10 +25,11 @@ older than the lease time. Its states:
 
     none  --session()-->  alive  --silent for the lease time, or process died-->  ended  --sweep-->  removed
 
-Heartbeats (``heartbeat``) write the slot and cost no transaction. Any process may notice that a session has ended
-and remove its row and leases (``sweep``): the keeper thread looks for ended sessions, four times a second over all
-processes together, and so do readers, which must not return leases of a dead process. A process whose session was
-removed by others notices it with its next heartbeat or leased ``create``, and calls the ``on_session_end`` callbacks.
+Heartbeats (``heartbeat``) write the slot and cost no transaction. Any process may notice that a session has ended and
+remove its row and leases (``sweep``). The keeper threads look for ended sessions, four times a second over all
+processes together. Readers look as well, because they must not return leases of a dead process. A process whose session
+was removed by others notices it with its next heartbeat or leased ``create``, and calls the ``on_session_end``
+callbacks.
 
 Watches. ``ChangeSignal`` reports that the environment's file was written to (inotify). The keeper thread then
 compares the watched keys with what it saw last (``poll``), and schedules the callbacks of those that differ. It also
@@ -178,7 +179,7 @@ class LmdbMetadataStore:
         timeout_s: Deadline of each call, seconds.
         lease_time_s: Seconds without a heartbeat after which a process loses its leases; see ``lease_time``.
         access: Permissions of a new directory and its files. A process that can open ``sessions`` can lock any slot and
-            make a writer stop, so the file is only accessible to the users of the store.
+            stop a writer, so only the users of the store may have access to the file.
 
     Raises:
         CorruptError: The environment is damaged.
@@ -256,7 +257,7 @@ class LmdbMetadataStore:
         return self.get_many((key,))[0]
 
     def recall(self, key: str) -> Node | None:
-        """See ``MetadataStore.recall``; nothing is kept, as every read is short."""
+        """See ``MetadataStore.recall``; nothing is kept, because every read is short."""
         return self.get_many((key,))[0]
 
     def get_many(self, keys: Sequence[str]) -> list[Node | None]:
@@ -581,7 +582,7 @@ class LmdbMetadataStore:
         """Return the seconds between two searches for ended sessions by this process while it is idle.
 
         Each search checks all sessions, so the processes that have a session share the searches. A process without a
-        session makes none if another process has one.
+        session does not search if another process has one.
         """
         longest = max(self.sweep_s, SWEEP_MAX_S)
         if self.session_id or not self.sessions_seen:
@@ -732,7 +733,7 @@ class LmdbMetadataStore:
             self._callbacks.schedule(watch, rest_s)
 
     def look(self, transaction: ReadTransaction, key: str) -> object:
-        """Return an object that stays equal while a key's value and the keys directly below it are the same."""
+        """Return an object that compares equal as long as a key's value and the keys directly below it are the same."""
         name = node_name(key)
         stored = rows.get_value(transaction, name)
         return (stored and stored.version, list(rows.children(transaction, name)))

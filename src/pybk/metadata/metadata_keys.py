@@ -1,4 +1,4 @@
-"""The metadata keys of a cluster's secrets, by key epoch: keys that sign values, verify values, or descriptions."""
+"""The metadata keys of a cluster's secrets, by key epoch: they sign values, and verify values or descriptions."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class MetadataKeys:
         return self.current, frozenset(self.by_epoch), self.held, self.unknown
 
     def of_an_export(self) -> Self:
-        """Return the keys that verify an export of the cluster's owner, in which values of retired epochs count."""
+        """Return the keys that verify an export of the cluster's owner; values of retired epochs are valid there."""
         return replace(self, by_epoch={**self.earlier, **self.by_epoch}, earlier={})
 
     @property

@@ -18,7 +18,7 @@ from pybk.values import decode_json, encode_json, from_base64, to_base64
 
 ORPHANS_KEY: Final = "orphans"
 LISTED_MAX: Final = 1000
-"""Ledgers that one value names; the others are counted alone."""
+"""The most ledgers that one value names; the others are only counted."""
 
 
 class OrphanReplicas(NamedTuple):

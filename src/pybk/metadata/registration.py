@@ -4,9 +4,9 @@ Theory of operation
 -------------------
 
 A *cookie* is a key ``cookies/NAME`` that lives for ever. It names the one instance of the bookie NAME that belongs to
-the cluster, and counts its starts, so that an empty, foreign or restored directory is recognised when its bookie
-starts. It changes by compare-and-set only. From the feature level HEALING on it also has the bookie's *state*, which
-outlives restarts, and its location and version, which are thus known after its death:
+the cluster, and counts its starts. So an empty, foreign or restored directory is recognised when its bookie starts. It
+changes by compare-and-set only. From the feature level HEALING on it also has the bookie's *state*, which outlives
+restarts, and its location and version, which stay known when the bookie has ended:
 
     ACTIVE --> DRAINING --> DRAINED --> REMOVED       ACTIVE <--> MAINTENANCE
        ^----------+------------+
@@ -23,8 +23,8 @@ value has the addresses and properties of the bookie. ``RegisteredBookie`` keeps
 
 Each ``register`` draws a random *owner*, which the value carries. It distinguishes this registration from one of a
 process that runs on a copy of the directories and so has the same instance. ``register`` replaces a registration that
-the same instance left, because a restarted bookie must not wait for the lease of its predecessor; registering *again*
-does not, because two processes on copies of one directory would otherwise replace each other for ever.
+the same instance left, because a restarted bookie must not wait for the lease of its predecessor to end. Registering
+*again* does not replace one, because two processes on copies of one directory would replace each other for ever.
 
 ``_check`` makes all transitions. The store calls it, in a thread of its own, after a change of the key and at the end
 of a session; ``update`` and the constructor call it, too. ``RegisteredBookie._lock`` guards its state, and is reentrant
@@ -95,7 +95,7 @@ def check_new_name(name: str) -> None:
     """Check the name of a bookie that is new.
 
     Raises:
-        UsageError: It is too long, or logs and terminals do not show it.
+        UsageError: It is too long, or has characters that cannot be printed.
     """
     name_in_key(name)
     if not name.isprintable() or name.isspace():
@@ -108,7 +108,7 @@ REQUESTS_SECONDS: Final = 10.0
 """The time for which a request from before a bookie began to drain may still change the metadata of a ledger.
 
 Writers choose bookies just before they write the metadata that name them. Re-replication and recovery may take long, so
-they read the cookies of the bookies just before they do so (H14).
+they read the cookies of the bookies just before they write (H14).
 """
 
 
@@ -125,7 +125,7 @@ class BookieState(StrEnum):
     """It is read-only, and its entries are copied to others."""
 
     DRAINED = "drained"
-    """No ledger names it, and none will, so it can be removed."""
+    """No ledger names it, now or later, so it can be removed."""
 
     REMOVED = "removed"
     """It no longer belongs to the cluster."""
@@ -156,7 +156,7 @@ class BookieCookie:
         boots: The number of the last recorded start.
         state: Its state in the cluster.
         state_since_ns: The time when the state began, nanoseconds since 1970; 0 for a state that never changed. For a
-            drained bookie, the time when its drain began: since then no ledger chooses it.
+            drained bookie, the time when its drain began; no ledger has chosen it since then.
         until_ns: The end of maintenance, nanoseconds since 1970; 0 in other states.
         location: Its location at its last start, ``zone/rack/host`` or less; empty if unknown.
         level_max: The highest feature level that its pybk knew at its last start; 0 if unknown.
@@ -210,7 +210,7 @@ class BookieRegistration:
         why_read_only: The reason; a code for people and messages, empty for versions of pybk that do not register it.
         level_max: The highest feature level that it knows; 0 for versions of pybk that do not register one.
         version: The version of pybk that it runs; empty for versions that do not register it.
-        key_epochs: The epochs of the cluster's secret that it has, of those that are valid; (0,) without a secret.
+        key_epochs: The valid epochs of the cluster's secret that it has; (0,) without a secret.
         key_epoch: The epoch that it uses.
         old_sessions: Sessions of clients that began with another epoch than ``key_epoch``, and have not ended.
         in_limbo: The number of its ledgers that are in limbo; 0 for versions of pybk that do not register it.
@@ -412,8 +412,9 @@ class Bookies(AuthenticatedValues):
     def claim_cookie(self, bookie: Bookie, *, replace: bool = False) -> BookieCookie:
         """Return the cookie of a bookie, and create it if the bookie has none; the bookie then belongs to the cluster.
 
-        A cookie without a recorded start is that of an instance that ended during its first start, before it served. It
-        holds no entries, so another instance replaces it; :meth:`record_boot` refuses a later start of it.
+        A cookie without a recorded start belongs to an instance that ended during its first start, before it served.
+        That instance holds no entries, so another one replaces it; :meth:`record_boot` refuses a later start of the
+        former.
 
         Args:
             bookie: The bookie, with the instance that its directories name.
@@ -583,7 +584,7 @@ class Bookies(AuthenticatedValues):
         Args:
             bookie: The bookie.
             boot: The number of this start: one more than that of the last start which the directories know. The caller
-                has written it to the directories durably, so that no two starts have one number.
+                has written it to the directories durably, because two starts must not have one number.
             location: Its location; recorded from the feature level HEALING on, as are the next two.
             level_max: The highest feature level that it knows.
             version: The version of pybk that it runs.

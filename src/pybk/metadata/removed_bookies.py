@@ -1,9 +1,9 @@
 """Removes keys that removed bookies have left in the metadata store: their positions, and the records of their scrubs.
 
-A bookie writes these keys about itself. They are read only by that instance, or while it belongs to the cluster. An
-instance that was removed is refused at its start, so its keys are not read any more. A new instance may take the name,
-and writes the same keys. So a key is removed only if its value names the removed instance, and only at the version that
-was read. The cookie stays, because the instance is refused by it.
+A bookie writes these keys about itself. Only that instance reads them, or other members while it belongs to the
+cluster. An instance that was removed is refused at its start, so its keys are not read any more. A new instance may
+take the name, and writes the same keys. So a key is removed only if its value names the removed instance, and only at
+the version that was read. The cookie stays, because it is what refuses the instance.
 """
 
 from __future__ import annotations

@@ -11,9 +11,9 @@ class MetadataExportReport(NamedTuple):
     Attributes:
         path: The file.
         values: Number of keys.
-        ledgers: Number of those below ``ledgers``, tombstones included.
+        ledgers: Number of keys below ``ledgers``, tombstones included.
         bytes: Size of the file.
-        sha256: SHA-256 of everything before its last line, in hex; the last line has it, too.
+        sha256: SHA-256 of everything before its last line, in hex; the last line has it as well.
     """
 
     path: str
@@ -41,7 +41,7 @@ class MetadataCheckReport(NamedTuple):
     Attributes:
         values: Number of keys that were read.
         ledgers: Number of ledgers that exist.
-        not_closed: Number of those that are open or in recovery.
+        not_closed: Number of ledgers that are open or in recovery.
         tombstones: Number of ledgers that were deleted.
         bookies: Number of bookies that belong to the cluster.
         unknown: Number of keys of a kind that this pybk does not check.
@@ -74,9 +74,9 @@ class MetadataRestoreReport(NamedTuple):
         known: Ledgers that the export or the store has.
         made: Ledgers that were made again from bookies' directories; they are in recovery.
         corrected: Known ledgers whose ensembles were corrected.
-        deleted: Ledgers whose deletion a bookie remembers, so that they got a tombstone.
-        suspects: Those of ``made`` that too few bookies hold: they may have been deleted while their bookies were away,
-            so that no bookie remembers it.
+        deleted: Ledgers that got a tombstone, because a bookie remembers their deletion.
+        suspects: Those of ``made`` that too few bookies hold. They may have been deleted while their bookies were away;
+            no bookie remembers such a deletion.
         undecidable: Ledgers that are not closed and have lost so many bookies that no recovery can find their ends.
         incomplete: Entries that no bookie has: ledger, first, last.
         not_made: Ledgers that cannot be made again: ledger, reason.

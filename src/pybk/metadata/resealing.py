@@ -1,7 +1,7 @@
 """Finds values whose MAC was made with an old secret of the cluster, and gives them a MAC of the current one.
 
-A value that is resealed keeps its payload and its token, and names the version since which it has them, so that a
-writer that has read it before can still change it (``authenticated_values``). Leased keys are not resealed, because the
+A value that is resealed keeps its payload and its token, and names the version since which it has them. So a writer
+that has read it before can still change it (``authenticated_values``). Leased keys are not resealed, because the
 holders of the leases write them again by themselves. The pages are small, because the metadata of a cluster may not fit
 in memory.
 """
@@ -80,7 +80,7 @@ class SecretStatus:
     Attributes:
         current: The epoch of the secret that is in use: 0 for the first one, and one more for each later one.
         valid: The epochs of the secrets that are accepted.
-        retired: The epochs of those that were retired.
+        retired: The epochs of the secrets that were retired.
         lacking: Names of running bookies that do not have the newest secret yet.
         old_sessions: Sessions that clients began with another secret than the current one, by name of bookie.
         old_values: Values of the metadata that were written with another secret than the current one.
@@ -166,7 +166,7 @@ def retire(metadata: ClusterMetadata, wait: Callable[[float], None]) -> None:
     Args:
         metadata: The cluster.
         wait: Waits some seconds. A process writes with a secret that it looked up less than ``LOOK_SECONDS`` ago, so
-            its values have the current secret after two such times.
+            all new values have the current secret after twice that time.
 
     Raises:
         SafetyCheckError: The secret is still in use; nothing was changed.
@@ -189,8 +189,8 @@ def reseal(metadata: ClusterMetadata, wait: Callable[[ResealProgress, int], None
 
     Args:
         metadata: The cluster.
-        wait: Called after each page with the progress and the number of values of the page that were written; paces the
-            work.
+        wait: Called after each page with the progress and the number of values of the page that were written; it may
+            pause to pace the work.
 
     Raises:
         MetadataForgedError, CorruptError: A value is damaged, and has to be restored first; those before it are

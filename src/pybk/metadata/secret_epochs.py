@@ -9,14 +9,15 @@ A cluster's first secret has epoch 0, and each further one the next number. Epoc
     switch: the next epoch becomes the current one                 what is written, and each new session, is of it
     retire: the epoch before is no longer valid                    its secret opens nothing any more
 
-so at most two are valid, and the newest epoch always is. A valid epoch has a *proof*: a MAC by its metadata key over
-the cluster's identity and, once there was a second epoch, over all values of this class. So changing them takes a valid
-secret; the process that changes them makes all proofs anew.
+so at most two epochs are valid, and the newest always is. A valid epoch has a *proof*: a MAC by its metadata key over
+the cluster's identity and, once there was a second epoch, over all values of this class. So only a process with a valid
+secret can change them; it makes all proofs anew.
 
 The metadata key of epoch N is kept, encrypted under that of epoch N + 1 (``earlier``). So a process that has the newest
-secret has all earlier keys, and no secret leads to a later one. The keys of retired epochs verify descriptions of
-ledgers, which bookies keep unchanged for ever; they never verify a value, and admit no client. ``retired`` has a MAC by
-the key of each retired epoch, by which a process that has only the old secret recognises that it was retired.
+secret has all earlier keys, but cannot derive a later key from an earlier secret. The keys of retired epochs verify
+descriptions of ledgers, which bookies keep unchanged for ever; they never verify a value, and admit no client.
+``retired`` has a MAC by the key of each retired epoch; by it a process that has only an old secret recognises that this
+secret was retired.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from pybk.metadata.metadata_keys import MetadataKeys
 from pybk.values import encode_json, from_base64, to_base64
 
 EPOCH_MAX: Final = 10_000
-"""The highest key epoch, because each leaves some bytes in the key ``cluster``."""
+"""The highest key epoch; there is a bound because each epoch leaves some bytes in the key ``cluster``."""
 
 _WRAPPED_BYTES: Final = 40
 _WRAP_LABEL: Final = b"pybk earlier metadata key 1\0"
@@ -46,7 +47,7 @@ class SecretEpochs:
     Attributes:
         current: The epoch of the values that are written now.
         proofs: The proof of each valid epoch; empty bytes for epoch 0 of a cluster without a secret.
-        earlier: The metadata key of each epoch but the newest, encrypted under that of the next epoch.
+        earlier: The metadata key of each epoch except the newest, encrypted under that of the next epoch.
         retired: For each retired epoch a MAC by its metadata key.
     """
 

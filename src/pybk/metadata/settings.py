@@ -1,7 +1,7 @@
 """The settings of a cluster: one value that all members follow, changed by compare-and-set while they run.
 
 The value is JSON with named keys. A member reads the names that it knows, takes the default for a missing one, and
-keeps unknown ones when it writes the value again, so that members of several versions share it. ``ClusterSettings``
+keeps unknown ones when it writes the value again. So members of several versions can share it. ``ClusterSettings``
 checks all values, also those that are read.
 """
 
@@ -116,11 +116,11 @@ class RepairSettings(_Section):
         open_grace_s: Seconds without progress after which the writer of an open ledger counts as gone.
         recover_abandoned: Whether bookies recover and close a ledger whose writer is gone, without its password.
         bytes_per_second: Bytes per second that a bookie copies in each direction.
-        urgent_bytes_per_second: The same rate while a single sound copy is left.
+        urgent_bytes_per_second: The same rate while only one sound copy is left.
         background_bytes_per_second: The same rate for moves that are not needed for safety.
         least_bytes_per_second: The lowest rate, even if appends take longer because of it.
         surplus_delay_s: The least seconds for which a copy that no fragment names is kept.
-        hold_below: The part of the members below which bulk copying waits until more are registered.
+        hold_below: The part of the members that must be registered; with fewer, bulk copying waits.
         accepted_losses: Names of bookies whose loss does not make bulk copying wait.
         paused_until_ns: The time until which repairs pause, in nanoseconds since 1970.
         paused_by: The name of the person who paused them.
@@ -386,7 +386,7 @@ def encode_settings(settings: ClusterSettings, known: Mapping[str, Any]) -> byte
 
     Args:
         settings: The settings.
-        known: All that the value has so far; names that this pybk does not know are kept.
+        known: The present content of the value, of which names that this pybk does not know are kept.
 
     Raises:
         UsageError: They are too large.

@@ -72,13 +72,13 @@ class MetadataStore(Protocol):
         Args:
             key: The key.
             latest: Whether every change that took effect before the call is seen, including changes of this store
-                object whose answer was lost. Otherwise the value may be stale. But changes take effect in one order,
-                and every change up to the last one that this object has seen or made is seen.
+                object whose answer was lost. If False, the value may be stale, but not older than the last change that
+                this object has seen or made, because changes take effect in one order.
         """
         ...
 
     def recall(self, key: str) -> Node | None:
-        """Return a key's value as ``get`` does that need not return the latest one.
+        """Return a key's value as ``get`` does with ``latest=False``.
 
         The store object may keep and watch the value, so that another call costs no round trip until it changes. For
         values that are read often and change seldom.
@@ -97,7 +97,7 @@ class MetadataStore(Protocol):
         """Yield every key with its value, except leased ones as far as the store distinguishes them.
 
         They are from one snapshot if the store has snapshots. Otherwise a concurrent change may be seen or not, and the
-        key ``ids`` comes last, so that its value is above the ids of all ledgers that were seen.
+        key ``ids`` comes last, so its value is above the ids of all ledgers that were seen.
         """
         ...
 
@@ -124,8 +124,8 @@ class MetadataStore(Protocol):
             key: The key.
             value: 1 to ``VALUE_BYTES_MAX`` bytes.
             version: The version of the value that is replaced.
-            reused: Whether the key may have been removed and created again since it had this version. It is then not
-                replaced even in a store that could confuse the two, at the cost of another round trip.
+            reused: Whether the key may have been removed and created again since it had this version. A store that
+                could confuse the two then compares more than the version, at the cost of another round trip.
 
         Returns:
             The new version.
@@ -177,10 +177,10 @@ class MetadataStore(Protocol):
 
         The callback runs like those of ``watch``. Each call has the keys that changed since the one before, each once,
         and possibly others below the key, such as those without a value. None means that changes may have been missed,
-        so that all keys below must be read again. The first call, which comes soon after this one, has None; so has the
-        call after a lost connection, or after more than ``change_feed.KEYS_MAX`` changed keys. The time between two
-        such calls is at least ``change_feed.REST_S``, and at least the duration of the first one. If the callback
-        raises an exception, a later call repeats its keys.
+        and that all keys below must be read again. The callback gets None in its first call, soon after this call, and
+        after a lost connection or more than ``change_feed.KEYS_MAX`` changed keys. The time between two calls with None
+        is at least ``change_feed.REST_S``, and at least the duration of the first one. If the callback raises an
+        exception, a later call repeats its keys.
         """
         ...
 
@@ -193,7 +193,7 @@ class MetadataStore(Protocol):
         ...
 
     def on_session_end(self, callback: Callable[[], None]) -> Watch:
-        """Call ``callback`` after a session has ended, except by ``close``, so that leases can be created again.
+        """Call ``callback`` after a session has ended other than by ``close``; it may create leases again.
 
         It runs like callbacks of ``watch``, and is repeated after a pause while it raises MetadataUnreachableError.
         """

@@ -41,7 +41,7 @@ class TimedStore:
         self.on_session_end: Final = store.on_session_end
 
     def measure(self, metrics: Metrics) -> None:
-        """Record in these metrics from now on, and count ends of sessions there."""
+        """Record requests in these metrics from now on, and count ends of sessions there."""
         self._metrics = metrics
         metrics.add(SESSION_LOSSES, 0)
         if self._losses is None:

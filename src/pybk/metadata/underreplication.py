@@ -1,20 +1,20 @@
 """The queue of under-replicated ledgers; BookKeeper's LedgerUnderreplicationManager.
 
 A *mark* is a key ``underreplicated/ddd/dddd/dddd/dddd/dddd-INSTANCE``, one for each ledger and bookie. Its value has
-the *causes*: each reason for which the mark was made, and the first entry that the bookie may miss for that reason.
-Writers, recoveries and scrubs *observe* that entries are missing or damaged; this is recorded nowhere else, so such a
-cause stays until the entries were replicated. The auditor *derives* the other reasons from the state of the cluster,
-and withdraws them when they no longer hold. A reader of a mark sees the most urgent reason and the lowest first entry.
+the *causes*: each reason for the mark, with the first entry that the bookie may miss for that reason. Writers,
+recoveries and scrubs *observe* that entries are missing or damaged; this is recorded nowhere else, so such a cause
+stays until the entries were replicated. The auditor *derives* the other reasons from the state of the cluster, and
+withdraws them when they no longer hold. A reader of a mark sees the most urgent reason and the lowest first entry.
 
-Removing a mark must not lose a cause that was added meanwhile. So each change of a mark draws a new random token, a
-second observation of the same entries changes it, too, and ``unmark_under_replicated`` and ``update_mark`` take effect
+Removing a mark must not lose a cause that was added meanwhile. So each change of a mark draws a new random token, and a
+second observation of the same entries is a change, too. ``unmark_under_replicated`` and ``update_mark`` take effect
 only on the mark whose token their caller has read. The token also distinguishes a mark from one that was removed and
 made again.
 
-A member of a pybk that knows no reasons reads ``first_entry_id`` only, and writes a mark without ``causes`` if it
-lowers that. So ``first_entry_id`` in the value is the lowest of the observed causes, or above every entry without an
-observed cause. Thus an observation of such a member is always recorded, and derived causes that it drops are derived
-again.
+A member with an older pybk, which does not know reasons, reads ``first_entry_id`` only, and writes a mark without
+``causes`` if it lowers that number. So ``first_entry_id`` in the value is the lowest of the observed causes; if no
+cause was observed, it is above every entry. Thus an observation of such a member is always recorded, and the auditor
+derives the causes that it drops again.
 
 A watch reports changes of one level of keys only, so each new mark also changes the key ``underreplicated-news``, which
 is watched.
@@ -66,7 +66,7 @@ class RepairReason(StrEnum):
     """The reason why a ledger was marked, the most urgent one first."""
 
     LOST = "lost"
-    """The bookie is absent for longer than the grace."""
+    """The bookie has been absent for longer than the grace."""
 
     DAMAGED = "damaged"
     """Entries cannot be read, or have a wrong checksum."""
@@ -85,7 +85,7 @@ class RepairReason(StrEnum):
 
     @property
     def observed(self) -> bool:
-        """True if it was seen on the bookie, and so cannot be derived from the state of the cluster."""
+        """True if a process observed it at the bookie; it cannot be derived from the state of the cluster."""
         return self in (RepairReason.DAMAGED, RepairReason.MISSING)
 
     @property
@@ -181,9 +181,9 @@ class UnderReplication(AuthenticatedValues):
     ) -> None:
         """Record durably that a bookie misses entries of a ledger, or is to be replaced.
 
-        A ledger and bookie that are marked already keep that mark: this adds a cause, or lowers its first entry; the
-        earlier time and the larger size count, and state, tries and error stay. A mark that cannot be decoded is
-        replaced by one of all entries.
+        If the ledger and bookie are marked already, the mark gets another cause, or a lower first entry; the earlier
+        time and the larger size count, and state, tries and error stay. A mark that cannot be decoded is replaced by
+        one of all entries.
 
         Args:
             ledger_id: The ledger.
@@ -194,7 +194,8 @@ class UnderReplication(AuthenticatedValues):
             since_ns: The time of the mark, nanoseconds since 1970; None for now.
             target: The name of the bookie that takes the copies of a rebalance; empty leaves that of the mark.
             state: The state of a new mark.
-            announce: Whether the workers are called; False if more marks follow, and then ``announce_marks``.
+            announce: Whether the workers are notified; False if the caller writes more marks and then calls
+                ``announce_marks``.
 
         Raises:
             UsageError: A number is out of its range.
@@ -269,7 +270,7 @@ class UnderReplication(AuthenticatedValues):
             record: The mark, as it was read before the copies were made.
 
         Returns:
-            Whether the mark is gone; False if it has changed since it was read, so that entries may still be missing.
+            Whether the mark is gone; False if it has changed since it was read; entries may still be missing then.
         """
         key = missing_key(record.ledger_id, record.bookie)
         while (node := self._store.get(key, latest=True)) is not None:
@@ -333,7 +334,7 @@ class UnderReplication(AuthenticatedValues):
         return None
 
     def withdraw_mark(self, ledger_id: int, bookie: Bookie, reasons: Collection[RepairReason]) -> bool:
-        """Remove causes that no longer hold, and the mark with its last cause.
+        """Remove causes that no longer hold from a mark; a mark without causes is removed.
 
         A mark that keeps other causes is queued again, because its state may be due to the removed ones.
 

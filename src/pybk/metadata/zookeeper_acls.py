@@ -1,4 +1,4 @@
-"""Finds the znodes of a ZooKeeper store that do not belong to the members of the cluster alone, and changes them."""
+"""Finds the znodes of a ZooKeeper store that others than the members of the cluster may use, and changes them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def foreign_znodes(
     Args:
         client: The connection.
         root: The path of the root.
-        access: The access to whose identity the znodes are to belong.
+        access: The access whose identity must own the znodes.
         change: Whether to give them the access control list that new znodes get.
         timeout_s: Deadline of each request, seconds.
     """

@@ -1,7 +1,8 @@
 """The changed keys of a ZooKeeper store: a persistent recursive watch, for ``watch_below``.
 
 ZooKeeper has such watches since version 3.6. One on the store's root serves all feeds of a store object: a server
-before 3.9 forgets that a watch is recursive when an ordinary watch is set on the same znode, and the root is no key.
+before 3.9 forgets that a watch is recursive when an ordinary watch is set on the same znode, and no ordinary watch is
+set on the root, because it is not a key.
 
 kazoo has no call for them, and drops events of znodes that it has no watch for. So this module sends the request
 itself, and sees each event before kazoo does.

@@ -1,11 +1,11 @@
-"""Values that a ZooKeeper store knows without a request, because they have not changed since it read them.
+"""The values that a ZooKeeper store knows without a request, because they have not changed since it read them.
 
-ZooKeeper sends a connection the event of a change before the answer to any request that it takes up after the change.
-So a value that was read on a connection while it was watched, and of which no event came, is the one that the key had
-when the last answer came. kazoo hands events to another thread, in which they may come after that answer. Therefore
-this module sees each event before kazoo does, in the thread that reads the answers, as ``zookeeper_feed`` does.
+ZooKeeper sends a connection the event of a change before the answer to any request that it handles after the change. So
+if a value was read and watched on a connection, and no event came since, the key still had this value when the last
+answer came. kazoo hands events to another thread, in which they may come after that answer. Therefore this module sees
+each event before kazoo does, in the thread that reads the answers, as ``zookeeper_feed`` does.
 
-A server forgets the watches of a connection with the connection, so that nothing is known once it is lost.
+A server forgets the watches of a connection when it ends, so no value is known after a lost connection.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from kazoo.protocol.serialization import Watch
 from pybk.metadata.store import Node
 
 KNOWN_MAX: Final = 100
-"""Values that are known at most; with another one it begins anew, because most have had their time by then."""
+"""The most values that are known; one more clears them all, because most are no longer used by then."""
 
 
 class KnownValue:
@@ -39,8 +39,8 @@ class KnownValue:
 class KnownValues:
     """The values that one store object knows; see this module.
 
-    A value that is being read has its place already, which an event takes from it. So there is no need for a lock: each
-    change of the dictionary is a single operation.
+    A value that is being read is in the dictionary already, and an event removes it. So no lock is needed: each change
+    of the dictionary is a single operation.
 
     Args:
         client: The connection.

@@ -4,15 +4,15 @@ Theory of operation
 -------------------
 
 Mapping. Each key is a znode below ``root``; znodes that only have children are empty. Leases are ephemeral znodes, and
-a session is ZooKeeper's session. A version consists of the znode's creation (``czxid``) and its data version, so that a
-key that was removed and created again never has the same version twice. ZooKeeper compares only the data version. So
-before a key is removed, or a leased key is replaced, this module reads the key and compares its creation.
+a session is ZooKeeper's session. A version consists of the znode's creation (``czxid``) and its data version, so a key
+that was removed and created again never has the same version twice. ZooKeeper compares only the data version. So before
+a key is removed, or a leased key is replaced, this module reads the key and compares its creation.
 
 Guards. A key that may be used again, such as the name of a log, must not be removed and created again between that
 comparison and the change. So a *guard* is created first, an ephemeral child of the key, because ZooKeeper removes no
 znode that has children. Then the key is read, and a transaction removes the guard and makes the change; it fails if the
-guard is gone. A change that meets the guard of another one removes it, and the change that has lost its guard fails as
-one that lost a race. A rename is such a transaction, which removes one key and creates another.
+guard is gone. A change that meets the guard of another change removes it, and the change that has lost its guard fails
+as if it had lost a race. A rename is such a transaction, which removes one key and creates another.
 
 Connection. kazoo's own thread connects, reconnects and reports each change of state to ``_state_changed``:
 
