@@ -213,7 +213,7 @@ def test_what_a_restore_that_was_cut_off_left_is_named(three: Inside, tmp_path: 
         other.create(left.with_seal(b"", b""))
         made = restore_backup(tmp_path / "backup", two.connect(), passwords=KNOWN)
         assert made.ids == {}
-        assert "it is there with another end, as of a restore that was cut off" in made.left_out[0]
+        assert "it exists with another end, as after an interrupted restore" in made.left_out[0]
 
 
 def test_metadata_that_cannot_be_read_are_not_taken_for_a_free_id(

@@ -53,10 +53,11 @@ def back_up(
         passwords: Passwords with which the authentication codes of HMAC_SHA256 entries are checked; other digests, and
             all checksums, are checked without them. Open ledgers of a cluster are copied only with their password.
         storage_options: The options of fsspec for a URL.
-        skip_damaged: Whether a ledger of a store with a damaged entry is copied up to the entry before, and the others
-            whole; the backup and ``left_out`` name the missing entries. Otherwise a damaged entry ends the run.
+        skip_damaged: Whether a ledger of a store that has a damaged entry is copied up to the entry before it, and all
+            other ledgers whole; the backup and ``left_out`` name the missing entries. If False, a damaged entry ends
+            the run.
         dry_run: Whether to return the report without writing anything.
-        progress: Called with the payload bytes copied so far and to copy in all, in the calling thread.
+        progress: Called in the calling thread with the payload bytes copied so far and those to copy in all.
 
     Returns:
         What was copied.
@@ -100,14 +101,14 @@ def verify_backup(
         target: The directory or the URL of fsspec.
         passwords: Passwords with which the authentication codes of HMAC_SHA256 entries, and seals, are checked.
         storage_options: The options of fsspec for a URL.
-        progress: Called with the bytes of packs read so far and to read in all, in the calling thread.
+        progress: Called in the calling thread with the bytes of packs read so far and those to read in all.
 
     Returns:
         The problems, none for a sound backup. ``complete`` is False if a password was missing.
 
     Raises:
         UsageError: The target has no backup, or an argument is wrong.
-        CorruptError: A manifest is damaged or missing, so that the content of the backup is unknown.
+        CorruptError: A manifest is damaged or missing; the content of the backup is unknown then.
         StorageError: The target failed.
 
     Threads: Any.
@@ -159,7 +160,7 @@ def prune_backup(
     Args:
         target: The directory or the URL of fsspec.
         keep: The number of last runs that are kept, at least 1.
-        keep_seconds: The seconds before now in which all ended runs are kept, too, and those after them.
+        keep_seconds: The age in seconds up to which runs are kept in addition, with all later runs.
         storage_options: The options of fsspec for a URL.
         dry_run: Whether to return the report without changing anything.
 
@@ -205,9 +206,9 @@ def restore_backup(
 ) -> RestoreReport:
     """Restore a store to a new directory, or the ledgers of a cluster to a cluster.
 
-    The store has the id and the salts that it had, so that passwords open its ledgers, and a new incarnation. As a
-    bookie it starts with all its ledgers in limbo; from then on the bookie's former directory is refused. Ledgers of a
-    cluster are written again and closed; each needs its password, and those without it are left out.
+    The store keeps its id and its salts, so passwords open its ledgers, and gets a new incarnation. If it is a
+    bookie's, the bookie starts with all its ledgers in limbo; from then on its former directory is refused. Ledgers of
+    a cluster are written again and closed; each needs its password, and those without it are left out.
 
     Args:
         target: The backup: a directory or a URL of fsspec.
@@ -215,11 +216,11 @@ def restore_backup(
             to a cluster.
         run: The run to restore; None for the last one.
         passwords: Passwords with which the authentication codes of HMAC_SHA256 entries, and seals, are checked first.
-        new_ids: Whether ledgers of a cluster get new ids; otherwise they get their former ids, which must be unused.
+        new_ids: Whether ledgers of a cluster get new ids; if False, they get their former ids, which must be unused.
         ledgers: The ids of the ledgers of a cluster to restore; None for all.
         storage_options: The options of fsspec for a URL.
         dry_run: Whether to return the report without reading packs or writing anything.
-        progress: Called with the bytes restored so far and to restore in all, in the calling thread.
+        progress: Called in the calling thread with the bytes restored so far and those to restore in all.
 
     Returns:
         What was restored.

@@ -5,20 +5,19 @@ Theory of operation
 
 1. *Read* the chain of the target. An empty target gets an empty base first. A target with another store's backup, or
    with files that are not a backup, is refused.
-2. *Cut*: the source returns the state of all ledgers after one commit. Nothing stands still afterwards.
+2. *Cut*: the source returns the state of all ledgers after one commit. Writers never stop.
 3. *Copy*: for each ledger that grew, the entries after those that the backup has go into packs. Entries are immutable,
    so copying them later than the cut makes no difference. If a ledger is deleted before its new entries were copied, it
-   cannot be copied as of the cut any more, and the run returns to step 2. It keeps the copied entries, so each cut
-   leaves less to copy, and the time in which a ledger can vanish becomes shorter.
+   can no longer be copied as of the cut, and the run returns to step 2. It keeps the copied entries. So each cut leaves
+   less to copy, and less time in which a ledger can be deleted.
 4. *Publish*: the manifest of the run is put, in one step. Only then does the backup have another state; a run that ends
    earlier leaves the backup as it was.
 
-A damaged entry ends the run, or its ledger is copied up to the entry before; then the manifest says so, and the next
-run tries the rest again. In a cluster, which has other copies, a ledger that cannot be read stays as the last run has
-it.
+A damaged entry ends the run; or its ledger is copied up to the entry before it, the manifest says so, and the next run
+tries the rest again. In a cluster, which has other copies, a ledger that cannot be read stays as the last run has it.
 
 An interrupted run leaves packs that no manifest names. The next run checks them, and takes over the entries of whole
-ones, so that it continues instead of beginning again.
+ones; so it continues the interrupted run.
 
 Why the result is a consistent prefix: every ledger is copied up to exactly its end in one cut, with the metadata, last
 add confirmed and length of that cut; lengths are checked against the entries. A cut holds everything that was
@@ -79,7 +78,7 @@ class BackupReport(NamedTuple):
         run: The number of the run; with ``dry_run``, the number that it would have.
         ledgers: The ledgers in the backup now.
         changed: The ledgers that are new or changed since the run before.
-        gone: The ledgers that are gone since the run before.
+        gone: The ledgers that were deleted since the run before.
         entries: The entries that were copied, or would be.
         payload_bytes: Their payload bytes.
         continued_entries: The entries that an interrupted run had copied, which were taken over.

@@ -45,10 +45,10 @@ class BackupRunInfo(NamedTuple):
         created_ns: The time when it ended, nanoseconds since 1970.
         durable_lsn: The LSN of the last commit in it; 0 for a cluster.
         ledgers: The ledgers in it.
-        changed: The ledgers that changed since the run before, without those that are gone; all ledgers for the first
-            run, and for one before which runs were removed.
-        gone: The ledgers that are gone since the run before.
-        nbytes: The bytes that it has written; for one before which runs were removed, the bytes that it consists of.
+        changed: The ledgers that changed since the run before, without deleted ones; all ledgers for the first run, and
+            for a run before which runs were removed.
+        gone: The ledgers that were deleted since the run before.
+        nbytes: The bytes that it has written; for a run before which runs were removed, all bytes of which it consists.
         left_out: The ledgers that it could not copy, or only in part.
     """
 
@@ -76,7 +76,7 @@ class Chain:
         last_hash: The SHA-256 of that manifest; empty before the base.
         ledgers: The ledgers, by id.
         earlier: The last state of each ledger that an earlier run has and this run does not have.
-        before: The states of ledgers in earlier runs that got more entries or other metadata later.
+        before: The states, in earlier runs, of ledgers that got more entries or other metadata later.
         named: The named records, by name.
         packs: The packs of all runs, by number.
         runs: The runs, the oldest first.
@@ -258,7 +258,7 @@ def existing_chain(target: Target, *, run: int | None = None, collects_earlier: 
 def superseded(target: Target, chain: Chain) -> list[tuple[int, bool]]:
     """Return the manifests that an interrupted removal of runs left before the chain: number, whether it is a base.
 
-    The oldest come first, so that a file is removed only when no other refers to it.
+    The oldest come first, because a file may be removed only when no other refers to it.
     """
     names, first = target.names(), chain.base
     old = [(number, True) for number in numbers_of(names, _BASE) if number < first]

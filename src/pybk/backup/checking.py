@@ -2,8 +2,8 @@
 
 Each entry's authentication code is checked if the ledger's digest needs no key, or its password is known; otherwise
 only the entry's ids and sizes are checked. The store or ``read_pack`` always checks the checksums of records. The
-cumulative lengths in the entries' headers must add up to the recorded length of the ledger, so that no entry is missing
-in between.
+cumulative lengths in the entries' headers must add up to the recorded length of the ledger, which proves that no entry
+is missing in between.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ class LedgerChecks:
         return find_seal(self._ring, self._verifier, self._passwords, metadata)
 
     def credentials_of(self, metadata: LedgerMetadata) -> Credentials | None:
-        """Return the password or secret of a ledger, or that it has neither; None if it is not known.
+        """Return the password or secret of a ledger, which may have neither; None if it is not known.
 
         Raises:
             SealMismatchError: The password is right, but the ledger's kind was changed.

@@ -1,7 +1,7 @@
 """The ledgers of a cluster as a source: closed ledgers, and the confirmed prefix of open ones.
 
-A run is not one moment of the whole cluster, because nothing orders the ledgers of different bookies; each ledger is
-copied up to an end that was confirmed. The report names ledgers that cannot be copied; the others are copied.
+A run does not have the cluster's state at one moment, because nothing orders the ledgers of different bookies. Each
+ledger is copied up to an end that was confirmed. The report names ledgers that cannot be copied; the others are copied.
 """
 
 from __future__ import annotations

@@ -19,8 +19,9 @@ class FsspecTarget:
     """The files below a URL; see ``Target``.
 
     A file is written under another name and then renamed, because not every backend puts a file whole. Nothing locks
-    the target: of two backups at once, one finds files of the other and is refused. The backend sets the permissions.
-    Backends raise errors of all kinds, also those of their network libraries, so each becomes a StorageError.
+    the target: if two backups are made at once, one of them finds files of the other and is refused. The backend sets
+    the permissions. Backends raise errors of all kinds, also those of their network libraries, and each error becomes a
+    StorageError.
 
     Args:
         url: A URL of fsspec.

@@ -1,9 +1,9 @@
 """Manifests: the content of each run of a backup, as changes since the run before.
 
 A backup is a chain: a base, and the runs after it. The manifest of a run names the ledgers that changed since the run
-before, with the places of their entries, the ledgers that are gone, the named records that changed, and the packs that
-the run has written. It ends with a SHA-256 of itself and begins with that of the manifest before it, which shows a
-manifest of another backup, a missing one and a cut one. The base of a new backup is number 0 and empty; when old runs
+before, with the places of their entries, the ledgers that were deleted, the named records that changed, and the packs
+that the run has written. It begins with the SHA-256 of the manifest before it and ends with its own, by which a missing
+manifest, a cut one and one of another backup are found. The base of a new backup is number 0 and empty; when old runs
 are removed, a base with the whole state of the oldest kept run replaces it. See ``docs/reference/format.md``.
 """
 
@@ -107,7 +107,7 @@ class Manifest:
         next_ledger_id: The lowest id that no ledger of the store ever had; 0 for a cluster.
         next_creation_sequence: The next creation sequence; 0 for a cluster.
         packs: The packs that the run has written.
-        ledgers: The ledgers that changed, by id; None for one that is gone.
+        ledgers: The ledgers that changed, by id; None for one that was deleted.
         named: The named records that changed; one without a value was removed.
         left_out: A sentence for each ledger that this run could not copy, or only in part; each run has all of them.
     """

@@ -2,7 +2,8 @@
 
 A pack is a header, records as in a store's files, and a trailer with a SHA-256 of all bytes before it. The records of
 each ledger begin with a ledger record, which holds its metadata as of the copy. So a pack that no manifest names yet
-says to which ledgers its entries belong, and an interrupted backup continues with it. See ``docs/reference/format.md``.
+shows to which ledgers its entries belong, and an interrupted backup can continue with it. See
+``docs/reference/format.md``.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ class Piece(NamedTuple):
 
 
 class LedgerKey(NamedTuple):
-    """The identity of a ledger, because the id of a deleted ledger may be given again."""
+    """The identity of a ledger; an id does not suffice, because that of a deleted ledger may be given again."""
 
     ledger_id: int
     creation_time_ns: int

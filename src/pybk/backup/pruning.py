@@ -48,8 +48,8 @@ class Pruning:
     Args:
         target: The backup.
         keep: The number of last runs that are kept.
-        keep_seconds: The seconds before now in which ended runs are kept; later runs are kept whatever their clocks
-            said.
+        keep_seconds: The age in seconds up to which runs are kept; all later runs are kept as well, whatever their
+            times are.
 
     Raises:
         UsageError: The target has no backup.

@@ -2,11 +2,11 @@
 
 The entries are written again, by writers that have the ledgers' passwords: a cluster derives the keys of a ledger from
 its own id and salt, and bookies take entries only from a writer that proves the password. So each ledger's password is
-needed, and the cluster may be any one. The backup's entries are checked with the keys of the cluster that was backed up
-before they are written with those of the new one.
+needed, and the ledgers can be restored to any cluster. The backup's entries are checked with the keys of the cluster
+that was backed up before they are written with those of the new one.
 
 A ledger gets its former id, because lists of ledgers and applications name ledgers by their ids. A cluster that has or
-had a ledger of the id refuses it, because ids are given once; then ``new_ids`` gives new ones.
+had a ledger with this id refuses it, because ids are given once; ``new_ids`` gives new ones.
 
 Every ledger is closed at its last entry, because the writer of an open one is gone. Ledgers are restored one after the
 other; one that could not be restored whole is deleted again. An interrupted restore is repeated, and keeps whole
@@ -151,7 +151,7 @@ class LedgersRestore:
             return None
         what = "another ledger has its id"
         if same:
-            what = "it is there with another end, as of a restore that was cut off, or of entries after the run"
+            what = "it exists with another end, as after an interrupted restore, or with entries after the run"
         return f"ledger {ledger_id} was not restored: {what}; restore it under a new id (new_ids=True, --new-ids)"
 
     def _restore(self, metadata: LedgerMetadata, kept: KeptLedger, given: Credentials) -> int:

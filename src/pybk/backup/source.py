@@ -99,7 +99,7 @@ class StoreSource:
         return Cut(found.durable_lsn, found.next_ledger_id, found.next_creation_sequence, ledgers, found.named)
 
     def read(self, metadata: LedgerMetadata, first: int, last: int, max_bytes: int) -> EntryBatch:
-        """See ``Source``; reads bypass the page cache, so that a backup does not evict the application's pages."""
+        """See ``Source``; reads bypass the page cache, so a backup does not evict the application's pages."""
         descriptor = self._store.descriptor(metadata.ledger_id)
         if LedgerKey.of(descriptor.metadata) != LedgerKey.of(metadata):
             raise NoSuchLedgerError(f"ledger {metadata.ledger_id} was deleted, and its id was given again")

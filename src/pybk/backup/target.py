@@ -37,7 +37,7 @@ class Target(Protocol):
         """The directory or URL, for messages."""
 
     def names(self) -> list[str]:
-        """Return the names of its files, sorted; none for a target that does not exist."""
+        """Return the names of its files, sorted; empty for a target that does not exist."""
 
     def unfinished(self) -> list[str]:
         """Return the names of files that a stop left unfinished, or that are being put now."""

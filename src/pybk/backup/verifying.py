@@ -54,7 +54,7 @@ class WantedEntries(NamedTuple):
         ledger_id: The ledger.
         kept: The ledger as of the chain's run.
         found: The record that holds them, and maybe other entries.
-        low: The number of the first of them in the record.
+        low: The number of the first of these entries in the record.
         high: The number after the last.
     """
 
@@ -265,7 +265,7 @@ def verify_target(target: Target, passwords: Passwords, progress: Progress) -> B
 
     Raises:
         UsageError: The target has no backup.
-        CorruptError: A manifest is damaged, so that the content of the backup is unknown.
+        CorruptError: A manifest is damaged; the content of the backup is unknown then.
     """
     chain = existing_chain(target, collects_earlier=True)
     verification = _Verification(chain, target, passwords)
