@@ -24,7 +24,7 @@ or that is silent after a ping (``_look_after``).
 ``Links`` owns what all links share: the epoll descriptor over their sockets and monitors, the outcomes that are not
 returned yet, the rights that are proved in each session, and the time of the next check (``due_ns``). A link adds its
 sockets to the epoll set (``_watch``) and appends its outcomes. A ZeroMQ descriptor signals once when something arrives,
-and sending or receiving may consume that signal; so a link that has sent something, or has a new socket, is in
+and sending or receiving may consume that signal; so a link that has sent a message, or has a new socket, is in
 ``_touched``, and the next ``poll`` reads it without a signal.
 
 The bookie of the client's own process has an ``InProcessLink`` instead, which has no socket: ``poll`` flushes the
@@ -103,7 +103,7 @@ OUTSTANDING_BYTES_MAX: Final = 32 << 20
 """The default bound on the outstanding bytes of one link: those of its requests, and those that its reads ask for."""
 
 QUEUE_MESSAGES: Final = 16 << 10
-"""Messages that ZeroMQ queues for one bookie at most."""
+"""The most messages that ZeroMQ queues for one bookie."""
 
 _RESENT_MAX: Final = 3
 _RECONNECT_MS: Final = 24 * 3600 * 1000
@@ -140,7 +140,7 @@ _REASONS: Final = {
 }
 
 Outcome = tuple["Link | InProcessLink", int, WireReply | None]
-"""Link, request id, and reply; None instead of a reply if there was none, so that the request's effect is unknown."""
+"""Link, request id, and reply; None instead of a reply if none came, and the request's effect is unknown."""
 
 _contexts: Final[set[curve.Context]] = set()
 """The contexts of links that are not closed. This set keeps them alive, because the garbage collector must not collect
@@ -158,7 +158,7 @@ class LinkCounters:
         damaged: Requests or replies that arrived damaged, after which the request was sent again.
         late: Replies that arrived after their request had ended.
         lost: Connections that ended or were refused.
-        forgotten: Sessions that a bookie had forgotten, and the link began again over the same connection.
+        forgotten: Sessions that a bookie had forgotten, and that the link began again over the same connection.
     """
 
     garbage: int = 0
@@ -244,7 +244,8 @@ class Link:
         Raises:
             UsageError: The message is larger than the bookie accepts, or the request id is outstanding.
 
-        Cost: 8 microseconds for the first bookie; 4 for each further bookie that the same message is sent to next.
+        Cost: 8 microseconds for the first bookie; 4 for each further bookie to which the same message is sent directly
+            afterwards.
         """
         links = self._links
         known, outgoing = links.encoded
@@ -688,7 +689,7 @@ class Links:
             server_public: The CURVE key in its registration; None without a secret.
 
         Raises:
-            UsageError: One end has a secret and the other has not, or ``address`` is not an address.
+            UsageError: Only one of the two ends has a secret, or ``address`` is not an address.
             TooManyRequestsError: The process has the most sockets that it may have.
         """
         if (server_public is None) is not (self._keys is None):
@@ -744,7 +745,7 @@ class Links:
         return any(is_authentic(header, head, greeting_mac(keys)) for keys in valid)
 
     def grant(self, ledger_id: int, description: bytes, key: RightsKey | MemberKey) -> None:
-        """Make each link prove the right to a ledger, in each session before the first request for the ledger.
+        """Make each link prove the right to a ledger in each session, before the first request for the ledger.
 
         Args:
             ledger_id: The ledger.
@@ -779,7 +780,7 @@ class Links:
 
         Returns:
             The outcomes: each with a reply, or None if the request timed out or the connection ended. The list is empty
-            after ``wake`` and after the time-out, and may be empty before.
+                after ``wake`` and after the time-out, and may be empty earlier.
 
         Cost: 10 microseconds, and for each reply 7 more and the checksum of its entries.
         """

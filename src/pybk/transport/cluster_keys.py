@@ -99,14 +99,14 @@ class ClusterKeys:
 
 
 class HeldKeys:
-    """The keys of the secrets that a process holds: one, and two while the secret of the cluster is replaced.
+    """The keys of the secrets that a process holds: of one secret, or of two while the cluster's secret is replaced.
 
     Connections look them up when they begin, so a change counts for later connections.
 
     Attributes:
         all: The keys of the valid secrets, those of new sessions first; empty until ``hold`` was called.
 
-    Threads: any; one read of ``all`` is of one moment.
+    Threads: any; a read of ``all`` returns the keys of one moment.
     """
 
     def __init__(self, *keys: ClusterKeys) -> None:

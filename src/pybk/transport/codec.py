@@ -44,7 +44,7 @@ _STATUSES: Final = {int(status): status for status in Status}
 
 
 class MessageKind(IntEnum):
-    """The number of each message; requests are even and replies odd, so that neither is taken for the other."""
+    """The number of each message; requests are even and replies odd, so neither is taken for the other."""
 
     HELLO = 2
     WELCOME = 3

@@ -66,8 +66,9 @@ def connections_max() -> int:
 class Pin:
     """Access to connections of ZeroMQ, whose descriptors may be closed and used again at any time.
 
-    A connection is accessed through a descriptor that was opened in advance. Otherwise, when strangers have taken all
-    descriptors, it could not be copied, and the strangers' connections could not be ended.
+    A connection is accessed through a copy of its descriptor, in the place of a descriptor that was opened in advance.
+    Otherwise, when strangers have taken all descriptors, no copy could be made, and their connections could not be
+    ended.
 
     Threads: one at a time.
     """
@@ -234,11 +235,11 @@ class Connections:
                 self._shut(descriptor, addresses)
 
     def heard(self, frame: zmq.Frame, addresses: Collection[str]) -> None:
-        """Note that a message of a connection was received, so that its handshake has ended.
+        """Note that a message of a connection was received, and so that its handshake has ended.
 
-        The monitor is read first. ZeroMQ reports a connection before it receives anything from it, so the descriptor
-        then is that of the connection, and not of an earlier one whose end was not read yet. No state of an ended
-        connection is kept, because a later one may have its descriptor.
+        The monitor is read first. ZeroMQ reports a connection before it receives anything from it, so the descriptor is
+        then known to be that of the connection, and not of an earlier one whose end was not read yet. No state of an
+        ended connection is kept, because a later one may have its descriptor.
 
         Args:
             frame: The first frame of the message.

@@ -11,10 +11,9 @@ does not check that: a ZeroMQ server asks an authentication handler (ZAP, a REP 
 the context) at each handshake, and admits *every* client without a handler. So
 
 1. ``ZapAuthenticator`` is bound before the server's socket is, and answers 200 for the cluster's key and 400 otherwise;
-2. the server's socket sets ``ZAP_ENFORCE_DOMAIN``, so that it refuses all clients if the handler is missing;
-3. ``prove_closed`` connects to the very socket that will serve, over loopback and before it listens anywhere else: with
-   a random key, which must be refused, and with the cluster's key, which must be accepted. If either fails, the server
-   does not start.
+2. the server's socket sets ``ZAP_ENFORCE_DOMAIN``, which makes it refuse all clients if the handler is missing;
+3. ``prove_closed`` connects to the very socket that will serve, over loopback, before it listens anywhere else. A
+   random key must be refused, and the cluster's key accepted. If either fails, the server does not start.
 
 libzmq asks the handler from its I/O thread and waits for the answer without blocking others; the server's thread
 answers in its loop (``ZapAuthenticator.serve``). So a handshake takes effect only while that loop runs. See
@@ -163,7 +162,7 @@ class ZapAuthenticator:
             self.socket.send_multipart([_ZAP_VERSION, number, *verdict])
 
     def knows(self, question: list[bytes]) -> bool:
-        """Return whether a request has a key of the cluster; those of the mechanisms NULL and PLAIN have no key."""
+        """Return whether a request has a key of the cluster; requests by the mechanisms NULL and PLAIN have no key."""
         if len(question) != 7:
             return False
         version, _, domain, _, _, mechanism, key = question

@@ -1,4 +1,4 @@
-"""The bytes of a message: a head with its MAC, small contents in the same frame, large runs of entries in frames.
+"""The bytes of a message: a head with its MAC and small contents in one frame, large runs of entries in others.
 
 ``docs/reference/wire.md`` has the layout. Decoding checks every length against the received bytes before it uses it,
 and raises ``FrameError``, and nothing else, for bytes that are not a message.
@@ -27,7 +27,7 @@ from pybk.values import INT64_MAX
 MAGIC: Final = b"PB"
 VERSION: Final = 1
 VERSION_MIN: Final = max(1, VERSION - 1)
-"""The oldest version that is read, so that a bookie and a client one version apart understand each other."""
+"""The oldest version that is read; a bookie and a client that are one version apart understand each other."""
 
 RUNS_MAX: Final = 64
 """The most runs of one message: as many as a write quorum can have bookies."""

@@ -1,4 +1,4 @@
-"""Heartbeats of connections: after how much silence a peer counts as dead, because it is suspended or unreachable."""
+"""Heartbeats of connections: the silence after which a suspended or unreachable peer counts as dead."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SILENCE_MS: Final = 1_500
 
 
 def set_heartbeat(socket: Socket) -> None:
-    """Make a socket's connections end after ``SILENCE_MS`` without an answer, for example of a suspended peer."""
+    """Make a socket's connections end after ``SILENCE_MS`` without an answer, as of a suspended peer."""
     socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
     socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, SILENCE_MS)
     socket.setsockopt(zmq.HEARTBEAT_TTL, SILENCE_MS)

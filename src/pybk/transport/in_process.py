@@ -1,11 +1,11 @@
 """The link of a client to the bookie of its own process: requests and replies are passed by call.
 
-Theory of operation. If a process that is a bookie and a client wrote to its own replica by a socket, this would take
-two MACs, encryption both ways and four passages through ZeroMQ's thread. Instead, the client's leader hands its
-requests over by ``Server.call``, wakes the serving thread once for all of them (``InProcessLink.flush``), and waits in
-the ``poll`` of its links. The serving thread takes them in its turn, as if they had arrived at its socket, and passes
-each reply to ``InProcessLink.deliver``, which wakes the leader. So a request runs in the same thread, in the same order
-and with the same sync as any other one, and the same code keeps every rule of the protocol.
+Theory of operation. If a process that is both a bookie and a client sent requests to its own bookie by a socket, each
+would take two MACs, encryption both ways and four passages through ZeroMQ's thread. Instead, the client's leader hands
+its requests over by ``Server.call``, wakes the serving thread once for all of them (``InProcessLink.flush``), and waits
+in the ``poll`` of its links. The serving thread takes them in its turn, as if they had arrived at its socket, and
+passes each reply to ``InProcessLink.deliver``, which wakes the leader. So a request runs in the same thread, in the
+same order and with the same sync as any other, and the same code enforces the rules of the protocol.
 
 The session of the client is a ``Caller``. Its rights are proved as over the wire, although both ends could trust each
 other: the proof binds the request to the ledger's password, and the check is made once for each ledger.

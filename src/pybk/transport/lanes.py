@@ -8,17 +8,17 @@ were sent to it and not written.
 
 Receiving. The server puts each message that it receives into the lane of its connection (``Lanes.put``). A lane that
 would exceed ``LANE_BYTES_MAX`` loses all its messages, and the server then ends the session; when all lanes together
-exceed ``WAITING_BYTES_MAX``, the server receives nothing until a turn has served some. A *turn*
-(``Lanes.turn``) visits the busy lanes in order. While several are busy, it serves at most ``SHARE_MESSAGES`` messages
-or ``SHARE_BYTES`` bytes of each, so that a connection that floods the bookie delays the others by no more than that. A
-lane that it served and that still has messages moves to the end, so a turn that ran out of bytes is continued by the
-next one. A lane that was alone for ``_COMPANY_NS`` gets the whole turn. A client in the bookie's own process has no
-lane; the server takes its ``share`` of each turn first.
+exceed ``WAITING_BYTES_MAX``, the server receives nothing until a turn has served some. A *turn* (``Lanes.turn``) visits
+the busy lanes in order. While several are busy, it serves at most ``SHARE_MESSAGES`` messages or ``SHARE_BYTES`` bytes
+of each. So a connection that floods the bookie delays the others by no more than that. A lane that it served and that
+still has messages moves to the end, so a turn that ran out of bytes is continued by the next one. A lane that was alone
+for ``_COMPANY_NS`` gets the whole turn. A client in the bookie's own process has no lane; the server takes its
+``share`` of each turn first.
 
 Sending. Bytes sent to a connection are *unwritten* until ZeroMQ has written them to the system. ZeroMQ does not report
 their number. But it releases a frame once it is written, and writes the frames of a connection in order. So after every
 ``MARK_BYTES`` bytes the server *marks* a frame: ZeroMQ tracks it, and once it is released, everything before it is
-written, too. This measures what a client leaves unread without relying on what the client reports.
+written as well. This measures the bytes that a client leaves unread, without relying on the client's reports.
 
 The server's thread is the only one that uses lanes; there are no locks.
 """

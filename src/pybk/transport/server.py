@@ -153,7 +153,7 @@ class Peer:
     Attributes:
         session_id: The session's random id, which signatures of rights include.
         rights: The ledgers to which the session proved a right, oldest first; at most ``RIGHTS_MAX``.
-        writes: Those of these ledgers to which it wrote, as their writer.
+        writes: The ledgers among ``rights`` to which the session wrote, as their writer.
     """
 
     __slots__ = (
@@ -235,7 +235,7 @@ class Caller(Peer):
 
 @dataclass(slots=True)
 class ServerCounters:
-    """Counts of the messages that a server received since it was opened, and of what became of them.
+    """Counts of the messages that a server received since it was opened, and of their outcomes.
 
     Attributes:
         received: Requests returned to the bookie.
@@ -318,7 +318,7 @@ class Server:
         """The instance of the bookie, which each message names."""
         held = self._keys = held_keys(keys)
         self.member_key = None if held is None else MemberKey(held)
-        """The key that checks the proofs of members; None without a secret, so that no member can recover a ledger."""
+        """The key that checks the proofs of members; None without a secret; then no member can recover a ledger."""
         self._valid: tuple[ClusterKeys, ...] = () if held is None else held.all
         """The keys of the valid secrets at the last look-up; sessions of other keys were ended then."""
         self.authorize = authorize
@@ -335,7 +335,7 @@ class Server:
         """The requests of this process and their bytes; None ends a session. Any thread appends, one takes."""
         self._callers: set[Caller] = set()
         self._waking = threading.Lock()
-        """The lock of ``closed``, so that no call and no wake-up is lost or made after the end."""
+        """The lock of ``closed``; with it no call or wake-up is lost, or made after the end."""
         self.closed = False
         """True once ``close`` was called."""
         self._own_context = context is None
@@ -454,7 +454,7 @@ class Server:
 
         Returns:
             Session, request id and request of each; those of one client are in its order. The list is empty after
-            ``wake`` and after the time-out, and may be empty before. While several clients send, one call returns a
+            ``wake`` and after the time-out, and may be empty earlier. While several clients send, one call returns a
             bounded share of each (``Lanes``). Entries refer to the received frames, which live as long as they do.
 
         Cost: 10 microseconds per request, and the checksum of its entries.
@@ -519,7 +519,7 @@ class Server:
         """Receive messages from the socket into the lanes, up to a bound.
 
         Returns:
-            Whether the socket may have more, so that the caller must drain it again without waiting for a signal.
+            Whether the socket may have more; the caller must then drain it again without waiting for a signal.
         """
         asked = self._asked
         recv = self.socket.recv
@@ -772,7 +772,7 @@ class Server:
         del self.peers[peer.routing_id]
 
     def take_ended(self) -> list[Peer]:
-        """Return the sessions that ended since the last call, so that the bookie drops their unanswered requests."""
+        """Return the sessions that ended since the last call; the bookie drops their unanswered requests."""
         ended, self.ended = self.ended, []
         return ended
 
