@@ -1,12 +1,12 @@
 """Calls between event loops and threads: the threads that make calls of coroutines, and the call that wakes a loop.
 
-Calls of coroutines are made in threads, so that event loops keep running. The default executor of the loop is not used:
-it belongs to the application, and it has few threads. Calls that end by themselves share a few threads. Calls that may
-wait for another, or for bookies that are away, and those that end something, have a thread each: else many waits would
-take every thread, and what they wait for could not be released.
+Calls of coroutines are made in threads, because they would block the event loop. The default executor of the loop is
+not used: it belongs to the application, and it has few threads. Calls that end by themselves share a few threads. Calls
+that may wait for another call or for bookies that are away, and calls that end something, have a thread each. Otherwise
+many waiting calls could take all threads, and the calls for which they wait could not run.
 
-A call whose coroutine was cancelled is made all the same. At the end of the interpreter, the calls that share threads
-are waited for after the managers were closed; the others end with their managers. A forked child has threads of its
+A call whose coroutine was cancelled is made nevertheless. At the end of the interpreter, the managers are closed, and
+then the calls that share threads are waited for; the others end with their managers. A forked child has threads of its
 own.
 
 ``asyncio_form`` makes the coroutine function ``x_async`` of a call ``x``. These forms are written by hand:
@@ -17,7 +17,7 @@ own.
   wait for an event without a thread: any number of coroutines may wait, and there are few threads.
 - Generators read a batch in a thread and yield from it in the loop; lists of what the call yields are made in a thread.
 - What opens a handle returns an ``Opening``, which closes the handle if its task was cancelled; see ``opening_form``.
-- A property has no arguments to take over.
+- A property takes no arguments.
 
 In the other direction, ``WakeUp`` wakes a thread, and ``call_in`` and ``LoopCalls`` have an event loop make calls.
 """
@@ -45,7 +45,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 SHARED_MAX: Final = 32
-"""The most threads that calls share which end by themselves."""
+"""The most threads that are shared by calls that end by themselves."""
 
 
 class _CallThreads:
@@ -135,17 +135,17 @@ async def in_thread(call: Callable[P, R], *arguments: P.args, **options: P.kwarg
 
 
 def begun_in_thread(call: Callable[P, R], *arguments: P.args, **options: P.kwargs) -> asyncio.Future[R]:
-    """Have a call made as ``in_thread`` does; returns the future of its result, in the running event loop."""
+    """Begin a call as ``in_thread`` does; return the future of its result, in the running event loop."""
     return asyncio.wrap_future(_threads.submit(_in_context(partial(call, *arguments, **options))))
 
 
 async def in_own_thread(call: Callable[P, R], *arguments: P.args, **options: P.kwargs) -> R:
-    """Make a call that may wait for others, or that ends something, in a thread of its own; else as ``in_thread``."""
+    """Make a call that may wait for others, or that ends something, in a thread of its own, or in a shared thread."""
     return await begun_in_own_thread(call, *arguments, **options)
 
 
 def begun_in_own_thread(call: Callable[P, R], *arguments: P.args, **options: P.kwargs) -> asyncio.Future[R]:
-    """Have a call made as ``in_own_thread`` does; returns the future of its result, in the running event loop."""
+    """Begin a call as ``in_own_thread`` does; return the future of its result, in the running event loop."""
     return asyncio.wrap_future(_threads.submit_alone(_in_context(partial(call, *arguments, **options))))
 
 
@@ -161,8 +161,8 @@ def asyncio_form(call: Callable[P, R], *, own_thread: bool = False) -> Callable[
     Args:
         call: A function of a module, or a method while its class is made; ``classmethod`` takes the form of a class
             method.
-        own_thread: Make the call as ``in_own_thread`` does, because it may wait for others or ends something; else as
-            ``in_thread``.
+        own_thread: Make the call as ``in_own_thread`` does, because it may wait for others or ends something; False
+            makes it as ``in_thread``.
     """
     begin = begun_in_own_thread if own_thread else begun_in_thread
 
@@ -194,7 +194,7 @@ class WakeUp:
         self._still.acquire()
 
     def wake(self) -> None:
-        """Have the present or the next ``wait`` return."""
+        """Make the present or the next ``wait`` return."""
         with suppress(RuntimeError):  # it is awake
             self._still.release()
 
@@ -243,7 +243,7 @@ class LoopCalls:
         return calls
 
     def post(self, call: Callable[[], object]) -> None:
-        """Have ``call`` made in the loop; drop it if the loop is closed, because nothing runs there any more."""
+        """Make ``call`` in the loop; drop it if the loop is closed, because it runs nothing any more."""
         self._calls.append(call)
         if not self._woken:  # otherwise the loop takes this call, too, because it clears the flag before it takes calls
             self._woken = True
@@ -260,7 +260,7 @@ class LoopCalls:
 
 
 def call_in(loop: asyncio.AbstractEventLoop, call: Callable[[], object]) -> bool:
-    """Have a loop make a call soon, from any thread; return False if the loop was closed."""
+    """Make a loop call a function soon, from any thread; return False if the loop was closed."""
     try:
         loop.call_soon_threadsafe(call)
     except RuntimeError:

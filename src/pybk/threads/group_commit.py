@@ -21,30 +21,29 @@ completion is done. ``lead`` waits for the leadership in the same way, and makes
 completion that is followed and not done. If there is none and work is pending, it wakes the background thread.
 
 **The background thread** leads only if no other thread does: for futures, for entries that no thread waits for, and for
-``Work.idle``. It sleeps until it is kicked, or for ``Work.sleep_seconds``. Callbacks run in this thread alone, so that
-a callback may append, and no appending thread runs callers' code. After ``stop`` this thread does not exist: callbacks
+``Work.idle``. It sleeps until it is kicked, or for ``Work.sleep_seconds``. Callbacks run in this thread alone, so a
+callback may append, and no appending thread runs callers' code. After ``stop`` this thread does not exist: callbacks
 then run in the thread that completes.
 
 **Locks.** ``mutex`` guards ``leader``, the followers and callbacks of completions, ``_callbacks``, ``followed`` and
-``rests``. Users share it: the log also guards its forming commit by it, so that an append takes one lock. The mutex is
+``rests``. Users share it: the log also guards its forming commit by it, so an append takes one lock. The mutex is
 held for a few instructions and never during a step. A token is locked by its own thread, under the mutex, and unlocked
 under it.
 
 **Interrupts.** Python raises KeyboardInterrupt between any two lines of the main thread. ``wait`` and ``lead`` leave in
 a ``finally``, and again if an interrupt hits that, because leaving twice is harmless: only the leader's own token
-changes the leadership. A follower that leaves unlocks its token, and a hand-over skips unlocked tokens, so that a
-thread that has left is never made the leader. After an interrupted step the next leader calls ``Work.step`` again,
-which must allow for that. A leader that is interrupted after a completion is done and before all followers are woken
-leaves the completion in ``followed``: the next leader that leaves wakes them.
+changes the leadership. A follower that leaves unlocks its token, and a hand-over skips unlocked tokens, so a thread
+that has left never becomes the leader. After an interrupted step the next leader calls ``Work.step`` again, which must
+allow for that. A leader that is interrupted after a completion is done and before all followers are woken leaves the
+completion in ``followed``: the next leader that leaves wakes them.
 
-**Why no wake-up is lost.** A thread becomes a follower under the mutex, after it has seen that the completion is not
-done and that there is a leader; that leader looks for followers under the mutex before it leaves. Work that is staged
-without waiting is followed by ``kick``. If there is a leader then, it finds the work pending when it leaves. If there
-is none, the kick wakes the background thread, which looks for pending work after it has taken the kick.
+**Why no wake-up is lost.** A thread becomes a follower under the mutex, after it has seen, under the same mutex, a
+completion that is not done and a leader. That leader looks for followers under the mutex before it leaves. Work that is
+staged without waiting is followed by ``kick``. If there is a leader then, it finds the work pending when it leaves. If
+there is none, the kick wakes the background thread, which looks for pending work after it has taken the kick.
 
 **Fork.** A child has only the thread that forked. ``after_fork`` replaces the mutex, which another thread may have
-held, and marks the background thread as stopped. The user marks its completions done, so that no call in the child
-waits.
+held, and marks the background thread as stopped. The user marks its completions done, so no call in the child waits.
 """
 
 from __future__ import annotations
@@ -71,14 +70,14 @@ class Completion:
 
     Attributes:
         done: Whether the outcome is known; set once, and last.
-        error: Why it failed; None if it succeeded, or is pending. Set before ``done``.
+        error: The reason why it failed; None if it succeeded, or is pending. Set before ``done``.
         wanted: Whether a thread, a future or a change waits for it. The log commits one that is not wanted after
             ``BUFFERED_NS``.
-        unseen: Whether the leader may pause without having seen it; the next thread that waits for it interrupts the
-            pause.
+        unseen: Whether the leader may pause although it has not seen the completion; the next thread that waits for it
+            interrupts the pause.
         followers: Tokens of the threads that wait; those that have left are unlocked. Guarded by ``GroupCommit.mutex``.
         callbacks: Called by the background thread once it is done. Guarded by ``GroupCommit.mutex``.
-        kept: What a log's writer appends again if the batch is lost (``KeepingLog``); None keeps nothing.
+        kept: The entries that a log's writer appends again if the batch is lost (``KeepingLog``); None keeps nothing.
         wakers: For each event loop, the object by which ``pybk.manager.append_future`` wakes it; changed by the loop's
             thread alone.
     """
@@ -123,7 +122,7 @@ class Work(Protocol):
         """Return whether a step is wanted although no thread may wait for it. Called with the mutex held."""
 
     def sleep_seconds(self) -> float:
-        """Return how long the background thread may sleep before it calls ``idle``; -1 if until it is kicked.
+        """Return the longest sleep of the background thread before it calls ``idle``; -1 to sleep until a kick.
 
         Called by the background thread with the mutex held.
         """
@@ -135,7 +134,7 @@ class Work(Protocol):
         """End the pause of the current step, or else of the next one. Threads: any."""
 
     def background_ended(self) -> None:
-        """Handle that the background thread ended before ``stop``, so that futures are not completed any more."""
+        """Handle the end of the background thread before ``stop``; futures are not completed any more."""
 
 
 class GroupCommit:
@@ -146,7 +145,7 @@ class GroupCommit:
         name: Name of the background thread.
 
     Attributes:
-        mutex: See "Locks" above; the user may guard its own state by it, too.
+        mutex: See "Locks" above; the user may guard its own state by it as well.
         background: The background thread. The user starts it once ``work`` can be called.
         completed: Whether anything was completed since the user cleared this; for the leader.
         woke: Whether followers were woken since the user cleared this; for the leader.
@@ -294,7 +293,7 @@ class GroupCommit:
     def when_done(self, completion: Completion, callback: Callable[[], None]) -> None:
         """Have the background thread call ``callback`` once ``completion`` is done; after ``stop``, call it here.
 
-        A callback that raises is logged; the others are called all the same.
+        A callback that raises is logged; the others are called nevertheless.
         """
         with self.mutex:
             completion.wanted = True
@@ -313,7 +312,7 @@ class GroupCommit:
                 self.kick_background()
 
     def announce(self) -> None:
-        """End the pause of the leader, or wake the background thread if none leads, to have staged work seen."""
+        """End the pause of the leader, or wake the background thread if none leads, because work was staged."""
         if self.leader is None:
             self.kick()
         else:

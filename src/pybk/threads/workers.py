@@ -39,7 +39,7 @@ class Workers:
     """A few threads that run calls in the order of submission.
 
     The constructor starts the first thread; the others start when they are needed. If the operating system refuses to
-    start one, the running threads make all calls, only later. So an accepted call runs exactly once, unless ``close``
+    start one, the running threads make its calls, only later. So an accepted call runs exactly once, unless ``close``
     drops it. ``concurrent.futures.ThreadPoolExecutor`` is not used, because its ``submit`` raises in that case although
     it has queued the call.
 
@@ -65,7 +65,7 @@ class Workers:
         """Calls submitted and not finished."""
         self._closed = False
         self._short = False
-        """The last attempt to start another thread failed, so the warning was logged already."""
+        """True if the last attempt to start another thread failed; the warning was logged then."""
         self._start()
 
     def submit(self, call: Callable[[], None]) -> Future[None] | None:
@@ -73,7 +73,7 @@ class Workers:
 
         Returns:
             A future that is done when the call has returned or raised; ``close`` cancels it if no thread has begun the
-            call. None if the workers are closed, so that the call was not accepted.
+            call. None if the workers are closed and did not accept the call.
         """
         future: Future[None] = Future()
         with self.lock:
