@@ -109,8 +109,8 @@ class BlobFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no
 
         pandas.read_parquet("pybk://orders/2026.parquet", storage_options={"store": "data/blobs"})
 
-    A file that is written is published when it is closed, and discarded if an exception leaves its ``with``; this holds
-    for ``fsspec.open``, text and compressions, too. A ``close`` during the handling of an exception that began after
+    A file that is written is published when it is closed, and discarded if an exception leaves its ``with``; this also
+    holds for ``fsspec.open``, text and compressions. A ``close`` during the handling of an exception that began after
     the file was opened also discards it, and the exception gets a note that says so. Renames and copies copy no bytes.
     In a ``transaction``, files are published at its end, one after the other.
 
@@ -123,9 +123,9 @@ class BlobFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no
             ``PYBK_SECRET_FILE`` name.
         secret_file: A file that holds their secret, as ``pybk secret new`` writes it.
         cluster_secret_file: A file that holds the secret of a cluster.
-        read_only: Whether to open the directory for reading only, also while another process writes. This process can
-            open it for writing only after ``close``.
-        insecure: Whether to do without a password and a secret.
+        read_only: Whether to open the directory for reading only, which is possible while another process writes. This
+            process can open it for writing only after ``close``.
+        insecure: Whether to work without a password and a secret.
         blob_store: An open ``BlobStore`` instead of all these; such a file system cannot be pickled.
         options: Options that every file system of fsspec takes, such as ``use_listings_cache``; others are refused.
 

@@ -3,19 +3,19 @@
 Theory of operation
 ===================
 
-**The log is the notification log.** Each record is an event, and its log sequence number is its notification id. These
-begin with 1 and have no gaps, and no lower one appears after a higher one was seen. An insert is one transaction of the
-log.
+**The log is the notification log.** Each record is an event, and its log sequence number is its notification id.
+Notification ids begin with 1 and have no gaps, and a lower one never becomes visible after a higher one. An insert is
+one transaction of the log.
 
 **Conflicts** are found in the index, under the lock under which the insert is staged. Threads wait for durability
-without the lock, so that they share commits. A staged event conflicts with others at once, and can be read when it is
+without the lock, so they share commits. A staged event conflicts with others at once, but can be read only when it is
 durable: ``_durable`` moves from the end of one transaction to the end of another.
 
 **Errors.** If an insert fails, its events may be in the log or not. They leave the index, and before the next insert
-``_refresh`` brings the index up to date with the log. If the log itself has failed, ``_refresh`` fails, too.
+``_refresh`` brings the index up to date with the log. If the log itself has failed, ``_refresh`` fails as well.
 
 **Restart.** The index is read from a checkpoint of the log, which drops no records, and brought up to date by a replay
-of the later records. It is derived: without a readable checkpoint, all records are replayed.
+of the later records. It is derived from the log: without a readable checkpoint, all records are replayed.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ STORE: Final = "PYBK_STORE"
 LOG: Final = "PYBK_LOG"
 """The setting of the first part of the names of the application's logs; by default the application's name."""
 INSECURE: Final = "PYBK_INSECURE"
-"""The setting to do without a password or secret."""
+"""The setting that allows logs without a password or secret."""
 
 T = TypeVar("T", EventLog, TrackingLog)
 R = TypeVar("R")

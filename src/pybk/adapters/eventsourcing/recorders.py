@@ -170,7 +170,7 @@ class PybkTrackingRecorder(TrackingRecorder):
 class PybkProcessRecorder(PybkTrackingRecorder, PybkApplicationRecorder, ProcessRecorder):
     """Records events with the position in the upstream application that they result from, in one transaction.
 
-    A position without events goes to a log of its own, so that notification ids have no gaps, and the position can be
+    A position without events goes to a log of its own. So notification ids have no gaps, and the position can be
     dropped when the next one is recorded. Positions in one upstream application are recorded one after the other, so
     none survives a crash that an earlier one does not survive.
 
