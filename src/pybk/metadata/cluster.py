@@ -203,7 +203,7 @@ class ClusterMetadata(
             self.rewrite_locks()  # even if a thread that met a new value has adopted the secrets before
         except PybkError as error:
             logger.warning(
-                "the key of the cluster cannot be used now, so the feature level and secrets read before stay: %s",
+                "the key 'cluster' cannot be used now, so the feature level and the secrets read last stay: %s",
                 error,
             )
 
