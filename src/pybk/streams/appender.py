@@ -11,16 +11,16 @@ appended is acknowledged, because no record of the new segment may outlive one o
 as one append.
 
 **Repair.** Each entry is staged after the one that this writer staged last, or not at all. If an interrupt hit an
-append, or if entries were refused for want of space, the ledger does not end there. Then what the ledger has is
-established by closing it, and the log continues in a new segment: ``repair`` of the log's owner.
+append, or if entries were refused because space was short, the ledger does not end with that entry. Then the log's
+owner calls ``repair``: it closes the ledger, which establishes its entries, and continues the log in a new segment.
 
 **Losses.** A ledger on bookies is *lost* if its writer has ended because too few of them answered, or the metadata
-store did not. What of it was acknowledged is there, and what was not may be. So each transaction is kept in the batch
-in which its last entry was staged, until that is acknowledged. ``repair`` recovers the lost segment (rule T15) and
-switches to a new one. Of the transactions that were kept, ``switch`` completes those that the recovered segment holds,
-and appends the others again, before anything else and under the same numbers: their futures wait for the old batches,
-which are completed with the new ones (``Kept.origins``). Only if the repair does not succeed in time do they fail
-(``give_up``).
+store did not. It has all entries that were acknowledged, and may have others. So each transaction is kept, with the
+batch in which its last entry was staged, until that batch is acknowledged. ``repair`` recovers the lost segment (rule
+T15) and switches to a new one. Of the transactions that were kept, ``switch`` completes those that the recovered
+segment holds. It appends the others again, before any new record and under the same numbers. Their futures wait for the
+old batches, which are completed with the new ones (``Kept.origins``). They fail only if the repair does not succeed in
+time (``give_up``).
 
 **Locks.** ``_lock`` guards ``_writer``, ``_last_entry``, ``next_seq``, ``segment``, ``segment_bytes`` and
 ``segment_records``, ``_owed`` and ``lost``. It is taken before the locks of a ledger, and held while an append waits
@@ -75,7 +75,7 @@ if TYPE_CHECKING:
     from pybk.manager.atomic_group import GroupPart
 
 SET_BYTES: Final = 64 << 10
-"""Bytes of the records that a batch puts in one entry: enough that the costs of an entry hardly count."""
+"""Bytes of records that a batch puts in one entry; with so many, the costs of an entry hardly count."""
 
 
 T = TypeVar("T")
@@ -95,14 +95,14 @@ class Batch(Protocol[T_co]):
         """The number of records."""
 
     def encode(self, seq: int) -> list[bytes]:
-        """Return the entries, the first of whose records has a sequence number; an exception appends nothing."""
+        """Return the entries, given the sequence number of the first record; an exception appends nothing."""
 
     def staged(self, seq: int, segment: int, entry: int) -> T_co:
-        """Return the result of the append, given the first record, the number of its segment and its entry there."""
+        """Return the result of the append, given the first record, its segment's number and its entry there."""
 
 
 class PlainBatch(NamedTuple):
-    """Records that have nothing but data, and one of them an event time; appending them returns sequence numbers.
+    """Records with only data; a single record may have an event time. Appending them returns sequence numbers.
 
     Attributes:
         payloads: Their data, at least one.
@@ -142,7 +142,7 @@ class Kept(NamedTuple):
         payloads: Its entries.
         segment: The number of the segment that it was appended to first.
         entry: Its first entry there.
-        origins: Lost batches that are completed once it is acknowledged, because it is the last one in them.
+        origins: Lost batches that are completed when it is acknowledged, because it is the last transaction in them.
     """
 
     seq: int
@@ -157,7 +157,7 @@ class Appender:
     """The writer of a log, from a take-over to its close.
 
     Args:
-        title: What errors call the log; see ``names.title_of``.
+        title: The name of the log in errors; see ``names.title_of``.
 
     Threads: any.
 
@@ -168,8 +168,8 @@ class Appender:
         segment: The segment that it appends to; None before the take-over, and once it is closed.
         segment_bytes: Payload bytes in that segment.
         segment_records: Records in that segment.
-        needs_repair: Whether there is no open segment, or it does not end where it should, so that ``repair`` is due.
-        lost: Whether that is because a ledger was lost.
+        needs_repair: Whether ``repair`` is due, because there is no open segment, or it does not end where it should.
+        lost: Whether ``repair`` is due because a ledger was lost.
         on_lost: Called when a ledger is lost, see ``KeepingLog``.
         fate: The fate of its records, which its futures share.
     """
@@ -178,11 +178,12 @@ class Appender:
         self._title = title
         self._lock = threading.Lock()
         self._writers: dict[int, LedgerWriter] = {}
-        """Writers of ledgers that are not closed, by ledger: attempts of a roll may create several of one number."""
+        """Writers of ledgers that are not closed, by ledger; attempts of a roll may create several ledgers of one
+        number."""
         self._writer: LedgerWriter | None = None
         self._last_entry = -1
         self._tip = (-1, 0)
-        """The last record that was staged, and its entry; one value, as it is read without the lock."""
+        """The last record that was staged, and its entry; one value, because it is read without the lock."""
         self.segment: Segment | None = None
         self.next_seq = 0
         self.epoch = 0
@@ -212,7 +213,7 @@ class Appender:
 
     @property
     def durable_seq(self) -> int | None:
-        """The last record, if all that were appended are acknowledged; else None, because entries have to be read."""
+        """The last record, if all records were acknowledged; None otherwise, because entries have to be read then."""
         # Without the lock, which is held while an append waits. No entry that was refused is ever confirmed.
         (seq, entry), writer = self._tip, self._writer
         return seq if writer is not None and writer.last_add_confirmed >= entry else None
@@ -234,7 +235,7 @@ class Appender:
         self._writers[writer.ledger_id] = writer
 
     def deleted(self, ledger_id: int) -> None:
-        """Let go of the writer of a ledger that was never listed."""
+        """Drop the writer of a ledger that was never listed."""
         self._writers.pop(ledger_id, None)
 
     def after_fork(self) -> None:
@@ -307,7 +308,7 @@ class Appender:
         return True
 
     def has_closed(self, metadata: LedgerMetadata) -> bool:
-        """Return whether a ledger was closed as this writer was about to close it when the metadata store went away."""
+        """Return whether a ledger is closed where this writer tried to close it without getting an answer."""
         writer = self._writers.get(metadata.ledger_id)
         return (
             writer is not None
@@ -319,7 +320,7 @@ class Appender:
     # ---- what was lost -------------------------------------------------------------------------------------------
 
     def notice_loss(self) -> bool:
-        """Return whether a ledger is lost, after a look at that of the open segment; not to be called in a switch."""
+        """Check whether the ledger of the open segment is lost; return whether any is. Not to be called in a switch."""
         with self._lock:
             log = None if self._writer is None else keeping_log(self._writer)
             if log is not None and log.is_lost:
@@ -394,7 +395,7 @@ class Appender:
             kept.append(Kept(self.next_seq, records, payloads, segment.number, self._last_entry + 1))
 
     def highest_owed(self) -> Highest | None:
-        """Return the highest values up to the last record that is owed; None if none is."""
+        """Return the highest values up to the last record that is owed; None without such a record."""
         with self._lock:
             return highest_after(self._owed[-1].payloads[-1], where=self._title) if self._owed else None
 
@@ -429,12 +430,12 @@ class Appender:
         return None if staged is None else RecordFuture(*staged, seq, self._title, self.fate)
 
     def append_batch(self, batch: Batch[T], *, kick: bool, wait: bool = True) -> RecordFuture[T] | None:
-        """Stage records as one transaction; returns a future of the batch's result, and None where ``append`` does."""
+        """Stage records as one transaction; return a future of the batch's result, or None as ``append`` does."""
         with self._lock:
             return self._append_batch(batch, kick=kick, wait=wait)
 
     def append_at_once(self, batch: Batch[T]) -> RecordFuture[T] | None:
-        """Stage records; None, with nothing done, if that might have to wait, for the lock or for a repair."""
+        """Stage records; return None, with nothing done, if the call might have to wait for the lock or a repair."""
         taken = list[bool]()
         try:
             # One call into C takes the lock and keeps the answer: an interrupt between the two would leave it locked.
@@ -475,7 +476,8 @@ class Appender:
 
         Raises:
             LogFencedError: Another writer took the log over; nothing was staged.
-            DisplacedError: Some log ends elsewhere; ``needs_repair`` is set if it is this one. Nothing was staged.
+            DisplacedError: A log of the group ends elsewhere; ``needs_repair`` is set if it is this one. Nothing was
+                staged.
         """
         with self._lock:
             writer, segment = self._writer, self.segment
@@ -590,7 +592,7 @@ def _nothing_staged(error: PybkError, title: str) -> PybkError:
 
 
 def pieces_of(records: Sequence[R], sizes: Sequence[int]) -> list[Sequence[R]]:
-    """Cut records into pieces of about ``SET_BYTES``, given how many bytes each takes in an entry."""
+    """Cut records into pieces of about ``SET_BYTES``, given the bytes that each takes in an entry."""
     pieces: list[Sequence[R]] = []
     low = nbytes = 0
     for number, size in enumerate(sizes):

@@ -1,6 +1,7 @@
 """Work that a log does in the background: rolls, by a few threads for all logs of a manager, and timers.
 
-A log at rest has no thread of its own. The threads are daemons: what they do is completed by the next open of the log.
+A log at rest has no thread of its own. The threads are daemons; the next open of the log completes work that they leave
+unfinished.
 """
 
 from __future__ import annotations
@@ -51,14 +52,14 @@ class Background:
         self._ticking = False
 
     def submit(self, call: Callable[[], None]) -> None:
-        """Have a thread make a call soon; what it raises is logged."""
+        """Let a thread make a call soon; an exception of the call is logged."""
         with self._lock:
             if self._workers is None:
                 self._workers = Workers(_THREADS_MAX, "pybk-log")
             self._workers.submit(lambda: _logged(call))
 
     def call_later(self, seconds: float, call: Callable[[], None]) -> None:
-        """Have a thread make a call after some seconds; it looks for itself whether there is still something to do."""
+        """Let a thread make a call after some seconds; the call checks whether there is still work to do."""
         timer = _Timer(time.monotonic() + seconds, next(self._numbers), call)
         with self._lock:
             heapq.heappush(self._timers, timer)
@@ -109,10 +110,10 @@ def background() -> Background:
 
 
 def weakly(method: Callable[Concatenate[T, P], object], owner: T) -> Callable[P, None]:
-    """Return a function that calls a method of an object while the object lives; a timer or a watch does not keep it.
+    """Return a function that calls a method of an object while the object lives, and does not keep the object alive.
 
     Args:
-        method: The function of the object's class.
+        method: The method, as the function of the object's class.
         owner: The object.
     """
     return partial(_call_weakly, method, weakref.ref(owner))

@@ -2,8 +2,8 @@
 
 A blob is a closed ledger. Its first entry is a header; then come chunks of the same size, except the last, so position
 ``p`` lies in entry ``1 + p // chunk``; its last entry is a trailer with the length and a digest of the content. The
-close seals the trailer, and the number of entries, under the ledger's password: a blob that is not closed, or that was
-cut short, is not taken for a whole one.
+close seals the trailer, and the number of entries, under the ledger's password: so a blob that is not closed, or that
+was cut short, is never taken for a whole one.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ _ENTRY_BYTES: Final = 128
 
 
 def usual_chunk_bytes(manager: LedgerManager) -> int:
-    """Return the bytes of a chunk if the caller names none."""
+    """Return the size of a chunk, in bytes, that is used if the caller gives none."""
     return min(CHUNK_BYTES, backend_of(manager).config.max_entry_bytes)
 
 
 def bytes_of(data: object) -> memoryview:
-    """Return a view of data to write; raise UsageError if they are not bytes in a row."""
+    """Return a view of data to write; raise UsageError if it is not a contiguous bytes-like object."""
     try:
         return memoryview(data).cast("B")  # type: ignore[arg-type]  # anything with a buffer
     except TypeError:
@@ -64,7 +64,7 @@ def bytes_of(data: object) -> memoryview:
 
 
 class PieceWriter(io.BufferedIOBase):
-    """A file to write to, whose bytes are put in pieces of the same size, except the last.
+    """A file to write to, whose bytes are put in pieces of one size; only the last piece may be smaller.
 
     Threads: one.
 
@@ -83,11 +83,11 @@ class PieceWriter(io.BufferedIOBase):
         return True
 
     def tell(self) -> int:
-        """Return how many bytes were written."""
+        """Return the number of bytes that were written."""
         return self._written
 
     def write(self, data: bytes | bytearray | memoryview) -> int:  # type: ignore[override]
-        """Append bytes; returns how many, which is all."""
+        """Append bytes; return their number, because all of them are written."""
         view = bytes_of(data)
         at = 0
         if self._buffer:
@@ -114,7 +114,7 @@ class PieceWriter(io.BufferedIOBase):
 
 
 class BlobWriter(WithBlock, PieceWriter, Generic[R]):
-    """Writes a blob, which does not exist before it is published; a subclass says how that is done.
+    """Writes a blob, which does not exist before it is published; a subclass implements the publication.
 
     Leaving its ``with`` publishes it, or ``commit`` does. If an exception leaves the ``with``, if ``abort`` is called,
     or if the file is dropped or only closed, nothing changes; leaving the ``with`` after ``abort`` does nothing.
@@ -122,7 +122,7 @@ class BlobWriter(WithBlock, PieceWriter, Generic[R]):
     Threads: one.
 
     Args:
-        title: What errors call the blob.
+        title: The name of the blob in errors.
         writer: The writer of a new ledger.
         chunk_bytes: Bytes of a chunk.
     """
@@ -146,7 +146,7 @@ class BlobWriter(WithBlock, PieceWriter, Generic[R]):
     # ---- writing -------------------------------------------------------------------------------------------------
 
     def write(self, data: bytes | bytearray | memoryview) -> int:  # type: ignore[override]
-        """Append bytes to the blob; returns how many, which is all.
+        """Append bytes to the blob; return their number, because all of them are written.
 
         Raises:
             ClosedError: The file is closed, or the blob was published or given up.
@@ -212,13 +212,13 @@ class BlobWriter(WithBlock, PieceWriter, Generic[R]):
     def commit(self) -> R:
         """Seal the blob, and publish it by one compare-and-set.
 
-        Leaving the ``with`` does it. Closing the file does not publish: a file is also closed when it is dropped, and
-        by what wraps it, such as ``io.TextIOWrapper``. A file that is closed cannot be committed, except by leaving its
-        ``with``.
+        Leaving the ``with`` does it. Closing the file does not publish, because a file is also closed when it is
+        dropped, and by a wrapper such as ``io.TextIOWrapper``. A file that is closed cannot be committed, except by
+        leaving its ``with``.
 
         Raises:
             ClosedError: The file is closed, or the blob was published or given up; nothing was published.
-            PybkError: The blob may be published or not if ``outcome_unknown`` is set, else it is not.
+            PybkError: If ``outcome_unknown`` is set, the blob may be published; otherwise it is not.
 
         Durability: On return the blob is durable and published.
         """
@@ -244,7 +244,7 @@ class BlobWriter(WithBlock, PieceWriter, Generic[R]):
             super().close()
 
     def abort(self) -> None:
-        """Give the blob up, and delete what was written; nothing else changes."""
+        """Give the upload up, and delete the bytes that were written; nothing else changes."""
         if not self._ended:
             self._abandon()
             self._ended = True
@@ -252,7 +252,7 @@ class BlobWriter(WithBlock, PieceWriter, Generic[R]):
             self._give_up()
 
     def __del__(self) -> None:
-        """Leave a blob that was dropped to be given up later."""
+        """Leave the upload to be given up later."""
         if not self._ended:
             self._ended = True
             self._abandon()
@@ -260,9 +260,9 @@ class BlobWriter(WithBlock, PieceWriter, Generic[R]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Publish the blob, or give it up if an exception is on its way, which is not replaced.
+        """Publish the blob; if the block raised, give the upload up, and let the exception pass unchanged.
 
-        One that was published or given up in the ``with`` is left as it is.
+        A blob that was published or given up in the ``with`` stays as it is.
         """
         if kind is not None:
             with suppress(PybkError):  # a later change, or a sweep, deletes the ledger
@@ -281,7 +281,7 @@ class BlobReader(io.RawIOBase):
 
     Attributes:
         size: Bytes of the blob.
-        digest: XXH3-128 of its content, as the trailer says.
+        digest: XXH3-128 of its content, from the trailer.
         chunk_bytes: Bytes of a chunk.
 
     Raises:
@@ -320,7 +320,7 @@ class BlobReader(io.RawIOBase):
         """The batches that threads read ahead: the first chunk, and the batches from there."""
         self._hash = xxh3_128()
         self._hashed = 0
-        """Bytes from the beginning that were read in order, and are in ``_hash``."""
+        """The number of bytes from the beginning that were read in order, and that ``_hash`` covers."""
         in_children(self, BlobReader._disable)
 
     def _disable(self) -> None:
@@ -340,7 +340,7 @@ class BlobReader(io.RawIOBase):
         return self._position
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Set the position, which may lie beyond the end; returns it."""
+        """Set the position, which may lie beyond the end; return it."""
         base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self.size}[whence]
         if base + offset < 0:
             raise ValueError(f"position {base + offset} is before the beginning of the blob")
@@ -348,11 +348,12 @@ class BlobReader(io.RawIOBase):
         return self._position
 
     def readinto(self, buffer: memoryview | bytearray) -> int:  # type: ignore[override]
-        """Read bytes into a buffer; returns how many, 0 at the end.
+        """Read bytes into a buffer; return their number, 0 at the end.
 
         Raises:
             CorruptError: A chunk is damaged or missing.
-            DigestMismatchError: A chunk was changed; or all were read in order, and are not what was written.
+            DigestMismatchError: A chunk was changed; or all chunks were read in order, and differ from what was
+                written.
 
         Cost: Reads whole chunks. While they are read in order, two threads read and verify the next 8 MiB meanwhile.
         """
@@ -437,7 +438,7 @@ class BlobReader(io.RawIOBase):
         return bytes(data)
 
     def problem(self) -> PybkError | None:
-        """Read the blob to its end; returns what is damaged, None if nothing is."""
+        """Read the blob to its end; return a description of the damage, None if the blob is sound."""
         buffer = bytearray(8 << 20)
         self.seek(0)
         try:
@@ -448,7 +449,7 @@ class BlobReader(io.RawIOBase):
         return None
 
     def close(self) -> None:
-        """Let go of the ledger."""
+        """Release the ledger."""
         if not self.closed:
             super().close()
             if self._threads is not None:

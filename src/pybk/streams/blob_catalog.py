@@ -1,16 +1,17 @@
-"""The names of a blob store in its manager's named records: published, held, dropped, and their ledgers deleted.
+"""The names of a blob store, in the named records of its manager, and the deletion of their ledgers.
 
-``pybk.streams.blob_record`` says what a record may become. Here are the order of the steps, and the rules that make it
-safe to stop after any of them; ``docs/concepts/blobs.md`` lists the rules:
+``pybk.streams.blob_record`` has the states of a record. This module has the order of the steps, and the rules that make
+it safe to stop after any step; ``docs/concepts/blobs.md`` lists the rules:
 
 - **B1** An upload is named in its record before anything is written to its ledger, and published only from there.
 - **B2** A name changes from one blob to the next by one compare-and-set, after the ledger of the new one is sealed.
 - **B3** The home's record alone decides about a ledger. A copy is named in its own record, then holds the ledger at its
   home, and only then is published.
-- **B4** A ledger is deleted once its home has dropped it and has no hold of it. Nothing can take hold of it then.
+- **B4** A ledger is deleted once its home has dropped it and has no hold of it. No copy can get a hold of it then.
 - **B5** An upload is given up by a compare-and-set after which it cannot be published; only then its ledger is deleted.
-- **B6** A ledger that its home does not name, because its upload ended before rule B1 was kept, is fenced first; then
-  the record is read again, and the ledger deleted if it still is not named: its writer can complete it no more.
+- **B6** A ledger that its home does not name, because its upload ended before rule B1 was kept, is fenced first, so its
+  writer can no longer complete it. Then the record is read again, and the ledger is deleted if the record still does
+  not name it.
 """
 
 from __future__ import annotations
@@ -90,9 +91,9 @@ class BlobCatalog:
     """The names and ledgers of one blob store.
 
     Args:
-        manager: Has them.
+        manager: The manager that has them.
         store: The name of the blob store.
-        spec: How its ledgers are created and opened.
+        spec: The specification by which its ledgers are created and opened.
         grace_s: Seconds for which a dropped ledger is kept for readers in other processes.
 
     Threads: any.
@@ -135,7 +136,7 @@ class BlobCatalog:
             yield self._decode(each.name, each.value)
 
     def update(self, name: str, change: Callable[[BlobRecord], BlobRecord]) -> BlobRecord:
-        """Write the record that ``change`` returns; applied twice, it must have the same result.
+        """Write the record that ``change`` returns; a change that is applied twice must have the same result as once.
 
         Returns:
             The record, in which the change has taken effect.
@@ -213,13 +214,13 @@ class BlobCatalog:
     def proposed(
         self, name: str, version: BlobVersion, keep: int, check: Callable[[BlobRecord], object]
     ) -> tuple[NamedChange, BlobRecord]:
-        """Return the change of a named record that ``publish`` would make, for a group, and the changed record."""
+        """Return the change of a named record that ``publish`` would make, and the changed record; for a group."""
         record, record_version = self._found(name)
         changed = record.published(version, keep, check)
         return NamedChange(self.record_name(name), record_version, changed.encode()), changed
 
     def published(self, name: str, record: BlobRecord, version: BlobVersion) -> BlobVersion:
-        """Take note of that a version is published; returns it with its number."""
+        """Note that a version is published; return it with its number."""
         token = version.reference.token
         self._in_use.uploads.discard(token)
         self.clean(name)
@@ -233,7 +234,7 @@ class BlobCatalog:
         self.clean(name)
 
     def abandon(self, name: str, token: str) -> None:
-        """Leave an upload to be given up later; a finaliser may call it."""
+        """Leave an upload to be given up later. A finaliser may call this."""
         self._in_use.abandoned.add(token)
         self._in_use.uploads.discard(token)
         self._late.add(name)
@@ -265,7 +266,7 @@ class BlobCatalog:
         return reference
 
     def let_go(self, name: str, reference: Reference) -> None:
-        """Give up a copy that is not published, also if a sweep gave it up before it held its ledger."""
+        """Give up a copy that is not published, even if a sweep gave it up before it held its ledger."""
         with suppress(PybkError):  # a later change of the name, or a sweep, does it
             self.give_up(name, reference.token)
             self.update(reference.home, partial(BlobRecord.released, token=reference.token))
@@ -308,7 +309,7 @@ class BlobCatalog:
             raise
 
     def close_ledger(self, key: object) -> None:
-        """Let go of a ledger that was opened for reading; a finaliser may call it."""
+        """Release a ledger that was opened for reading. A finaliser may call this."""
         self._in_use.readers.pop(key, None)
 
     def is_deleted(self, ledger_id: int) -> bool:
@@ -335,9 +336,9 @@ class BlobCatalog:
     # ---- cleaning ------------------------------------------------------------------------------------------------
 
     def clean(self, name: str) -> None:
-        """Delete the ledgers that a name has dropped, if it is time, and those that could not be deleted before.
+        """Delete the ledgers that a name has dropped, if their grace is over, and those of earlier failed deletions.
 
-        What fails is logged, and left for later, because the change that the caller asked for is made.
+        A failure is logged, and the deletion is left for later, because the caller's change was made.
         """
         self._late.add(name)
         self.clean_late()
@@ -351,14 +352,14 @@ class BlobCatalog:
                 logger.warning("blob store %r: blob %r could not be cleaned up: %s", self.store, each, error)
 
     def clean_name(self, name: str, before_ns: int = 0) -> int:
-        """Delete and let go of what one name has dropped, if it is time.
+        """Delete or release the ledgers that one name has dropped, if their grace is over.
 
         Args:
             name: The name.
             before_ns: Also give up uploads of other processes that were begun before this time.
 
         Returns:
-            How many ledgers were deleted.
+            The number of ledgers that were deleted.
         """
         self._late.discard(name)  # before the record is read: what others note from here on stays noted
         left = True
@@ -403,7 +404,7 @@ class BlobCatalog:
             before_ns: Give up uploads of other processes that were begun before this time, nanoseconds since 1970.
 
         Returns:
-            How many ledgers were deleted.
+            The number of ledgers that were deleted.
         """
         deleted = 0
         for record in list(self.records()):

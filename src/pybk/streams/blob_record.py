@@ -1,4 +1,4 @@
-"""The record of a blob's name: which ledgers it stands for, as one value that is changed by compare-and-set.
+"""The record of a blob's name: the ledgers that it refers to, as one value that is changed by compare-and-set.
 
 This module decides and checks, without input or output; ``pybk.streams.blob_catalog`` reads and writes the records, and
 deletes ledgers. ``docs/concepts/blobs.md`` has the rules and the format of the bytes.
@@ -6,7 +6,7 @@ deletes ledgers. ``docs/concepts/blobs.md`` has the rules and the format of the 
 Each blob is one ledger. The record of the name under which a ledger was uploaded is the ledger's *home*: it alone
 decides whether the ledger lives. Another name that refers to the ledger, after a copy or a rename, has a *hold* in the
 home's record. A ledger goes from ``uploads`` to ``versions`` when it is published, from there to ``dropped``, and is
-deleted once it is dropped and nothing holds it.
+deleted once it is dropped and no copy holds it.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class BlobRecord(NamedTuple):
         name: The name.
         next_version: The number of the version that is published next.
         versions: The versions that are kept, the newest last; none for a name that does not exist.
-        uploads: The references of uploads that may be published yet.
+        uploads: The references of uploads that may still be published.
         dropped: The references whose ledgers are to be deleted or released.
         holds: The references of copies to ledgers whose home this is.
     """
@@ -86,7 +86,7 @@ class BlobRecord(NamedTuple):
 
     @property
     def is_empty(self) -> bool:
-        """True if nothing is left of it; it can be removed then."""
+        """True if it has neither references nor holds; it can be removed then."""
         return not (self.versions or self.uploads or self.dropped or self.holds)
 
     @property
@@ -122,14 +122,14 @@ class BlobRecord(NamedTuple):
         return self._replace(uploads=(*self.uploads, reference))
 
     def given_up(self, tokens: Iterable[str], now_ns: int) -> BlobRecord:
-        """Return the record in which uploads can be published no more."""
+        """Return the record in which these uploads can no longer be published."""
         gone = set(tokens)
         dropped = tuple(each._replace(since_ns=now_ns) for each in self.uploads if each.token in gone)
         left = tuple(each for each in self.uploads if each.token not in gone)
         return self._replace(uploads=left, dropped=(*self.dropped, *dropped))
 
     def published(self, version: BlobVersion, keep: int, check: Callable[[BlobRecord], object]) -> BlobRecord:
-        """Return the record in which an upload is the newest version, and the ``keep`` newest are left.
+        """Return the record in which an upload is the newest version, and only the ``keep`` newest versions are left.
 
         Args:
             version: The version that is published; its number is replaced by the next one.
@@ -158,7 +158,7 @@ class BlobRecord(NamedTuple):
         return self._replace(versions=left, dropped=(*self.dropped, *gone))
 
     def held(self, hold: Hold) -> BlobRecord | None:
-        """Return the record with one more hold; None if its ledger was dropped, and may be deleted any time."""
+        """Return the record with one more hold; None if its ledger was dropped, and may be deleted at any time."""
         owned = any(not each.reference.home and each.reference.ledger_id == hold.ledger_id for each in self.versions)
         if hold in self.holds:
             return self
@@ -172,7 +172,7 @@ class BlobRecord(NamedTuple):
         return self._replace(holds=tuple(each for each in self.holds if each.token != token))
 
     def forgotten(self, tokens: Iterable[str]) -> BlobRecord:
-        """Return the record without dropped references whose ledgers are deleted or let go of."""
+        """Return the record without dropped references whose ledgers were deleted or released."""
         gone = set(tokens)
         return self._replace(dropped=tuple(each for each in self.dropped if each.token not in gone))
 

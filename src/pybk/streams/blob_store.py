@@ -47,7 +47,7 @@ META_BYTES_MAX: Final = 4 << 10
 """Bytes of the metadata of a blob, as JSON in UTF-8."""
 
 UPLOAD_AGE_S: Final = 86400.0
-"""Seconds after which a sweep takes an upload of another process for one that ended."""
+"""The age in seconds from which a sweep counts an upload of another process as ended."""
 
 STORE_NAME_BYTES_MAX: Final = 32
 """The longest name of a blob store: with a blob's name of 120 bytes, escaped, it has to fit a key of 480 bytes."""
@@ -63,10 +63,10 @@ class BlobInfo:
 
     Attributes:
         name: Its name.
-        version: Its version, from 1 up. A name that was deleted and is used again begins with 1 again.
+        version: Its version, from 1 up. A name that is used again after a deletion begins with 1 again.
         size: Its bytes.
         digest: XXH3-128 of its bytes, hexadecimal.
-        chunk: Bytes of a chunk, in which it is stored and verified.
+        chunk: The size of its chunks, bytes; each chunk is verified as a whole.
         created_ns: The time when it was published, nanoseconds since 1970.
         meta: The application's.
         ledger_id: The ledger that holds it.
@@ -89,7 +89,7 @@ BlobData = bytes | bytearray | memoryview | str | os.PathLike[str] | BinaryIO | 
 class BlobStore(Handle):
     """Named blobs: bytes of any length that are written once, and replaced as a whole.
 
-    Open it, put, and read::
+    Example::
 
         with BlobStore.open("data/blobs", password=password) as blobs:
             blobs.put("model/weights", b"...")
@@ -97,8 +97,8 @@ class BlobStore(Handle):
                 file.seek(100)
                 part = file.read(50)
 
-    A name stands for its old blob until the new one is complete and durable, and for the new one from then on; at no
-    time for a part or a mixture. What is open for reading stays readable.
+    A name refers to its old blob until the new one is complete and durable, and then to the new one; never to a part or
+    a mixture. Files that are open for reading stay readable.
 
     Threads: any.
     """
@@ -131,29 +131,29 @@ class BlobStore(Handle):
         quorums: tuple[int | None, int | None, int | None] = (None, None, None),
         config: StoreConfig | None = None,
     ) -> BlobStore:
-        """Open a blob store; one without blobs need not be made.
+        """Open a blob store; it needs no creation.
 
         Args:
-            where: The directory of a store, which is made if needed and is this blob store's own; or a manager, which
-                other users share, of a store or a cluster.
-            name: The blob store's name: 1 to 32 bytes in UTF-8 without ``/``, else as for logs.
-            read_only: Open the directory for reading, also while another process writes. This process can open it for
-                writing after ``close`` only.
+            where: The directory of a store, which is created if needed and belongs to this blob store alone; or the
+                manager of a store or a cluster, which it shares with other users.
+            name: The blob store's name: 1 to 32 bytes in UTF-8 without ``/``; otherwise as for logs.
+            read_only: Open the directory for reading, which is possible while another process writes. This process can
+                open it for writing only after ``close``.
             password: The password of its ledgers, as for ``WriteAheadLog.open``.
             secret: Random bytes instead of a password, as for ``WriteAheadLog.open``.
-            insecure: Do without both if none is given: blobs are guarded against damage, not against forgery.
-            keep: The number of versions of a name to keep, 1 to 64, when another is published here.
+            insecure: Allow neither a password nor a secret; blobs are then guarded against damage, not against forgery.
+            keep: The number of versions of a name, 1 to 64, that are kept when this ``BlobStore`` publishes another.
             grace_s: Seconds for which a replaced or deleted blob is kept for readers in other processes, or of other
-                managers. Readers of this manager keep what they have open in any case.
-            digest_type: What guards each chunk; None for HMAC-SHA256, or CRC32C if there is no password or secret.
-            storage_hints: Where its ledgers should live.
+                managers. Readers of this manager keep the blobs that they have open in any case.
+            digest_type: The digest of each chunk; None for HMAC-SHA256, or for CRC32C without a password or secret.
+            storage_hints: The tiers where its ledgers should live.
             quorums: Ensemble size, write quorum and ack quorum in a cluster; None for the manager's defaults.
             config: Settings of the store, if ``where`` is a directory.
 
         Raises:
             StoreLockedError: Another process has the directory open for writing.
             IllegalOperationError: This process has it open for reading, so it cannot open it for writing.
-            UsageError: There is neither password nor secret, or another argument cannot be.
+            UsageError: There is neither password nor secret, or another argument is invalid.
         """
         asked = LogSettings(quorums=quorums, digest_type=digest_type, storage_hints=hints_of(storage_hints))
         spec = spec_of("blob", password, secret, insecure, asked)
@@ -174,9 +174,9 @@ class BlobStore(Handle):
     open_async = classmethod(opening_form(open))
 
     def close(self) -> None:
-        """Let go of the blob store; a second call does nothing. Files that are open for reading stay so.
+        """Release the blob store; a second call does nothing. Files that are open for reading stay open.
 
-        A manager that ``open`` opened is closed, too, and with it such files.
+        A manager that ``open`` opened is closed as well, and with it such files.
         """
         if not self._closed:
             self._closed = True
@@ -211,16 +211,16 @@ class BlobStore(Handle):
 
         Args:
             name: The blob's name: 1 to 120 bytes in UTF-8, in parts separated by ``/``, as for logs.
-            meta: Text by names, at most 4 KiB in all.
+            meta: The application's texts by name, at most 4 KiB in all.
             overwrite: Replace a blob of this name; False raises instead.
             chunk: Bytes of a chunk, at most ``max_entry_bytes``: a read at any position reads whole chunks. None for
                 1 MiB, or ``max_entry_bytes`` if that is less.
 
         Raises:
-            BlobExistsError: There is one, and it is not to be replaced.
+            BlobExistsError: A blob of this name exists, and ``overwrite`` is False.
             UnauthorizedError: The password is not that of the blob of this name.
             StorageFullError: There is not enough free space; nothing was written.
-            UsageError: An argument cannot be.
+            UsageError: An argument is invalid.
 
         Cost: Two synced writes, and two more to publish it.
         """
@@ -252,10 +252,10 @@ class BlobStore(Handle):
             chunk: As for ``create_blob``.
 
         Raises:
-            PybkError: As ``create_blob`` and ``BlobUpload.commit``; with ``outcome_unknown`` the name may stand for the
-                old blob or for this one, whole in any case.
+            PybkError: As ``create_blob`` and ``BlobUpload.commit``; with ``outcome_unknown`` the name may refer to the
+                old blob or to this one, each whole.
 
-        Durability: On return the blob is durable, and the name stands for it.
+        Durability: On return the blob is durable, and the name refers to it.
         """
         pieces = _pieces(data)
         with self.create_blob(name, meta=meta, overwrite=overwrite, chunk=chunk) as file:
@@ -266,7 +266,7 @@ class BlobStore(Handle):
     put_async = asyncio_form(put, own_thread=True)
 
     def copy(self, source: str, target: str, *, version: int | None = None, overwrite: bool = True) -> BlobInfo:
-        """Publish a blob under another name, too, without copying its bytes: both names refer to one ledger.
+        """Publish a blob under a second name without copying its bytes: both names refer to one ledger.
 
         Args:
             source: The name of the blob.
@@ -276,7 +276,7 @@ class BlobStore(Handle):
 
         Raises:
             NoSuchBlobError: The blob does not exist.
-            BlobExistsError: There is one of the other name, and it is not to be replaced.
+            BlobExistsError: A blob of the other name exists, and ``overwrite`` is False.
             UnauthorizedError: The password is not that of both blobs; nothing was changed.
 
         Cost: Three synced writes, for any size.
@@ -306,10 +306,10 @@ class BlobStore(Handle):
     def rename(self, source: str, target: str, *, overwrite: bool = True) -> BlobInfo:
         """Give a blob another name.
 
-        Its name ends after the other one began: after a crash in between it has both.
+        The old name is removed after the new one was published, so after a crash in between the blob has both names.
 
         Args:
-            source: The name of the blob, of which the newest version is renamed and older ones are dropped.
+            source: The name of the blob; its newest version is renamed, and older ones are dropped.
             target: The other name.
             overwrite: As for ``copy``.
 
@@ -347,13 +347,13 @@ class BlobStore(Handle):
     def sweep(self, *, older_than_s: float = UPLOAD_AGE_S) -> int:
         """Give up uploads that ended without being published, and delete all ledgers that are not needed any more.
 
-        Each change also does this for its own name, and for what this ``BlobStore`` could not delete before; so a sweep
-        is of use after a crash, for ``grace_s``, and for what other processes left.
+        Each change also does this for its own name, and for ledgers that this ``BlobStore`` could not delete before. So
+        a sweep is needed only after a crash, after ``grace_s``, and for uploads and ledgers that other processes left.
 
         Args:
-            older_than_s: Uploads of other processes of a cluster that were begun so many seconds ago are given up, too;
-                one that still lasts fails with ``BlobGivenUpError``. Uploads of this process are never given up. In a
-                store, those of other processes always are, because a store has one process that writes.
+            older_than_s: In a cluster, uploads of other processes that began at least this many seconds ago are given
+                up; one that is still under way fails with ``BlobGivenUpError``. Uploads of this process are never given
+                up. In a store, uploads of other processes always are, because only one process writes to a store.
 
         Returns:
             How many ledgers were deleted.
@@ -367,7 +367,7 @@ class BlobStore(Handle):
     # ---- reading -------------------------------------------------------------------------------------------------
 
     def open_blob(self, name: str, version: int | None = None) -> io.BufferedReader:
-        """Return a file to read a blob from, at any position; what is replaced or deleted stays readable in it.
+        """Return a file to read a blob from, at any position; it stays readable if the blob is replaced or deleted.
 
         Args:
             name: The blob.
@@ -376,7 +376,7 @@ class BlobStore(Handle):
         Raises:
             NoSuchBlobError: It does not exist. A read raises it for a blob that another process has deleted meanwhile.
             CorruptError, DigestMismatchError: It is damaged; also raised by a read that finds it. Every chunk is
-                verified when it is read, and the digest of all when they were read in order.
+                verified when it is read, and the digest of the whole blob if all chunks were read in order.
             UnauthorizedError: The password is not the blob's.
         """
         catalog = self._open()
@@ -401,7 +401,7 @@ class BlobStore(Handle):
     get_async = asyncio_form(get)
 
     def stat(self, name: str, version: int | None = None) -> BlobInfo:
-        """Return what is known of a blob without reading it; arguments and errors as for ``open_blob``."""
+        """Return the facts of a blob without reading it; arguments and errors as for ``open_blob``."""
         return _info(name, self._open().version(checked_name(name, "a blob"), version))
 
     stat_async = asyncio_form(stat)
@@ -413,7 +413,7 @@ class BlobStore(Handle):
     exists_async = asyncio_form(exists)
 
     def versions(self, name: str) -> builtins.list[BlobInfo]:
-        """Return the versions of a blob that are kept, the newest first; none for a blob that does not exist."""
+        """Return the versions of a blob that are kept, the newest first; empty if the blob does not exist."""
         found = self._open().read(checked_name(name, "a blob")).versions
         return [_info(name, each) for each in reversed(found)]
 
@@ -422,7 +422,8 @@ class BlobStore(Handle):
     def list(self, prefix: str = "") -> builtins.list[BlobInfo]:
         """Return the blobs whose names begin with ``prefix``, by name.
 
-        Cost: In a store one pass over the names with the prefix; in a cluster a round trip for 500 names of all.
+        Cost: In a store one pass over the names with the prefix; in a cluster a round trip for each 500 names of the
+            store.
         """
         found = self._open().records(prefix)
         return [_info(each.name, each.latest) for each in found if each.latest is not None]
@@ -436,8 +437,9 @@ class BlobUpload(BlobWriter[BlobInfo]):
     Leaving its ``with`` publishes it, or ``commit`` does. If an exception leaves the ``with``, if ``abort`` is called,
     or if the file is dropped or only closed, nothing changes; leaving the ``with`` after ``abort`` does nothing.
 
-    Its commit has the name stand for the blob. It raises BlobExistsError if another writer has published one meanwhile,
-    and it is not to be replaced; it and ``write`` raise BlobGivenUpError if a sweep has given this upload up.
+    After its commit the name refers to the blob. The commit raises BlobExistsError if another writer has published a
+    blob meanwhile, and ``overwrite`` is False; it and ``write`` raise BlobGivenUpError if a sweep has given this upload
+    up.
 
     Threads: one.
 

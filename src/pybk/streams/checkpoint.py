@@ -22,12 +22,12 @@ class CheckpointWriter(BlobWriter[None]):
     """Writes a checkpoint; made by ``WriteAheadLog.checkpoint``.
 
     Leaving its ``with`` commits it, or ``commit`` does. If an exception leaves the ``with``, if ``abort`` is called, or
-    if the file is dropped or only closed, nothing changes; leaving the ``with`` after ``abort`` does nothing. What a
-    dropped file wrote is deleted by the next call that changes the log, such as a checkpoint or a roll.
+    if the file is dropped or only closed, nothing changes; leaving the ``with`` after ``abort`` does nothing. The bytes
+    that a dropped file wrote are deleted by the next call that changes the log, such as a checkpoint or a roll.
 
     Its commit lists the checkpoint and truncates the log. It raises RewoundError if ``truncate_after`` dropped records
-    that the checkpoint covers; it and ``abort`` raise LogFencedError if another writer has the log, whose next owner
-    deletes what was written.
+    that the checkpoint covers; it and ``abort`` raise LogFencedError if another writer has the log; the log's next
+    owner then deletes the bytes that were written.
 
     Threads: one.
 
@@ -115,7 +115,7 @@ class WalCheckpoint:
         return BlobReader(self._steps.open_blob(self._ledger_id))
 
     def problem(self) -> PybkError | None:
-        """Read it whole; returns what is damaged, None if nothing is.
+        """Read it whole; return a description of the damage, None if it is sound.
 
         Raises:
             NoSuchLedgerError: It was dropped, because newer ones were made.

@@ -4,28 +4,30 @@ Theory of operation
 ===================
 
 **Records.** Each acknowledgement is one record of the list: the ranges that it acknowledges, and properties. A whole
-state is written when the changes since the last one are several times longer than it, and after a roll when they are
-as long; at an open, if it is short. So an acknowledgement costs at most twice the bytes of its own record on average,
-however long the state is. Then the list is truncated to the first record of the state. So the list is never longer
-than some states and a segment, and an open replays it from its first record: a whole state, then changes. All that
-ledger lists guarantee holds for cursors: one owner, fencing, transactions, rolls, repair after a lack of space.
+state is written when the changes since the last one are several times longer than the state. After a roll it is written
+when they are as long, and at an open if the state is short. So an acknowledgement costs at most twice the bytes of its
+own record on average, however long the state is. Then the list is truncated to the first record of the state. So the
+list is never longer than some states and a segment. An open replays it from its first record: a whole state, then
+changes. Cursors have all guarantees of ledger lists: one owner, fencing, transactions, rolls, and repair after space
+was short.
 
-From the feature level STREAMS on a state is written in parts, in the background, one after each acknowledgement, so
-that none of these waits long for a part. A part has twice as many ranges as were acknowledged since the one before, or
-more; so the parts come to an end. A state whose parts were not all written is begun again. Below that level a state is
-one transaction; ``pybk.streams.cursor_state`` has both.
+From the feature level STREAMS on a state is written in parts, in the background. One part follows each acknowledgement,
+so no acknowledgement waits long. A part has at least twice as many ranges as were acknowledged since the part before,
+so the parts come to an end. A state whose parts were not all written is begun again. Below that level a state is one
+transaction; ``pybk.streams.cursor_state`` has both.
 
 **Deliveries.** From that level on a subscription with dead letters has a lease of records that it may hand out for the
-first time, and each further delivery of a record is recorded before the record is handed out. A close says how many of
-the lease were handed out; after an owner that did not close, all of it may have been.
+first time, and each further delivery of a record is recorded before the record is handed out. A close records how many
+of the leased records were handed out; if an owner did not close, all of them may have been.
 
 **The bound.** The log's record has a lower bound of each cursor (rule T9). It is raised some seconds after an
-acknowledgement, and on close, after a record of its own: that says anew that everything before is acknowledged, and is
-durable by itself, even if records before it were refused. It is lowered before a seek backwards.
+acknowledgement, and on close, after a record of its own. This record repeats that all records before the bound are
+acknowledged, so it suffices by itself, even if earlier records of the cursor were refused. It is lowered before a seek
+backwards.
 
-**Repair.** Records that were staged may be refused later, for want of space, and with them what else their group did.
-So after each repair of the list the state is made anew from what the list has, before anything else is staged:
-``_mend``. The same is done after an interrupt between a record and the change of the state.
+**Repair.** Records that were staged may be refused later, because space is short, together with the other changes of
+their group. So after each repair of the list, and before any other record is staged, ``_mend`` makes the state anew
+from the records of the list. The same is done after an interrupt between a record and the change of the state.
 
 **Locks.** ``_moving`` excludes raising and lowering the bound, and is taken first. ``lock`` guards the state and orders
 the records of the list; it is held while a record is staged, not while it becomes durable, except for a seek. The
@@ -112,7 +114,7 @@ _DELETE_REMEDY: Final = "close it there, or delete it with steal=True, which fen
 
 
 def checked_subscription(name: object) -> str:
-    """Return the name of a subscription; UsageError if it cannot be one: as a log's, and without ``@``."""
+    """Return the name of a subscription, which is as a log's, without ``@``; raises UsageError for any other."""
     found = checked_name(name, "a subscription")
     if "@" in found:
         raise UsageError(f"the name {found!r} of a subscription has an @, which is reserved; choose another")
@@ -151,7 +153,7 @@ class Cursor:
         state: The acknowledged records, durable or not; guarded by ``lock``.
         lock: Guards the state.
         counts: Whether deliveries are recorded.
-        leased_end: Records before it may be handed out for the first time; guarded by ``lock``.
+        leased_end: The record before which records may be handed out for the first time; guarded by ``lock``.
 
     Threads: any.
     """
@@ -168,7 +170,8 @@ class Cursor:
         self._writer = writer
         self._bound = bound
         self._raised = bound.seq
-        """The bound of the last attempt to change it; even if that failed, it may be listed, or may be later."""
+        """The bound of the last attempt to change it; even if the attempt failed, this bound may be listed now or
+        later."""
         self._moving = threading.Lock()
         self._in_parts = writer.steps.manager.feature_level >= FeatureLevel.STREAMS
         self._state_bytes = min(replayed.nbytes, RANGE_BYTES * self.state.range_count)
@@ -177,14 +180,14 @@ class Cursor:
         self._state_segment: Segment | None = None
         """The segment that was appended to when the last whole state was written."""
         self._renewal: _Renewal | None = None
-        """The whole state of which parts are to be written."""
+        """The whole state of which parts are still to be written."""
         self._ranges_since = 0
         """Ranges that were acknowledged since the last part."""
         self._renewing = False
         self._settled = False
         self._timed = False
         self._repairs = self._known_repairs = 0
-        """The number of repairs of the list, and that number when the state was last made from the list."""
+        """The number of repairs of the list, now and when the state was last made from the list."""
         self._unsure = False
         """True while a record may be staged whose change is not in the state."""
         writer.on_repair = self._repaired
@@ -203,14 +206,14 @@ class Cursor:
         steal: bool = False,
         counts: bool = False,
     ) -> Self:
-        """Become the owner of a subscription's cursor, which is made if it does not exist.
+        """Become the owner of a subscription's cursor, which is created if it does not exist.
 
         Args:
-            manager: Has the ledgers.
+            manager: The manager that has the ledgers.
             log: Steps of the log.
             name: The subscription's.
             start_seq: Returns the first record of a new subscription.
-            wait_s: Seconds to wait for a live owner to let go of it.
+            wait_s: Seconds to wait for a live owner to release it.
             steal: Take it from a live owner, which is fenced.
             counts: Record deliveries, if the feature level allows it.
 
@@ -264,7 +267,7 @@ class Cursor:
     def settle(self, handed_end: int) -> None:
         """Record that no record from ``handed_end`` on was handed out, as far as deliveries are recorded; none is then.
 
-        An error is logged: then all that was leased counts as handed out.
+        An error is logged; then all leased records count as handed out.
         """
         with self.lock:
             if not self.counts or self._settled or self.closed:
@@ -279,7 +282,7 @@ class Cursor:
                 )
 
     def delete(self) -> None:
-        """Delete the subscription for good, and let go of it: the log keeps nothing for it any more."""
+        """Delete the subscription for good, and release it; the log keeps no records for it any more."""
         with self._moving:
             self._log.perform(ledger_list.remove_cursor(self._log.name, self.name, self._bound.uid))
             self._writer.close()
@@ -302,8 +305,8 @@ class Cursor:
         """Acknowledge records, and set properties with them, all or nothing after a crash.
 
         Args:
-            ranges: Ascending and apart from each other, at least one. Records that are acknowledged already count, too:
-                on success they are so durably.
+            ranges: Ascending and apart from each other, at least one. They may include records that are acknowledged
+                already; on success these are durably so.
             properties: The properties to set.
             kick: As for ``pybk.manager.ledger_writer.stage``.
 
@@ -316,7 +319,7 @@ class Cursor:
             return with_value(future, self._acked(ranges, properties, len(record)))
 
     def ack_at_once(self, ranges: Ranges, properties: Mapping[str, int | str]) -> RecordFuture[int] | None:
-        """Acknowledge as ``ack`` does; None, with nothing done, if that might have to wait. The caller has the lock."""
+        """Acknowledge as ``ack`` does; None, with nothing done, if that may have to wait. The caller has the lock."""
         record = encode_acks(ranges, properties)
         if self._is_stale:
             return None
@@ -384,10 +387,10 @@ class Cursor:
         """Count all records before ``seq`` as acknowledged, and none from it on.
 
         Returns:
-            The first record that is not acknowledged then: a later one, if the log was truncated.
+            The first record that is not acknowledged then; later than ``seq`` if the log was truncated.
 
         Raises:
-            PybkError: With ``outcome_unknown`` it may have moved, else not.
+            PybkError: With ``outcome_unknown`` the cursor may have moved; otherwise it has not.
         """
         with self._moving:
             if seq < max(self._bound.seq, self._raised):
@@ -405,7 +408,7 @@ class Cursor:
         return seq
 
     def lease(self, end: int) -> None:
-        """Record that records before ``end`` may be handed out, unless no deliveries are recorded any more.
+        """Record that records before ``end`` may be handed out, if deliveries are still recorded.
 
         Raises:
             PybkError: As for ``ack``.
@@ -445,7 +448,7 @@ class Cursor:
         return future
 
     def expire(self) -> int:
-        """Count records that the log has dropped as acknowledged; returns how many were not."""
+        """Count records that the log has dropped as acknowledged; return how many of them were not."""
         first_seq = self._log.existing().record.first_seq
         if first_seq <= self.state.first_unacked:
             return 0
@@ -609,7 +612,7 @@ class Cursor:
 
 
 class MemoryCursor:
-    """The cursor of a subscription that is not durable: the log keeps nothing for it, and nothing is left of it.
+    """The cursor of a subscription that is not durable: the log keeps no records for it, and it ends with the process.
 
     Attributes:
         name: The subscription's.
@@ -628,7 +631,7 @@ class MemoryCursor:
         self._log = log
 
     def close(self) -> None:
-        """Let go of it."""
+        """Release it."""
         self.closed = True
 
     def settle(self, handed_end: int) -> None:
@@ -641,7 +644,7 @@ class MemoryCursor:
         """Do nothing: no deliveries are recorded."""
 
     def delete(self) -> None:
-        """Let go of it."""
+        """Release it."""
         self.closed = True
 
     def after_fork(self) -> None:
@@ -679,14 +682,14 @@ class MemoryCursor:
         return seq
 
     def expire(self) -> int:
-        """Count records that the log has dropped as acknowledged; returns how many were not."""
+        """Count records that the log has dropped as acknowledged; return how many of them were not."""
         first_seq = self._log.existing().record.first_seq
         with self.lock:
             return self.state.ack(0, first_seq)
 
 
 def delete_cursor(manager: LedgerManager, log: LedgerSteps, name: str, *, steal: bool = False) -> bool:
-    """Delete a subscription that no process owns, also one whose cursor is damaged; returns whether there was one.
+    """Delete a subscription that no process owns, even if its cursor is damaged; return whether it existed.
 
     Raises:
         LogLockedError: A live owner has it, and ``steal`` is False.
@@ -702,7 +705,7 @@ def delete_cursor(manager: LedgerManager, log: LedgerSteps, name: str, *, steal:
 
 
 def read_cursor(manager: LedgerManager, log: LedgerSteps, bound: CursorBound) -> CursorState:
-    """Return what a subscription has acknowledged durably, without becoming its owner.
+    """Return the durable state of a subscription's cursor, without becoming its owner.
 
     Raises:
         CorruptError: The cursor is damaged or missing.

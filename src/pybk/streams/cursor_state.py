@@ -6,20 +6,20 @@ The state is ``first_unacked``, the ranges of acknowledged records above it, and
     ...........|..........|============|....|=======|......>
                ^ first_unacked
 
-Ranges never touch each other or ``first_unacked``, so their number is at most that of the holes between them, and a
-range is never dropped. The state is kept as records of a ledger list (``pybk.streams.cursor``): a whole state, then
-changes of it. ``docs/design/ledger_lists.md`` lists every byte.
+Ranges never touch each other or ``first_unacked``, so there is a hole before each range. A range is never dropped. The
+state is kept as records of a ledger list (``pybk.streams.cursor``): a whole state, then changes of it.
+``docs/design/ledger_lists.md`` lists every byte.
 
-Of deliveries the state has a bound: all records before ``handed_end`` that are not acknowledged may have been handed
-out once; and a number for each of those that were handed out again.
+For deliveries the state has a bound and numbers: all records before ``handed_end`` that are not acknowledged may have
+been handed out once, and each record that was handed out again has the number of its deliveries.
 
 **Whole states.** Below the feature level STREAMS a whole state is one transaction, ``encode``. From that level on it is
 a record BEGIN, then parts of bounded length, ``part``, then a record END; other changes may lie between them. A part
-acknowledges ranges that are acknowledged, and repeats numbers of deliveries, so applying it to the state that it is of
-changes nothing. What is acknowledged or handed out while parts are written is in them or in a record after BEGIN. So
-BEGIN and everything after it result in the state, once there is an END. Without an END, because the writer stopped, the
-state is not whole, and the records before its BEGIN are still needed. A seek makes everything before it void, also a
-part: the writer begins another state then.
+acknowledges ranges that are acknowledged already, and repeats numbers of deliveries, so applying it to its own state
+changes nothing. A record that is acknowledged or handed out while parts are written is in a part or in a change after
+BEGIN. So BEGIN and all records after it result in the state, once there is an END. If the END is missing, because the
+writer stopped, the state is not whole, and the records before its BEGIN are still needed. A seek makes all records
+before it void, parts included; the writer then begins another state.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ STREAMS_FORMAT: Final = 2
 """Format of the kinds of records that the feature level STREAMS adds."""
 
 PART_LEAST: Final = 256
-"""Ranges in one part of a whole state from the level STREAMS on, at least: 4 KiB."""
+"""The fewest ranges in one part of a whole state from the level STREAMS on: 4 KiB."""
 
 PART_RANGES: Final = 8192
 """Ranges in one part of a whole state below that level: 128 KiB."""
@@ -72,11 +72,11 @@ class ChangeKind(IntEnum):
     END = 5
     """The state that was begun last is whole."""
     LEASE = 6
-    """Records before one may be handed out for the first time, until a record HANDED says how many were."""
+    """Records before one may be handed out for the first time, until a change HANDED says how many were."""
     HANDED = 7
-    """All records before one that are not acknowledged were handed out, maybe."""
+    """All records before one that are not acknowledged may have been handed out."""
     AGAIN = 8
-    """Ranges were handed out again; the number of parts is how often each of them was handed out so far."""
+    """Ranges were handed out again; the field for the number of parts has the number of their deliveries so far."""
 
 
 _WITH_RANGES: Final = (ChangeKind.STATE, ChangeKind.ACK, ChangeKind.AGAIN)
@@ -170,7 +170,7 @@ class CursorState:
         return seq < self.first_unacked or seq in self._acked
 
     def unacked_count(self, end: int) -> int:
-        """Return how many records before ``end`` are not acknowledged; for the end of the log, the exact backlog.
+        """Return the number of unacknowledged records before ``end``; for the end of the log, the exact backlog.
 
         Cost: Constant, unless ranges end after ``end``: then as ``RangeSet.count_before``.
         """
@@ -202,13 +202,13 @@ class CursorState:
         return next((end for first, end in self._acked.after(low, low + 1) if first <= low), low)
 
     def deliveries(self, seq: int) -> int:
-        """Return how often a record that is not acknowledged was handed out: once more than it was, maybe."""
+        """Return the number of times that a record that is not acknowledged was handed out; it may be one too high."""
         return self._again.get(seq, int(seq < self.handed_end))
 
     # ---- changes -------------------------------------------------------------------------------------------------
 
     def ack(self, first: int, end: int) -> int:
-        """Acknowledge the records from ``first`` to the one before ``end``; returns how many were not before."""
+        """Acknowledge the records from ``first`` to the one before ``end``; return how many of them were not yet."""
         if end <= self.first_unacked:
             return 0
         first = max(first, self.first_unacked)
@@ -228,18 +228,18 @@ class CursorState:
         self._again = {}
 
     def hand_again(self, first: int, end: int, count: int) -> None:
-        """Note that records were handed out so many times by now."""
+        """Note the number of times that records were handed out so far."""
         self._again.update((seq, max(count, self._again.get(seq, 0))) for seq in range(first, end))
         if len(self._again) > self._again_most:
             self._again = {seq: count for seq, count in self._again.items() if not self.is_acked(seq)}
             self._again_most = max(_AGAIN_LEAST, 2 * len(self._again))
 
     def end_lease(self, end: int) -> None:
-        """Count the leased records before ``end`` as handed out: their owner may have done so without recording it."""
+        """Count the leased records before ``end`` as handed out, because their owner may have handed them out."""
         self.handed_end, self.lease_end = max(self.handed_end, min(self.lease_end, end)), 0
 
     def become(self, other: CursorState) -> None:
-        """Take over another state, which is not used any more."""
+        """Adopt the contents of another state, which must not be used any more."""
         self.first_unacked, self.properties, self._acked = other.first_unacked, other.properties, other._acked
         self.handed_end, self.lease_end, self._again = other.handed_end, other.lease_end, other._again
 
@@ -336,7 +336,7 @@ class CursorState:
 
     @property
     def is_whole(self) -> bool:
-        """True if the first state that was applied is whole, or none was, and no part of another is due."""
+        """True if the first state that was applied, if any, is whole, and no part of another is due."""
         return self._parts_due is None and self._whole is not False
 
 
@@ -365,12 +365,12 @@ def encode_lease(end: int) -> bytes:
 
 
 def encode_handed(end: int) -> bytes:
-    """Return the record that says that what is not acknowledged before ``end`` was handed out, and ends a lease."""
+    """Return the record that counts unacknowledged records before ``end`` as handed out, and ends a lease."""
     return _encode(ChangeKind.HANDED, end, [], {})
 
 
 def encode_again(ranges: Ranges, count: int) -> bytes:
-    """Return the record that says how often ranges, ascending and apart from each other, were handed out."""
+    """Return the record with the number of deliveries of ranges, which are ascending and apart from each other."""
     return _encode(ChangeKind.AGAIN, ranges[0][0], ranges, {}, parts=count)
 
 

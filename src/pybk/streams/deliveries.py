@@ -4,8 +4,8 @@ A record is *fresh* until it is handed out for the first time, in order. Then it
 acknowledged, however often it is handed out. It is handed out again some time after a ``nack``, or when it was not
 acknowledged in time.
 
-Memory is bounded by ``max_unacked``: what is outstanding is kept as ranges, and the records that were handed out again,
-with their counts, one by one. Beyond that limit no fresh record is handed out. So the holes between acknowledged
+``max_unacked`` bounds the memory: outstanding records are kept as ranges, and records that were handed out again are
+kept one by one, with their counts. Beyond that limit no fresh record is handed out. So the holes between acknowledged
 ranges, and with them the state of the cursor, have a bound as well.
 """
 
@@ -75,7 +75,7 @@ class Deliveries:
     Args:
         state: The cursor's.
         ack_timeout_s: Seconds after which a record that is not acknowledged is handed out again; None for never.
-        max_unacked: Outstanding records beyond which no fresh one is handed out.
+        max_unacked: The number of outstanding records from which no fresh one is handed out.
 
     Attributes:
         read_seq: The first record that is fresh.
@@ -92,23 +92,24 @@ class Deliveries:
         self.reset()
 
     def reset(self) -> None:
-        """Begin anew at the first record that is not acknowledged, as after a seek; all records are fresh."""
+        """Begin again at the first record that is not acknowledged, as after a seek; all records are fresh then."""
         self.read_seq = self._state.first_unacked
         self._void = self._number
-        """The last delivery before this; none up to it counts any more."""
+        """The last delivery before the last ``reset``; deliveries up to it no longer count."""
         self._runs: deque[_Run] = deque()
-        """Runs in the order of time; records in them may be acknowledged, or handed out again since."""
+        """Runs in the order of time; some of their records may have been acknowledged, or handed out again."""
         self._again: list[_Again] = []
         """A heap of records that wait; an entry counts only if ``_due`` has the record with the same time."""
         self._due: dict[int, float] = {}
-        """The times when waiting records are handed out again; may have acknowledged ones, as the two below."""
+        """The times when waiting records are handed out again. It may have acknowledged records, as the next two
+        may."""
         self._counts: dict[int, int] = {}
-        """The redeliveries of each record; for a record that waits, with the one that it waits for."""
+        """The redeliveries of each record; for a record that waits, including the one for which it waits."""
         self._last_run: dict[int, int] = {}
         """The run in which a record was handed out again last."""
 
     def resume(self) -> None:
-        """Have the records handed out again that were handed out before, as far as the state has that, in order."""
+        """Hand out again, in order, the records that were handed out before, as far as the state records them."""
         for first, end in self._state.unacked(self._state.first_unacked, self._state.handed_end):
             for seq in range(first, end):
                 self._counts[seq], self._due[seq] = self._state.deliveries(seq), _AT_ONCE
@@ -116,7 +117,7 @@ class Deliveries:
         self.read_seq = max(self.read_seq, self._state.handed_end)
 
     def rewind(self) -> None:
-        """Have all records handed out again that are outstanding or wait for it, in order, and count it as ``nack``."""
+        """Hand out again, in order, all records that are outstanding or wait for a redelivery; counted as ``nack``."""
         self._void = self._number
         self.nack(self._state.first_unacked, self.read_seq, _AT_ONCE)
 
@@ -133,7 +134,7 @@ class Deliveries:
         return max(0, self._max_unacked - self.outstanding)
 
     def redeliveries(self, seq: int) -> int:
-        """Return how often a record was handed out after the first time."""
+        """Return the number of times that a record was handed out after the first time."""
         return self._counts.get(seq, 0) - (seq in self._due)
 
     def is_outstanding(self, seq: int) -> bool:
@@ -156,7 +157,7 @@ class Deliveries:
         Args:
             count: The most records.
             now: The time.
-            alone: A record that was handed out so many times is handed out alone.
+            alone: The number of earlier deliveries from which a record is handed out alone.
         """
         self._expire(now)
         taken: list[Handed] = []
@@ -190,7 +191,7 @@ class Deliveries:
             now: The time.
 
         Returns:
-            Nothing if there is none, or too many are outstanding.
+            The records; none if no fresh record exists, or too many are outstanding.
         """
         left = min(count, self.room)
         taken: list[Handed] = []
@@ -214,7 +215,7 @@ class Deliveries:
         return self.read_seq
 
     def nack(self, first: int, end: int, due: float) -> int:
-        """Have those of some records that are outstanding handed out again at a time; returns their number.
+        """Schedule the redelivery of those of some records that are outstanding; return their number.
 
         A record that waits already keeps the earlier time.
         """
@@ -226,13 +227,13 @@ class Deliveries:
         return count
 
     def is_held(self, seq: int, number: int) -> bool:
-        """Return whether a record is outstanding, and was not handed out again since a delivery, nor waits for it."""
+        """Return whether a record is outstanding, and neither was handed out since a delivery nor waits for that."""
         if number <= self._void or seq in self._due or not self.is_outstanding(seq):
             return False
         return self._last_run.get(seq, number) == number
 
     def give_back(self, held: Iterable[tuple[int, int]], due: float) -> int:
-        """Have those of some records that are still held handed out again at a time, as ``nack`` does.
+        """Schedule the redelivery of those of some records that are still held, as ``nack`` does.
 
         Args:
             held: Records, each with the number of the delivery that it is given back from.
@@ -247,7 +248,7 @@ class Deliveries:
         return len(seqs)
 
     def put_back(self, handed: Handed, due: float) -> None:
-        """Have records handed out again at a time as if they had not been; they were handed out again just now."""
+        """Undo the redelivery of records that were handed out again just now, and schedule another one."""
         for first, end in self._state.unacked_ranges(handed.first, handed.end):
             for seq in range(first, end):
                 self._due[seq] = due

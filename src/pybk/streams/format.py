@@ -1,8 +1,8 @@
 """The entries of a segment's ledger: a header, then records. ``docs/design/ledger_lists.md`` lists every byte.
 
 Each entry begins with 16 bytes: format, kind, flags, the number of its records, and the sequence number of the first.
-So every entry says where in the log it belongs, and a reader notices a gap without any index. A record of a named log
-begins with its key and headers (``encode_attributes``), and its position says where it lies.
+So every entry has its place in the log, and a reader notices a gap without any index. A record of a named log begins
+with its key and headers (``encode_attributes``); its position is its place.
 
 This module defines layouts and does not read or write ledgers.
 """
@@ -47,10 +47,10 @@ class Position(NamedTuple):
 
     @classmethod
     def parse(cls, text: object) -> Self:
-        """Return the position that ``str`` was made of.
+        """Return the position from which ``str`` made a text.
 
         Raises:
-            UsageError: The text is none.
+            UsageError: The text is not a position.
         """
         parts = text.split(":") if isinstance(text, str) else []
         if len(parts) != len(cls._fields) or not all(each.isascii() and each.isdigit() for each in parts):
@@ -62,7 +62,7 @@ class Position(NamedTuple):
 
 
 class Move(NamedTuple):
-    """Entries that a lost segment does not hold, and that begin the next one.
+    """Entries that a lost segment does not hold; the next segment begins with them.
 
     Attributes:
         segment: The number of the lost segment.
@@ -75,14 +75,14 @@ class Move(NamedTuple):
     to_segment: int
 
     def place(self, segment: int, entry: int) -> tuple[int, int]:
-        """Return the segment and the entry that an entry has now."""
+        """Return the segment and the entry id that an entry has now."""
         if segment == self.segment and entry >= self.entry:
             return self.to_segment, entry - self.entry + 1
         return segment, entry
 
 
 def moved(position: Position, moves: Iterable[Move]) -> Position:
-    """Return where a record lies after moves, in their order."""
+    """Return the place of a record after moves, which are applied in their order."""
     segment, entry = position.segment, position.entry
     for move in moves:
         segment, entry = move.place(segment, entry)
@@ -184,7 +184,7 @@ _HIGHEST: Final = struct.Struct("<qq")
 _END_BYTES: Final = 4
 TIME_BYTES: Final = 8
 ITEM_EXTRA_BYTES: Final = _HIGHEST.size + TIME_BYTES
-"""Bytes that an entry with one record of a named log has more than one of a write-ahead log, at most."""
+"""The most bytes that an entry with one record of a named log has in addition to one of a write-ahead log."""
 
 NO_VALUE: Final = -1
 """Stands for the time or transaction id of a record that has none."""
@@ -214,7 +214,7 @@ class EntryFlag(IntFlag):
     MORE = 2
     """The next entry belongs to the same transaction, and without it this one does not count."""
     HIGHEST = 4
-    """It says the highest event time and transaction id of all records before it, by which a log is searched."""
+    """The entry has the highest event time and transaction id of all records before it, by which a log is searched."""
     TXIDS = 8
     """Each record has a transaction id."""
     ATTRIBUTES = 16
@@ -270,8 +270,8 @@ class SegmentHeader(NamedTuple):
 class Highest(NamedTuple):
     """The highest values of all records up to one; ``NO_VALUE`` if none has one.
 
-    Because it never falls, the first record with a time of at least ``t`` is the one at which the highest time reaches
-    ``t``, whatever the order of times is.
+    The highest time never falls. So the first record with a time of at least ``t`` is the one at which the highest time
+    reaches ``t``, in whatever order the times are.
 
     Attributes:
         time_ns: Event time, nanoseconds since 1970.
@@ -404,7 +404,7 @@ def _int64s(values: Iterable[int]) -> bytes:
 
 
 def item_bytes(item: Item) -> int:
-    """Return how many bytes of an entry a record takes at most."""
+    """Return the most bytes that a record takes in an entry."""
     return len(item.data) + max(len(item.attributes), len(NO_ATTRIBUTES)) + 2 * TIME_BYTES + _END_BYTES
 
 
@@ -443,8 +443,8 @@ class Records(NamedTuple):
     Attributes:
         first_seq: The sequence number of the first; the others follow without gaps.
         buffer: Holds their data.
-        starts: Where the data of each begins in the buffer, ``(n,)`` int64, bytes.
-        ends: Where it ends, ``(n,)`` int64, bytes.
+        starts: The offset where the data of each begins in the buffer, ``(n,)`` int64, bytes.
+        ends: The offset where it ends, ``(n,)`` int64, bytes.
         times: Event times, ``(n,)`` int64, nanoseconds since 1970, -1 for none; None if no record has one.
         complete: The number of records that belong to transactions whose end is among them; the others have to wait for
             entries that follow.
@@ -487,7 +487,7 @@ class Records(NamedTuple):
         )
 
     def data(self) -> Iterator[bytes]:
-        """Yield a copy of the data of each record, made when it is asked for: so a caller's memory is used again."""
+        """Yield a copy of the data of each record, made when it is asked for, so a caller can reuse the memory."""
         return map(bytes, map(self.buffer.__getitem__, map(slice, self.starts.tolist(), self.ends.tolist())))
 
     def places(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
@@ -507,7 +507,7 @@ def decode_batch(batch: EntryBatch, seq: int, *, where: str, segment: int = 0) -
         segment: The number of the segment.
 
     Raises:
-        CorruptError: A record is missing, or an entry is none of a log.
+        CorruptError: A record is missing, or an entry is not an entry of a log.
         UnsupportedFormatError: A newer pybk wrote an entry.
 
     Cost: some 60 ns per entry and 20 ns per record; no data is copied.

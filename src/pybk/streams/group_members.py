@@ -1,4 +1,4 @@
-"""The part of logs, and of their properties, in an atomic group (``pybk.manager.atomic_group``)."""
+"""Logs, and their properties, as members of an atomic group (``pybk.manager.atomic_group``)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class LogMember(GroupMember, Generic[I]):
     """The records that a group appends to one log.
 
     Args:
-        writer: The log's.
+        writer: The writer of the log.
         check: Makes a record of the arguments of ``AtomicGroup.append``.
         batch: Makes a batch of records, whose result has one element for each.
     """
@@ -65,7 +65,7 @@ class PropertiesMember(GroupMember):
     """The changes that a group makes to the properties of one log.
 
     Args:
-        steps: The log's.
+        steps: The steps of the log.
         check: Checks the arguments of ``AtomicGroup.set_properties``.
     """
 

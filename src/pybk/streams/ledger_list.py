@@ -1,54 +1,54 @@
-"""Ledger lists: in which order the ledgers of a log are created, listed, fenced, closed and deleted.
+"""Ledger lists: the order in which the ledgers of a log are created, listed, fenced, closed and deleted.
 
 A log is longer than a ledger, and outlives its writers. Its ledgers are listed in one record (``list_record``), which
 is changed by compare-and-set. Each operation here is a generator: it yields steps and is sent their results, and does
 no input or output itself. ``pybk.streams.ledger_steps`` performs the steps with a ledger manager; the simulator in the
 tests performs them in every order that faults allow.
 
-Rules, which the steps' order keeps:
+The order of the steps keeps these rules:
 
 - **T1** A writer appends to a ledger only after the compare-and-set that lists it has succeeded.
 - **T2** A take-over first fences every open segment, which are at most two, because a roll overlaps them. Then it
-  creates a ledger, and its compare-and-set makes it the owner: the epoch grows.
-- **T3** Each segment begins with the record after its predecessor's last one: a writer switches only when everything
-  that it appended before is acknowledged, so no fence can take it away.
+  creates a ledger, and lists it by a compare-and-set, which makes it the owner and raises the epoch.
+- **T3** Each segment begins with the record after its predecessor's last one: a writer switches only when all records
+  that it appended before are acknowledged, so no fence can remove them.
 - **T4** The outcome of a compare-and-set whose answer was lost is read from the record. The ledger that it lists is
-  deleted only once the record shows that it never will be listed.
+  deleted only once the record shows that the ledger will never be listed.
 - **T5** A segment is added with the number ``next_segment``, which then grows. So an unlisted ledger with a lower
-  number never becomes listed, and may be deleted; nor does any unlisted ledger of a sealed log.
+  number never becomes listed, and may be deleted; the same holds for any unlisted ledger of a sealed log.
 - **T6** Ledgers are removed from the list first and deleted then; ``pending_deletes`` names those in between.
 - **T7** The first record that is kept never moves backwards.
-- **T8** Records after the oldest checkpoint are kept. One compare-and-set lists a checkpoint and drops what it covers.
-  Its blob is closed before, and is named in the record from its beginning; so a later owner deletes it if it is never
-  listed.
+- **T8** Records after the oldest checkpoint are kept. One compare-and-set lists a checkpoint and drops the records that
+  it covers. Its blob is closed before that, and the record names the blob before its first byte is written. So a later
+  owner deletes the blob if it is never listed.
 - **T9** Records from the bound of a durable subscription on are kept. The bound is listed before the subscription's
   cursor exists, and lowered before the cursor moves backwards. It is raised only to a record before which the cursor
-  has durably acknowledged all, and only by the subscription's present owner: a new one lists its epoch first. So a
-  cursor whose uid the log's record does not name never will be named, and may be deleted.
+  has durably acknowledged all records, and only by the subscription's present owner; a new owner lists its epoch first.
+  So a cursor whose uid the log's record does not name will never be named, and may be deleted.
 - **T10** Records after a cut that dropped some have a higher generation. A log with subscriptions is not cut.
 - **T11** A sealed log is not taken over, and its record names no further ledgers.
 - **T12** A blob's description names the epoch of its writer, and the record names a blob first while it has that epoch.
-  So a blob of an earlier epoch that the record does not name never will be named, and may be deleted. Ledgers of a list
+  So a blob of an earlier epoch that the record does not name will never be named, and may be deleted. Ledgers of a list
   whose record is gone are kept: the record may be restored, or made again from them.
 - **T13** A log gets another name by one change of both names, after its writer was fenced. Its uid stays the same. An
   owner operates on the list of its uid alone, whatever list has the name then.
 - **T14** The record of a log that is deleted says so before anything of the log is deleted. From then on the log exists
-  only for a deletion that takes up what is left, because a reader must not take its end for that of a sealed log.
+  only for a deletion that continues this one, because a reader must not take its end for that of a sealed log.
 - **T15** A writer recovers a segment of its own only after its ledger ended because too few bookies answered, the
-  metadata store did not, or the client was interrupted, while the record has its epoch, and unless somebody else has
-  fenced the ledger: a foreign fence always ends it. A ledger that is closed where its writer was about to close it
-  counts as closed by the writer, if the answer was lost. What it appended and the recovered segment does not hold
-  follows in the next segment, first and under the same numbers; a transaction of which a part was kept counts as one
-  that was not.
+  metadata store did not, or the client was interrupted, while the record has its epoch, and unless another client has
+  fenced the ledger: a foreign fence always ends the writer. A ledger that is closed where its writer was about to close
+  it counts as closed by the writer, if the answer was lost. Records that it appended and that the recovered segment
+  does not hold begin the next segment, under the same numbers. A transaction of which the segment holds only a part
+  counts as not held.
 - **T16** Closed segments move from the record to pages, which never change. A page is written before the record that
   names it, and its name has the number of the segment that this record adds. So a page whose number is below
-  ``next_segment`` and that the record does not name never will be named, and may be removed; so with sets of bounds.
-  A reader that finds no page of a record that it read before reads the record again.
+  ``next_segment`` and that the record does not name will never be named, and may be removed. The same holds for sets of
+  bounds. A reader that finds no page of a record that it read before reads the record again.
 - **T17** Bounds that have records of their own are changed by compare-and-set of these. After one was added, claimed or
   lowered, the list's record is changed (``admissions``), and only then the cursor opens or moves backwards. An
   operation that drops records, or renames or deletes the log, reads the record, then all bounds, and then changes the
-  record by compare-and-set. So either it has seen the bound, or a higher one to which its owner has raised it since, or
-  the cursor begins with what is left.
+  record by compare-and-set. So either the operation has seen the bound, or a higher one to which its owner has raised
+  it since; or the cursor begins with the records that are left.
 """
 
 from __future__ import annotations
@@ -83,11 +83,11 @@ T = TypeVar("T")
 
 
 class PageGoneError(Exception):
-    """A page that a record names is gone, so the record has changed since it was read."""
+    """A page that a record names does not exist, so the record has changed since it was read."""
 
 
 class ReadList(NamedTuple):
-    """Read the record, or that of another name, as of now. Result: ``Found``, or None if there is no such list."""
+    """Read the present record, or that of another name. Result: ``Found``, or None if there is no such list."""
 
     other: str | None = None
 
@@ -109,8 +109,8 @@ class Found(NamedTuple):
 class WriteList(NamedTuple):
     """Replace the record if it has a version; None creates it.
 
-    Result: ``Written``; ``CONFLICT``; or ``UNKNOWN`` if the answer was lost: then it may take effect at any time while
-    the version stays.
+    Result: ``Written``; ``CONFLICT``; or ``UNKNOWN`` if the answer was lost; the write may then take effect as long as
+    the record has this version.
     """
 
     record: ListRecord
@@ -159,7 +159,7 @@ class CreateLedger(NamedTuple):
         epoch: The epoch of its writer.
         generation: The generation of its records.
         predecessor: The ledger of the segment before it; None for the first.
-        when_full: Whether it is made although a store is short of space, because a log is taken over to truncate it.
+        when_full: Whether it is created even if a store is short of space, because a log is taken over to truncate it.
     """
 
     number: int
@@ -214,13 +214,13 @@ class RecoverOwn(NamedTuple):
 
 
 class DeleteLedger(NamedTuple):
-    """Delete a ledger that is not listed. Result: whether it is gone; False means to try again some other time."""
+    """Delete a ledger that is not listed. Result: whether it no longer exists; False means to try again later."""
 
     ledger_id: int
 
 
 class ReadPage(NamedTuple):
-    """Read a page. Result: its segments; None if there is none of that name."""
+    """Read a page. Result: its segments; None if there is no page of that name."""
 
     name: str
 
@@ -241,11 +241,11 @@ class RemovePage(NamedTuple):
 class SweepParts(NamedTuple):
     """Remove pages and sets of bounds of the list that its record will not name any more (T16). Result: None.
 
-    One that cannot be removed now is left.
+    A part that cannot be removed now is left.
 
     Attributes:
-        kept: Names of those that are not removed.
-        below: The number that those have which are removed is lower.
+        kept: Names of parts that are not removed.
+        below: The bound on the numbers of removed parts, exclusive.
     """
 
     kept: frozenset[str]
@@ -259,7 +259,7 @@ class ReadBounds(NamedTuple):
 
 
 class ReadShard(NamedTuple):
-    """Read the record of a set that has the bound of a subscription. Result: ``Shard``."""
+    """Read that record of a set which has the bound of a subscription. Result: ``Shard``."""
 
     bound_set: str
     cursor: str
@@ -273,7 +273,7 @@ class Shard(NamedTuple):
 
 
 class WriteShard(NamedTuple):
-    """Replace the record of a set that has the bound of a subscription. Result: as for ``WriteList``."""
+    """Replace that record of a set which has the bound of a subscription. Result: as for ``WriteList``."""
 
     bound_set: str
     cursor: str
@@ -327,7 +327,7 @@ class Owned(NamedTuple):
 def create(
     name: str, kind: ListKind, uid: bytes, start_seq: int, properties: Mapping[str, str] = FrozenDict({})
 ) -> Steps[ListRecord]:
-    """Create a list without segments, unless it exists; returns the record that exists then."""
+    """Create a list without segments, unless it exists; return the record that exists then."""
     while True:
         found: Found | None = yield ReadList()
         if found is not None:
@@ -359,7 +359,7 @@ def take_over(name: str, now_ns: Clock) -> Steps[Owned]:
 
 
 def roll(name: str, epoch: int, current: int, now_ns: Clock) -> Steps[Owned]:
-    """Continue in a new ledger: create, list, switch, and only then close the old one, because appends must not wait.
+    """Continue in a new ledger: create it, list it, switch to it, and then close the old one; appends need not wait.
 
     A roll that was interrupted by an error is completed by the next one.
 
@@ -394,7 +394,7 @@ def roll(name: str, epoch: int, current: int, now_ns: Clock) -> Steps[Owned]:
 
 
 def close(name: str, epoch: int, now_ns: Clock, *, keep: int | None = None, seal: bool = False) -> Steps[ListRecord]:
-    """Close the open segments but one, and say in the record where they end.
+    """Close the open segments except one, and record their ends.
 
     Args:
         name: The list.
@@ -434,7 +434,7 @@ def truncate(name: str, epoch: int, generation: int, seq: int, *, force: bool = 
         epoch: The writer's.
         generation: The generation in which the record before ``seq`` was known to be durable.
         seq: The first record to keep.
-        force: Drop records that subscriptions need, too.
+        force: Whether to drop records even if subscriptions need them.
 
     Raises:
         UsageError: A cut has dropped the record before ``seq`` since.
@@ -454,10 +454,10 @@ def truncate(name: str, epoch: int, generation: int, seq: int, *, force: bool = 
 
 
 def cut(name: str, epoch: int, seq: int, now_ns: Clock) -> Steps[Owned]:
-    """Drop the records after ``seq``; those that follow have a higher generation if there were any.
+    """Drop the records after ``seq``; if there were any, later records have a higher generation.
 
     Raises:
-        UsageError: There is no such record to end with; nothing was dropped.
+        UsageError: The log has no record ``seq`` to end with; nothing was dropped.
         LogFencedError, NoSuchLogError: As ``roll``.
     """
     yield from close(name, epoch, now_ns)
@@ -500,7 +500,7 @@ def give_up_upload(name: str, epoch: int, ledger_id: int) -> Steps[ListRecord]:
 
 
 def checkpoint(name: str, epoch: int, made: Checkpoint, keep: int, *, truncate: bool = True) -> Steps[ListRecord]:
-    """List a checkpoint whose blob is closed, and drop what the checkpoints that are kept do not need (rule T8).
+    """List a checkpoint whose blob is closed, and drop records that the kept checkpoints do not need (rule T8).
 
     Without ``truncate``, checkpoints are dropped and records are not.
     """
@@ -519,10 +519,10 @@ def checkpoint(name: str, epoch: int, made: Checkpoint, keep: int, *, truncate: 
 
 
 def add_cursor(name: str, cursor: CursorBound) -> Steps[CursorBound]:
-    """List the bound of a subscription before its cursor exists, unless there is one of that name (rule T9).
+    """List the bound of a subscription before its cursor exists, unless one of that name is listed (rule T9).
 
     Returns:
-        What is listed under that name then.
+        The bound that is listed under that name then.
     """
     changed = yield from _change_bounds(
         name, cursor.name, lambda record, bounds: subscribed(bounds, *record.left_of((cursor,)))
@@ -532,12 +532,12 @@ def add_cursor(name: str, cursor: CursorBound) -> Steps[CursorBound]:
 
 
 def claim_cursor(name: str, cursor: str, uid: str, epoch: int) -> Steps[CursorBound]:
-    """List the epoch of a subscription's new owner, so that no earlier one changes its bound any more (rule T9).
+    """List the epoch of a subscription's new owner; no earlier owner can change its bound then (rule T9).
 
-    Whatever was listed of it before is admitted then, also if its owner ended in between (rule T17).
+    A bound that was listed before is then admitted, even if its owner ended in between (rule T17).
 
     Returns:
-        What is listed, without records that were dropped.
+        The bound that is listed, raised to the first record that was not dropped.
 
     Raises:
         LogFencedError: The subscription has a later owner, or was deleted.
@@ -554,7 +554,7 @@ def raise_cursor(name: str, cursor: CursorBound) -> Steps[int]:
     The caller is its owner, and has acknowledged them durably.
 
     Returns:
-        The first record that it has then: a later one, if records were dropped.
+        The bound's record then; later than ``cursor.seq`` if records were dropped.
 
     Raises:
         LogFencedError: As ``claim_cursor``.
@@ -564,7 +564,7 @@ def raise_cursor(name: str, cursor: CursorBound) -> Steps[int]:
 
 
 def lower_cursor(name: str, cursor: CursorBound) -> Steps[int]:
-    """Have the log keep records for a subscription from ``cursor.seq`` on again (rules T9 and T17).
+    """Make the log keep records for a subscription from ``cursor.seq`` on again (rules T9 and T17).
 
     The caller is its owner, whose cursor moves backwards afterwards. Result and errors are those of ``raise_cursor``.
     """
@@ -641,11 +641,11 @@ def _bounds(record: ListRecord) -> Steps[Bounds]:
 
 
 def begin_drop(name: str, locked: Container[str]) -> Steps[Bounds]:
-    """Say in the record that the log is deleted, before its subscriptions are (rule T14).
+    """Mark the log in its record as deleted, before its subscriptions are deleted (rule T14).
 
     Args:
         name: The list.
-        locked: The subscriptions whose owners are kept away.
+        locked: The subscriptions whose locks the caller holds.
 
     Returns:
         The bounds of all subscriptions. If one of them is not ``locked``, nothing was changed.
@@ -688,7 +688,7 @@ def rename(name: str, target: str, now_ns: Clock) -> Steps[None]:
 
     Raises:
         NoSuchLogError: It does not exist, or was deleted or renamed meanwhile.
-        LogExistsError: There is a log of the new name.
+        LogExistsError: A log of the new name exists.
         IllegalOperationError: It has subscriptions.
     """
     uid = b""
@@ -712,12 +712,12 @@ def rename(name: str, target: str, now_ns: Clock) -> Steps[None]:
 
 
 def sweep(uid: bytes, ledgers: Iterable[tuple[int, int]], blobs: Iterable[tuple[int, int]] = ()) -> Steps[list[int]]:
-    """Delete ledgers of a list that are not listed and never will be (rules T5 and T12); returns them.
+    """Delete ledgers of a list that are not listed and never will be (rules T5 and T12); return them.
 
-    None is deleted if the list does not have this name any more, because it may have another one (rule T13).
+    If the list does not have this name any more, none is deleted, because it may have another name (rule T13).
 
     Args:
-        uid: The list's.
+        uid: The uid of the list.
         ledgers: Id and segment number of ledgers whose descriptions name the list.
         blobs: Id and epoch of blobs whose descriptions name the list.
     """
@@ -759,8 +759,8 @@ def absent(title: str, found: Found | None, remedy: str = "") -> NoSuchLogError:
     """Return the error of a list that does not exist, or that was deleted.
 
     Args:
-        title: What errors call it; see ``names.title_of``.
-        found: Its record, if there is one yet.
+        title: The name of the list in errors; see ``names.title_of``.
+        found: Its record; None if there is none.
         remedy: The remedy if its record was lost.
     """
     if found is not None and found.record.dropped:
@@ -769,12 +769,12 @@ def absent(title: str, found: Found | None, remedy: str = "") -> NoSuchLogError:
 
 
 def update(name: str, change: Callable[[ListRecord], ListRecord], *, of_dropped: bool = False) -> Steps[ListRecord]:
-    """Write the record that ``change`` returns; applied twice, it must have the same result.
+    """Write the record that ``change`` returns; a change that is applied twice must have the same result as once.
 
     Args:
         name: The list.
         change: Returns the next record.
-        of_dropped: Change a log that was deleted, too.
+        of_dropped: Whether to change even a log that is being deleted.
 
     Returns:
         The record, in which the change has taken effect.
@@ -870,12 +870,12 @@ def _closed(name: str, epoch: int, segment: Segment) -> Steps[SegmentEnd]:
 
 
 def held_of(first_seqs: Sequence[int], end_seq: int) -> int:
-    """Return how many transactions of a lost segment the list holds (rule T15); the others are appended again.
+    """Return how many transactions of a lost segment the list holds (T15); the others are appended again.
 
     Args:
         first_seqs: The first record of each transaction that was not acknowledged, ascending.
-        end_seq: The record before which the list ends, now that the segment is recovered: transactions that were cut
-            do not count.
+        end_seq: The record before which the list ends after the recovery of the segment; transactions that were cut do
+            not count.
     """
     return bisect_left(first_seqs, end_seq)
 
@@ -930,7 +930,7 @@ def _lists(record: ListRecord, number: int, ledger_id: int) -> Steps[bool]:
 
 
 def put(record: ListRecord, version: int | None, page_segments: int) -> Steps[bool]:
-    """Write a record of format 1 that was made of ledgers, in pages if it may be; returns whether it was written.
+    """Write a record of format 1 that was made from ledgers, in pages if possible; return whether it was written.
 
     Args:
         record: The record.

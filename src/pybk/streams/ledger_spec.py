@@ -63,18 +63,19 @@ def _can_be(quorums: tuple[int | None, int | None, int | None]) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogSettings:
-    """The settings of a log's ledgers, kept with it; None, or no hints, for the defaults of the process that opens it.
+    """The settings of a log's ledgers, kept with the log; None, or no hints, means the defaults of the opener.
 
-    The first opening of a log stores what it was given. Each argument of a later opening replaces one of them for this
-    opening alone; ``set_settings`` changes them for all.
+    The first opening of a log stores the settings that it was given. An argument of a later opening replaces one of
+    them for that opening alone; ``set_settings`` changes them for all.
 
     Attributes:
-        quorums: Ensemble size, write quorum and ack quorum in a cluster, of its subscriptions' cursors, too.
-        digest_type: What guards the records.
-        storage_hints: Where its ledgers should live.
+        quorums: Ensemble size, write quorum and ack quorum in a cluster, also of its subscriptions' cursors.
+        digest_type: The digest of the records' entries.
+        storage_hints: The tiers where its ledgers should live.
         segment_bytes: Bytes after which the log continues in a new ledger.
-        segment_age_s: Seconds after the first record of a ledger after which it does, also without traffic.
-        segment_records: Records after which it does.
+        segment_age_s: Seconds after the first record of a ledger after which the log continues in a new ledger, even
+            without further records.
+        segment_records: Records after which the log continues in a new ledger.
     """
 
     quorums: tuple[int | None, int | None, int | None] = (None, None, None)
@@ -101,14 +102,14 @@ class LogSettings:
             raise UsageError(f"segment_age_s is {age!r:.50}; it takes seconds, above 0")
 
     def over(self, kept: LogSettings) -> LogSettings:
-        """Return these settings, and those of ``kept`` where these have none."""
+        """Return these settings, completed by those of ``kept``."""
         ensemble, write, ack = self.quorums
         quorums = kept.quorums if (ensemble, write, ack) == (None, None, None) else self.quorums
         given = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "quorums"}
         return replace(kept, quorums=quorums, **{name: value for name, value in given.items() if value})
 
     def as_properties(self) -> dict[str, str]:
-        """Return the property that keeps them; none if none is given."""
+        """Return the property that keeps them; an empty mapping if no setting is given."""
         if self == NO_SETTINGS:
             return {}
         return {SETTINGS_PROPERTY: encode_json(self.described()).decode()}
@@ -137,7 +138,7 @@ class LogSettings:
             digest_type = None if digest is None else DigestType[digest]
             quorums = quorums_of(*values["quorums"])
             if not _can_be(quorums):  # kept by a version that did not refuse them; no ledger was made with them
-                logger.warning("log %r keeps the quorums %s, which cannot be; the defaults count", name, quorums)
+                logger.warning("log %r keeps the quorums %s, which are not valid; the defaults are used", name, quorums)
                 quorums = (None, None, None)
             return cls(**{**values, "storage_hints": hints, "digest_type": digest_type, "quorums": quorums})
 
@@ -156,7 +157,7 @@ class LedgerSpec:
         ledger_type: Their type, by which metrics are split; for a log, the kind of its list.
         given: Their password or secret.
         asked: The settings with which it was opened, which replace those that a log keeps.
-        insecure: Allow to do without both.
+        insecure: Whether to allow neither a password nor a secret.
     """
 
     ledger_type: str
@@ -170,11 +171,11 @@ class LedgerSpec:
         return ListKind(self.ledger_type)
 
     def completed(self, kept: LogSettings) -> LedgerSpec:
-        """Return how ledgers are made of a log that keeps these settings."""
+        """Return the specification for the ledgers of a log that keeps these settings."""
         return replace(self, asked=self.asked.over(kept))
 
     def of_cursors(self) -> LedgerSpec:
-        """Return how the ledgers of the cursors of a log's subscriptions are made."""
+        """Return the specification for the ledgers of the cursors of a log's subscriptions."""
         return replace(self, ledger_type=ListKind.CURSOR)
 
     def create(
@@ -183,10 +184,10 @@ class LedgerSpec:
         """Create a ledger.
 
         Args:
-            manager: Where.
-            custom_metadata: The ledger's.
-            entries_when_full: How many of its first entries a store takes although it is too full for others; if any,
-                the ledger is created even then.
+            manager: The manager of the store or cluster.
+            custom_metadata: The custom metadata of the ledger.
+            entries_when_full: The number of its first entries that a store takes even if it is full; unless it is 0,
+                the ledger is created even in a full store.
         """
         default = DigestType.HMAC_SHA256 if self.given else DigestType.CRC32C
         return create_when_full(
@@ -227,10 +228,10 @@ def wrong_password(manager: LedgerManager, ledger_id: int, what: str, given: Cre
     """Return the error for a password or secret that is not that of a ledger.
 
     Args:
-        manager: Has the ledger.
+        manager: The manager that has the ledger.
         ledger_id: The ledger.
         what: The log or store that it belongs to, such as "log 'orders'".
-        given: What was given.
+        given: The password or secret that was given.
     """
     kind = manager.ledger_metadata(ledger_id).key_kind
     if kind is KeyKind.PASSWORD and given.password and _has_none(manager, ledger_id):
@@ -272,10 +273,10 @@ def spec_of(
     insecure: bool,
     asked: LogSettings = NO_SETTINGS,
 ) -> LedgerSpec:
-    """Return how ledgers are made, from the arguments with which a log or a blob store is opened.
+    """Return the specification that the arguments give with which a log or a blob store is opened.
 
     Raises:
-        UsageError: There is neither password nor secret, and ``insecure`` is not set; or another argument cannot be.
+        UsageError: There is neither password nor secret, and ``insecure`` is not set; or another argument is invalid.
     """
     given = _credentials_of(password, secret, insecure)
     return LedgerSpec(ledger_type=ledger_type, given=given, asked=asked, insecure=insecure)

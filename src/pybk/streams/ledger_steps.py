@@ -1,10 +1,10 @@
 """Performs the steps of ``pybk.streams.ledger_list`` with the ledgers and named records of a manager.
 
-**The parts of a list** that are not in its record, pages of segments and bounds of subscriptions, are named records
-apart from that of the list, in a group of the first byte of its uid, because one group for all would have too many. The
-group sorts after that of the lists, so whatever copies all records in order has a list before its pages. A part's name
-begins with the list's uid, which a rename of the list leaves as it is. ``pybk.streams.ledger_list`` says when parts are
-written and removed (rules T16 and T17).
+**The parts of a list** that are not in its record, pages of segments and bounds of subscriptions, are named records of
+their own. Their group is named by the first byte of the list's uid, because one group for all lists would have too many
+records. The group sorts after that of the lists, so a copy of all records in order has a list before its pages. A
+part's name begins with the list's uid, which a rename of the list does not change. ``pybk.streams.ledger_list`` has the
+rules by which parts are written and removed (T16 and T17).
 """
 
 from __future__ import annotations
@@ -77,14 +77,14 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 PLACES_MAX: Final = 4096
-"""Known entries of one ledger; beyond, every other one is forgotten."""
+"""The most known entries of one ledger; beyond it, every other one is forgotten."""
 
 LEDGERS_MAX: Final = 64
-"""Ledgers with known entries; beyond, the one that was searched the longest ago is forgotten."""
+"""The most ledgers with known entries; beyond it, the one whose last search is oldest is forgotten."""
 
 
 class EntryPlaces:
-    """The entries that searches of one log have found so far. Entries never change, so none of this becomes void.
+    """The entries that searches of one log have found so far. Entries never change, so this knowledge stays valid.
 
     Threads: any.
     """
@@ -95,7 +95,7 @@ class EntryPlaces:
         """The first records of entries and these entries, ascending, by ledger."""
 
     def around(self, ledger_id: int, seq: int) -> tuple[tuple[int, int] | None, int | None]:
-        """Return where to search for a record.
+        """Return the known bounds of the search for a record.
 
         Returns:
             The first record of the last known entry that begins with the record or before it, and that entry; then the
@@ -133,9 +133,9 @@ class ListParts:
     """The parts of one list.
 
     Args:
-        backend: Has them.
-        kind: The list's.
-        uid: The list's.
+        backend: The backend that has them.
+        kind: The kind of the list.
+        uid: The uid of the list.
 
     Threads: any.
     """
@@ -184,7 +184,7 @@ class ListParts:
         return tuple(sorted(bound for shard in shards for bound in shard))
 
     def shard(self, bound_set: str, cursor: str) -> tuple[Bounds, int | None]:
-        """Return the bounds of the record that has the one of a subscription, and its version; None without one."""
+        """Return the bounds in the record that has a subscription's, and its version; None without a record."""
         name = self._shard_name(bound_set, cursor)
         found = self._backend.read_record(name)
         return ((), None) if found is None else (self._decoded(name, found.value), found.version)
@@ -199,7 +199,7 @@ class ListParts:
         return bounds
 
     def write_shard(self, bound_set: str, cursor: str, bounds: Bounds, version: int | None) -> int:
-        """Replace the record that has the bound of a subscription; returns its new version."""
+        """Replace the record that has the bound of a subscription; return its new version."""
         return self._backend.write_record(self._shard_name(bound_set, cursor), encode_bounds(bounds), version)
 
     def write_bounds(self, number: int, bounds: Bounds) -> str:
@@ -225,7 +225,7 @@ class ListParts:
         self._remove(self._prefix + name)
 
     def sweep(self, kept: Container[str], below: int) -> None:
-        """Remove the pages and sets whose numbers are lower, but for some; what cannot be removed now is left."""
+        """Remove the pages and sets with lower numbers, except some; those that cannot be removed now are left."""
         for full in self._backend.record_names(self._prefix):
             name = ".".join(full.removeprefix(self._prefix).split(".")[:2])  # without the number of a shard
             if name not in kept and _number_of(name) < below:
@@ -271,7 +271,7 @@ class AllSegments(Sequence[Segment]):
         self._in_pages = self._ends[-1] if self._ends else 0
 
     def __len__(self) -> int:
-        """Return how many there are."""
+        """Return their number."""
         return self._in_pages + len(self._record.segments)
 
     @overload
@@ -290,7 +290,7 @@ class AllSegments(Sequence[Segment]):
         return self._load(self._record.pages[at])[index - self._ends[at]]
 
     def __iter__(self) -> Iterator[Segment]:
-        """Yield all, ascending."""
+        """Yield all segments, ascending."""
         for page in self._record.pages:
             yield from live_of(page, self._load(page))
         yield from self._record.segments
@@ -302,7 +302,7 @@ def live_of(page: Page, rows: Rows) -> Rows:
 
 
 SEGMENT_KEY: Final = "pybk.segment"
-"""Custom metadata of a segment's ledger: its ``SegmentHeader`` as JSON, so that a list can be made again."""
+"""Custom metadata of a segment's ledger: its ``SegmentHeader`` as JSON, from which a list can be made again."""
 
 BLOB_KEY: Final = "pybk.blob"
 """Custom metadata of a blob's ledger: its log, the epoch of its writer, and what it covers, as JSON."""
@@ -327,7 +327,7 @@ def names_of(manager: LedgerManager, kind: ListKind, prefix: str = "") -> list[s
 
 
 def page_segments_of(manager: LedgerManager) -> int:
-    """Return how many segments a page of a list has; 0 below the feature level of pages."""
+    """Return the number of segments of a page of a list; 0 below the feature level of pages."""
     return PAGE_SEGMENTS if manager.feature_level >= FeatureLevel.STREAMS else 0
 
 
@@ -335,10 +335,10 @@ class LedgerSteps:
     """Performs steps for one list.
 
     Args:
-        manager: Has the ledgers and the record.
-        name: The list's.
-        spec: How its ledgers are created and opened.
-        owner: The appender to it, if this process is to be its writer.
+        manager: The manager that has the ledgers and the record.
+        name: The name of the list.
+        spec: The specification by which its ledgers are created and opened.
+        owner: The appender of the list, if this process becomes its writer.
 
     Threads: any, one operation at a time each.
     """
@@ -350,13 +350,15 @@ class LedgerSteps:
         self.made_as: Callable[[], LedgerSpec] | None = None
         """Returns the specification of its ledgers, if another list's settings give it; None for this list's own."""
         self.uid: bytes | None = None
-        """The list to operate on: one of another uid under this name does not count (rule T13). None for any."""
+        """The uid of the list to operate on; a list with another uid under this name does not count (rule T13). None
+        for any."""
         self._owner = owner
         self._uid = b""
         self._properties: Mapping[str, str] = {}
         """The properties of the record that was read last."""
         self._known: Found | None = None
-        """The newest long record that was read or written; it is decoded again only after others changed it."""
+        """The newest long record that was read or written; it is decoded again only after another process has changed
+        it."""
         self._known_lock = threading.Lock()
         self._group = spec.kind.group
         self.record_name = f"{self._group}/{name}"
@@ -371,7 +373,8 @@ class LedgerSteps:
         self._looks_again = False
         """True after a failed read of the record, until it counts as changed after ``_LOOK_SECONDS``."""
         self._recovering: set[int] = set()
-        """Lost ledgers of this writer whose recovery it has begun; it may have failed, or its end is not listed yet."""
+        """Lost ledgers of this writer whose recovery it has begun, and whose ends are not listed yet; the recovery may
+        have failed."""
 
     @property
     def title(self) -> str:
@@ -386,7 +389,7 @@ class LedgerSteps:
         return self._places
 
     def perform(self, steps: Steps[T]) -> T:
-        """Perform an operation; returns its result, and raises what it or one of its steps raises."""
+        """Perform an operation; return its result. Raises the errors of the operation and of its steps."""
         answer: Any = None
         try:
             while True:
@@ -430,7 +433,7 @@ class LedgerSteps:
         return f"; `pybk {kind} rebuild PATH {shlex.quote(name)}` makes {what} again from the ledgers"
 
     def lost_remedy(self) -> str:
-        """Return the remedy that makes the record again if it was lost, for an error."""
+        """Return the remedy for a lost record, which makes the record again, for an error."""
         return self._remedy(self.name, "a record that was lost")
 
     def _keep(self, found: Found) -> Found:
