@@ -188,7 +188,7 @@ def test_a_consumer_does_not_wait_for_a_process_that_is_stopped(
         listener.bind(str(tmp_path / "sub.sock"))
         listener.listen()  # the kernel accepts for a process that is stopped
         consumer = RemoteConsumer.connect(tmp_path / "sub.sock")
-        with pytest.raises(ClosedError, match="have it continue if it is stopped") as caught:
+        with pytest.raises(ClosedError, match="resume it if it is stopped") as caught:
             consumer.read(timeout=0.05)
         assert caught.value.outcome_unknown
         with pytest.raises(ClosedError):

@@ -119,7 +119,7 @@ class WalCheckpoint:
 
         Raises:
             NoSuchLedgerError: It was dropped, because newer ones were made.
-            PybkError: It could not be read, which says nothing about damage.
+            PybkError: It could not be read; this does not mean that it is damaged.
         """
         try:
             with self._blob() as blob:

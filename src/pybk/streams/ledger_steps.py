@@ -448,10 +448,10 @@ class LedgerSteps:
         return found
 
     def pin(self) -> None:
-        """Operate on the list that has the name now, and on no other that gets the name later (rule T13).
+        """Operate only on the list that has the name now, and not on one that gets the name later (rule T13).
 
         Raises:
-            NoSuchLogError: There is no such log.
+            NoSuchLogError: The log does not exist.
         """
         self.uid = self.existing().record.uid
 
@@ -459,10 +459,10 @@ class LedgerSteps:
         """Return the record as it is now.
 
         Args:
-            of_dropped: Also that of a log that was deleted, and of which something is left.
+            of_dropped: Whether to return the record of a log whose deletion was begun and not completed.
 
         Raises:
-            NoSuchLogError: There is no such log.
+            NoSuchLogError: The log does not exist.
         """
         found = self.read()
         if found is None or (found.record.dropped and not of_dropped):
@@ -473,7 +473,7 @@ class LedgerSteps:
         """Return the settings that the log keeps.
 
         Raises:
-            NoSuchLogError: There is no such log.
+            NoSuchLogError: The log does not exist.
         """
         return LogSettings.kept_in(self.existing().record.properties, self.name)
 
@@ -488,10 +488,10 @@ class LedgerSteps:
         self.perform(ledger_list.update(self.name, lambda record: record.with_properties(changes)))
 
     def full_spec(self) -> LedgerSpec:
-        """Return the specification of the log's ledgers: the settings it was opened with, then those it keeps.
+        """Return the specification of the log's ledgers: the settings of its opening, completed by those it keeps.
 
         Raises:
-            NoSuchLogError: There is no such log.
+            NoSuchLogError: The log does not exist.
         """
         self.existing()
         return self._full_spec
@@ -521,27 +521,27 @@ class LedgerSteps:
         return max(record.end_seq, record.first_seq) - 1
 
     def last_shown(self, last: int) -> str:
-        """Return the last record for the error of one that does not exist; ``last`` is what ``last_seq`` returned."""
+        """Return the last record for the error of one that does not exist; ``last`` is the result of ``last_seq``."""
         return f"its last is {last}" if last >= self.existing().record.first_seq else "it has no records"
 
     # ---- pages and bounds ----------------------------------------------------------------------------------------
 
     def bounds_of(self, record: ListRecord) -> Bounds:
-        """Return the bounds of the durable subscriptions, by name, as they are now, or as the record has them."""
+        """Return the present bounds of the durable subscriptions, or those in the record, by name."""
         if not record.admissions:
             return record.cursors
         return record.left_of(self._parts_of(record.uid).bounds(record.bound_set))
 
     def bound(self, cursor: str) -> CursorBound | None:
-        """Return the bound of a subscription; None if there is none of that name.
+        """Return the bound of a subscription; None if no subscription has that name.
 
         Raises:
-            NoSuchLogError: There is no such log.
+            NoSuchLogError: The log does not exist.
         """
         return self.bound_in(self.existing().record, cursor)
 
     def bound_in(self, record: ListRecord, cursor: str) -> CursorBound | None:
-        """Return the bound of a subscription of the log with a record; None if there is none of that name."""
+        """Return the bound of a subscription of the log with a record; None if no subscription has that name."""
         if not record.bound_set:
             return bound_of(record.cursors, cursor)
         return bound_of(record.left_of(self._parts_of(record.uid).shard(record.bound_set, cursor)[0]), cursor)
@@ -549,10 +549,10 @@ class LedgerSteps:
     def with_segments(self, use: Callable[[ListRecord, Sequence[Segment]], T]) -> T:
         """Return the result of ``use`` with the record and all its segments, which are read when it takes them.
 
-        It is called again if one of them is gone, because the record has changed.
+        ``use`` is called again if a page of them does not exist any more, because the record has changed then.
 
         Raises:
-            NoSuchLogError: There is no such log.
+            NoSuchLogError: The log does not exist.
             CorruptError: A page is missing.
         """
         while True:
@@ -571,7 +571,7 @@ class LedgerSteps:
         return self.with_segments(lambda _, segments: list(segments))
 
     def segment_of(self, record: ListRecord, seq: int) -> Segment | None:
-        """Return the segment that holds record ``seq``, as ``ListRecord.segment_of``; None if its page is gone, too."""
+        """Return the segment of record ``seq``, as ``ListRecord.segment_of``; None also if its page does not exist."""
         page = record.page_of(seq)
         if page is None:
             return record.segment_of(seq)
@@ -580,7 +580,7 @@ class LedgerSteps:
         return None
 
     def segment_numbered(self, record: ListRecord, number: int) -> Segment | None:
-        """Return the segment of a number; None if the record does not list it, or its page is gone."""
+        """Return the segment of a number; None if the record does not list it, or its page does not exist."""
         page = record.page_numbered(number)
         if page is None:
             return next((each for each in record.segments if each.number == number), None)
@@ -623,7 +623,7 @@ class LedgerSteps:
         return parts
 
     def watch_bounds(self, record: ListRecord, callback: Callable[[], None]) -> list[Watch]:
-        """Call ``callback`` after changes of bounds, as ``watch``; nothing, if the record has them itself."""
+        """Call ``callback`` after changes of bounds, as ``watch``; do nothing if the record itself has the bounds."""
         names = self._parts_of(record.uid).shard_names(record.bound_set) if record.admissions else []
         return [self._backend.watch_record(each, callback) for each in names]
 
@@ -632,7 +632,7 @@ class LedgerSteps:
         return self._backend.watch_record(self.record_name, callback)
 
     def watch_truncation(self) -> None:
-        """Count the changes of the record in ``changes`` from now on, as long as this exists."""
+        """Count the changes of the record in ``changes`` from now on, as long as this object exists."""
         if self._truncation is None:
             self._truncation = watch = self.watch(weakly(LedgerSteps._note_change, self))
             weakref.finalize(self, cancel_elsewhere, watch).atexit = False
@@ -647,7 +647,8 @@ class LedgerSteps:
     def kept_from(self) -> int:
         """Return the first record that was not truncated; reads the record only if it may have changed.
 
-        What was known before, if the list is gone, or cannot be read now; then it counts as changed a second later.
+        If the list does not exist any more, or cannot be read now, the value known before is returned, and the record
+        counts as changed a second later.
         """
         changes = self.changes
         if self._kept_at != changes:
@@ -813,7 +814,7 @@ class LedgerSteps:
         self.perform(ledger_list.drop(self.name))
         if self.read() is not None:
             raise StorageRefusedError(
-                f"log {self.name!r} is deleted, but for a ledger of it that could not be; delete it again"
+                f"log {self.name!r} is deleted, except for a ledger that could not be deleted; delete it again"
             )
 
     def _end_of(self, segment: Segment, *, counts: bool = True) -> SegmentEnd | None:
@@ -881,7 +882,7 @@ class LedgerSteps:
         return metadata.state is LedgerState.OPEN or self._writing.has_closed(metadata)
 
     def delete(self, ledger_id: int) -> bool:
-        """Delete a ledger that no list names; returns whether it is gone."""
+        """Delete a ledger that no list names; return whether it no longer exists."""
         return self.spec.delete_ledger(self.manager, ledger_id, f"log {self.name!r}")
 
 
@@ -908,7 +909,7 @@ def first_seq_of(reader: LedgerReader, entry: int) -> int:
 
 
 def segment_end(reader: LedgerReader, segment: Segment, *, where: str) -> SegmentEnd:
-    """Return what a closed ledger of a list holds, without a transaction that was not committed.
+    """Return the records and bytes of a closed ledger of a list, without a transaction that was not committed.
 
     Raises:
         CorruptError: It is not the ledger of this segment.

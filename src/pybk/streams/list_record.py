@@ -1,10 +1,10 @@
-"""The record of a ledger list: which ledgers a log consists of, as one value that is changed by compare-and-set.
+"""The record of a ledger list: the ledgers of a log, as one value that is changed by compare-and-set.
 
 This module decides and checks, without input or output: each change of a list is a method of ``ListRecord`` that
-returns the next record. ``pybk.streams.ledger_list`` says in which order changes are written and ledgers are created,
+returns the next record. ``pybk.streams.ledger_list`` has the order in which changes are written, and ledgers created,
 fenced, closed and deleted. ``docs/design/ledger_lists.md`` has the format of the bytes.
 
-The records of a log have dense sequence numbers. The list divides them into segments, each of them one ledger:
+The records of a log have dense sequence numbers. The list divides them into segments; each segment is one ledger:
 
     truncated        CLOSED           CLOSED        OPEN
     ...........|----------------|--------------|----------->
@@ -16,10 +16,11 @@ sequence number that is given again has a higher generation.
 
 **Names** of logs and blobs are paths such as ``orders/eu``, which sort and list by prefix.
 
-**Bounds** say which records each durable subscription of a log needs (rule T9). A log's record of format 1 has them
-itself. From format 2 on they are in records of their own, ``SHARDS`` of them, each with the bounds of some
-subscriptions; together they are a *set*, which the log's record names. So raising a bound writes what a few
-subscriptions need, however many there are, and nothing of the log. Each change takes bounds and returns the next ones.
+**Bounds** are the records from which on each durable subscription of a log needs them (rule T9). A log's record of
+format 1 has them itself. From format 2 on they are in records of their own, ``SHARDS`` of them, each with the bounds of
+some subscriptions; together they are a *set*, which the log's record names. So raising a bound writes the bounds of a
+few subscriptions only, however many there are, and not the log's record. Each change takes bounds and returns the next
+ones.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ _NO_PARTS: Final = frozenset({"", ".", ".."})
 
 
 def checked_name(name: object, what: str = "a log") -> str:
-    """Return the name of a log, or of ``what``; UsageError if it cannot be one.
+    """Return the name of a log, or of ``what``; raises UsageError if it is not valid.
 
     A name has 1 to 120 bytes in UTF-8, in parts separated by ``/``, none of them empty, ``.`` or ``..``. It has no
     control characters, no spaces around it, and does not begin with a full stop, which is reserved.
@@ -76,7 +77,7 @@ def checked_name(name: object, what: str = "a log") -> str:
 
 
 def title_of(name: str, *, of_cursor: bool) -> str:
-    """Return what errors call a log, or the subscription whose cursor a ledger list is."""
+    """Return the name, for errors, of a log, or of the subscription whose cursor a ledger list is."""
     if not of_cursor:
         return f"log {name!r}"
     log, _, subscription = name.rpartition("@")
@@ -84,7 +85,7 @@ def title_of(name: str, *, of_cursor: bool) -> str:
 
 
 def cursor_list_name(log: str, subscription: str) -> str:
-    """Return the name of the ledger list of a subscription's cursor; that of the subscription has no ``@``."""
+    """Return the name of the ledger list of a subscription's cursor; the name of a subscription has no ``@``."""
     return f"{log}@{subscription}"
 
 
@@ -99,7 +100,7 @@ class CursorBound(NamedTuple):
 
     Attributes:
         name: The subscription's.
-        seq: It needs no record before this one; at most the first record that it has not acknowledged.
+        seq: The first record that it may need; at most the first record that it has not acknowledged.
         uid: The uid of the ledger list that keeps its cursor, hexadecimal: a subscription that is made again under the
             same name is another.
         epoch: The epoch of its owner in that list; an owner of an earlier epoch changes nothing here.
@@ -121,7 +122,7 @@ def bound_of(bounds: Bounds, name: str) -> CursorBound | None:
 
 
 def subscribed(bounds: Bounds, cursor: CursorBound) -> Bounds:
-    """Return bounds with one more subscription, unless there is one of that name."""
+    """Return bounds with one more subscription, unless they have one of that name."""
     if bound_of(bounds, cursor.name) is not None:
         return bounds
     return tuple(sorted((*bounds, cursor)))
@@ -196,7 +197,8 @@ PAGED_FORMAT: Final = 2
 """The format of a record that names pages and a set of bounds."""
 
 PAGE_SEGMENTS: Final = 128
-"""Segments of a page. A record has up to as many closed ones itself, and names as many pages at 16 thousand."""
+"""Segments of a page. A record itself has up to as many closed segments, and names as many pages at 16 thousand
+segments."""
 
 SEQ_MAX: Final = (1 << 63) - 2
 UID_BYTES: Final = 16
@@ -215,7 +217,7 @@ META_BYTES_MAX: Final = 4 << 10
 
 
 class ListKind(StrEnum):
-    """The kind of a ledger list: what is made of it."""
+    """The kind of a ledger list: the purpose that it serves."""
 
     WAL = "wal"
     LOG = "log"
@@ -228,7 +230,7 @@ class ListKind(StrEnum):
 
 
 class SegmentEnd(NamedTuple):
-    """The records and bytes of a segment, from its entries; known for sure once its ledger is closed.
+    """The records and bytes of a segment, from its entries; final once its ledger is closed.
 
     Attributes:
         first_seq: Its first record; None for a segment without records.
@@ -252,8 +254,8 @@ class Segment:
         ledger_id: Its ledger.
         epoch: The epoch of the writer that added it.
         generation: The generation of its records.
-        first_seq: Its first record, or the one that it begins with once it has one; None for a segment that a roll
-            added and whose predecessor is not closed yet.
+        first_seq: Its first record, or, for an empty segment, the record with which it will begin; None for a segment
+            that a roll added and whose predecessor is not closed yet.
         last_seq: Its last record; None while it is OPEN. Its ledger may have more, which were cut off.
         nbytes: Payload bytes of its ledger; 0 while it is OPEN.
         created_ns: The time when it was added, nanoseconds since 1970.
@@ -275,7 +277,7 @@ class Segment:
 
     @property
     def is_open(self) -> bool:
-        """True if its writer may still append to it; then a take-over has to fence it."""
+        """True if its writer may still append to it; a take-over has to fence it then."""
         return self.last_seq is None
 
 
@@ -293,7 +295,7 @@ def _segment_of(row: list[Any]) -> Segment:
 
 
 class Checkpoint(NamedTuple):
-    """A snapshot of the state that the records up to one result in, in a blob.
+    """A snapshot, in a blob, of the state that results from the records up to one.
 
     Attributes:
         seq: The last record that it covers.
@@ -344,7 +346,7 @@ class ListRecord:
 
     Attributes:
         name: The name of the log.
-        kind: The purpose of the list.
+        kind: The kind of the list.
         uid: 16 random bytes, made with the list: a log that is created again under the same name is another.
         start_seq: The sequence number of the first record that the log ever had.
         first_seq: The first record that was not truncated.
@@ -354,21 +356,23 @@ class ListRecord:
         highest: The highest event time and transaction id of the records before ``end_seq``, dropped ones too.
         next_segment: The number of the segment that is added next. A ledger of this list with a lower number that is
             not listed will never be listed, so it can be deleted (rule T5).
-        cuts: Generations, ascending, and the last record that each of them kept of those before, ascending too: a cut
-            that kept no more than an earlier one stands for both.
+        cuts: Generations, ascending, and the last record of earlier generations that the cut of each kept, ascending as
+            well: of two cuts, one that kept no more than an earlier one stands for both.
         sealed: Whether the log has ended for good.
         properties: The application's.
-        segments: By number, without gaps in sequence numbers. At most the last two are open.
-        pending_deletes: Ledgers that were removed from the list and may not be deleted yet.
-        checkpoints: By the record that they cover, ascending. Records after the oldest one are not truncated (rule T8).
-        uploads: Blobs that the present owner writes; those of an owner before are deleted.
+        segments: The segments by number, without gaps in sequence numbers. At most the last two are open.
+        pending_deletes: Ledgers that were removed from the list; they may still have to be deleted.
+        checkpoints: The checkpoints by the record that they cover, ascending. Records after the oldest one are not
+            truncated (rule T8).
+        uploads: Blobs that the present owner writes; a new owner deletes those of its predecessor.
         cursors: Its durable subscriptions, by name. Records from the lowest bound on are not truncated (rule T9).
-        dropped: Whether the log was deleted: it exists only for a deletion that takes up what is left (rule T14).
+        dropped: Whether the deletion of the log was begun; it exists only for a deletion that continues this one (rule
+            T14).
         format: 1, or 2 for a record that names pages and a set of bounds.
-        pages: The segments before ``segments``, by number (rule T16). There are none if no closed segment is left.
-        gone_pages: Pages that were removed from the list, whose ledgers may not be deleted yet.
+        pages: The segments before ``segments``, by number (rule T16). Empty if no closed segment is left.
+        gone_pages: Pages that were removed from the list, whose ledgers may still have to be deleted.
         bound_set: The set of records that has the bounds of subscriptions instead of ``cursors``; empty for none.
-        admissions: The number of times that bounds were added or lowered there (rule T17); 0 if there never was one.
+        admissions: The number of times that bounds were added or lowered in that set (rule T17).
         producers: The last epoch and sequence of each idempotent producer or query, which this version only keeps.
     """
 
@@ -401,7 +405,7 @@ class ListRecord:
     """The encoded record, once it was encoded, or if it was decoded."""
 
     def __post_init__(self) -> None:
-        """Check the invariants; a record that breaks them is neither written nor believed."""
+        """Check the invariants; a record that breaks them is neither written nor used."""
         object.__setattr__(self, "properties", FrozenDict(self.properties))
         object.__setattr__(self, "producers", FrozenDict(self.producers))
         problem = _problem_of(self)
@@ -426,19 +430,19 @@ class ListRecord:
         return min((seq for number, seq in self.cuts if number > generation), default=SEQ_MAX)
 
     def segment_of(self, seq: int) -> Segment | None:
-        """Return the closed segment that holds a record, or the open one that holds it if any does; None otherwise."""
+        """Return the closed segment that holds a record, or the open one that can hold it; None otherwise."""
         for each in reversed(self.segments):
             if each.first_seq is not None and each.first_seq <= seq:
                 return each if each.last_seq is None or seq <= each.last_seq else None
         return None
 
     def page_of(self, seq: int) -> Page | None:
-        """Return the page that has the segment of a record; None if a record before it or after it is there."""
+        """Return the page that has the segment of a record; None if no page has it."""
         found = bisect_left(self.pages, seq, key=lambda each: each.last_seq)
         return self.pages[found] if found < len(self.pages) and self.pages[found].first_seq <= seq else None
 
     def page_numbered(self, number: int) -> Page | None:
-        """Return the page that has the segment of a number, if there is such a segment in a page."""
+        """Return the page that has the segment of a number; None if no page has it."""
         found = bisect_left(self.pages, number, key=lambda each: each.last_number)
         return self.pages[found] if found < len(self.pages) and self.pages[found].number <= number else None
 
@@ -453,7 +457,7 @@ class ListRecord:
         return sum(each.nbytes for each in self.segments) + sum(each.nbytes for each in self.pages)
 
     def left_of(self, bounds: Bounds) -> Bounds:
-        """Return bounds without the records that were dropped."""
+        """Return bounds, raised to the first record that was not dropped."""
         first = self.first_seq
         return tuple(each if each.seq >= first else each._replace(seq=first) for each in bounds)
 
@@ -482,7 +486,8 @@ class ListRecord:
         """Return the record with one more open segment; the one before it stays open until ``closed``.
 
         Raises:
-            StorageRefusedError: The record is so long that its last bytes are kept for closing and taking over.
+            StorageRefusedError: The record is so long that its remaining bytes are reserved for closing and taking
+                over.
         """
         if len(self.encode()) > _BYTES_MAX:
             raise StorageRefusedError(
@@ -493,9 +498,9 @@ class ListRecord:
         return self._added(ledger_id, self.epoch, first_seq, now_ns)
 
     def closed(self, ends: Mapping[int, SegmentEnd], now_ns: int) -> ListRecord:
-        """Return the record with closed segments; ``ends`` says what each of them holds.
+        """Return the record with closed segments, given the end of each.
 
-        They are closed in order: each has to continue where the one before it ended (rule T3).
+        They are closed in order, because each has to continue where the one before it ended (rule T3).
         """
         segments: list[Segment] = []
         gone: list[int] = []
@@ -527,13 +532,14 @@ class ListRecord:
     ) -> ListRecord:
         """Return the record that begins with ``seq``; segments that end before it are removed.
 
-        A lower ``seq`` than ``first_seq`` changes nothing. The caller made sure that the record before ``seq`` exists.
+        A lower ``seq`` than ``first_seq`` changes nothing. The caller has checked that the record before ``seq``
+        exists.
 
         Args:
             seq: The first record to keep.
             bounds: The bounds of all subscriptions.
-            rows: The segments of the page that has record ``seq``, if there is one, by its name.
-            force: Drop records that subscriptions need, too, which begin with ``seq`` then.
+            rows: The segments of the page that has record ``seq``, if any, by the page's name.
+            force: Whether to drop records even if subscriptions need them; these then begin with ``seq``.
 
         Raises:
             TruncateGuardError: A checkpoint that is kept, or a subscription, needs records that would be dropped.
@@ -577,7 +583,7 @@ class ListRecord:
         """Return a record of format 1 with other bounds of subscriptions.
 
         Raises:
-            StorageRefusedError: It is as long as it may be, and there is one more.
+            StorageRefusedError: A subscription was added, and the record is as long as it may be.
         """
         if len(bounds) > len(self.cursors) and len(self.encode()) > _BYTES_MAX:
             raise StorageRefusedError(
@@ -587,11 +593,11 @@ class ListRecord:
         return replace(self, cursors=self.left_of(bounds))
 
     def admitted(self) -> ListRecord:
-        """Return the record after a bound was added or lowered; no two are the same (rule T17)."""
+        """Return the record after a bound was added or lowered; each result is different (rule T17)."""
         return replace(self, admissions=self.admissions + 1)
 
     def uploading(self, ledger_id: int) -> ListRecord:
-        """Return the record that names a blob which is being written."""
+        """Return the record that names a blob that is being written."""
         if ledger_id in self.uploads:
             return self
         return replace(self, uploads=(*self.uploads, ledger_id))
@@ -701,7 +707,7 @@ class ListRecord:
         return replace(self, sealed=True)
 
     def marked_dropped(self) -> ListRecord:
-        """Return the record of a log whose deletion begins: all of it exists still."""
+        """Return the record of a log whose deletion begins; all its parts still exist."""
         return replace(self, dropped=True)
 
     def emptied(self) -> ListRecord:
@@ -739,7 +745,7 @@ class ListRecord:
         return replace(self, properties=kept)
 
     def deleted(self, ledger_ids: Iterable[int]) -> ListRecord:
-        """Return the record that does not remember these deleted ledgers."""
+        """Return the record without these deleted ledgers."""
         gone = set(ledger_ids)
         return replace(self, pending_deletes=tuple(each for each in self.pending_deletes if each not in gone))
 
@@ -765,7 +771,7 @@ class ListRecord:
     def surplus(self, most: int) -> Rows:
         """Return the closed segments that are to be moved to a page, if more than ``most`` are in the record itself.
 
-        One is always left, because the record has to have the last one of a log that has any.
+        One closed segment is always left, because the record itself has to have the last one.
         """
         closed = len(self.segments) - len(self.open_segments)
         return self.segments[:most] if closed > most else ()
@@ -784,7 +790,7 @@ class ListRecord:
         return replace(self, format=PAGED_FORMAT, cursors=(), bound_set=bound_set, admissions=admissions)
 
     def without_page(self, name: str, kept: Iterable[int]) -> ListRecord:
-        """Return the record without a page that is gone; its ledgers are deleted, except some, which are pending."""
+        """Return the record without a removed page; its ledgers are deleted, except some, which are pending."""
         if name not in self.gone_pages:
             return self
         gone_pages = tuple(each for each in self.gone_pages if each != name)
@@ -793,7 +799,7 @@ class ListRecord:
     # ---- bytes ---------------------------------------------------------------------------------------------------
 
     def encode(self) -> bytes:
-        """Return the record as JSON; a second call returns the same bytes, as does one of a decoded record."""
+        """Return the record as JSON: the same bytes at each call, also for a record that was decoded from them."""
         if self._encoded is None:
             object.__setattr__(self, "_encoded", self._as_json())
         assert self._encoded is not None

@@ -1,12 +1,12 @@
 """The writer's half of a log: takes it over, appends, rolls, cuts and closes. ``WriteAheadLog`` is built on it.
 
-Owner's operations (roll, repair, cut, close) exclude each other by ``_operation``; appends continue meanwhile, except
-for the moment in which the appender switches.
+``_operation`` excludes two operations of the owner (roll, repair, cut, close) from each other; appends continue
+meanwhile, except for the moment in which the appender switches.
 
 If the ledger of the open segment is lost, because bookies or the metadata store did not answer, the list is repaired:
-by the next append, by an operation, or in the background, because also futures that no thread waits for have to end. It
-is tried again each ``_REPAIR_SECONDS`` until ``bookie_patience_seconds`` have passed. Then what was lost fails; later
-appends try once more.
+by the next append, by an operation, or in the background, because futures for which no thread waits have to end as
+well. The repair is tried every ``_REPAIR_SECONDS`` until ``bookie_patience_seconds`` have passed. Then the appends that
+were lost fail; later appends try once more.
 """
 
 from __future__ import annotations
@@ -80,11 +80,11 @@ _RETRY_SECONDS: Final = 1.0
 
 
 class RollPolicy(NamedTuple):
-    """The limits of a segment: at the first that it reaches, the log continues in a new ledger.
+    """The limits of a segment; when it reaches one of them, the log continues in a new ledger.
 
     Attributes:
         nbytes: Payload bytes of a segment.
-        age_s: Seconds after the first record of a segment, also if no other follows.
+        age_s: Seconds after the first record of a segment, even if no other follows.
         records: Records of a segment.
     """
 
@@ -94,7 +94,7 @@ class RollPolicy(NamedTuple):
 
     @classmethod
     def of(cls, settings: LogSettings) -> RollPolicy:
-        """Return the policy that settings ask for."""
+        """Return the policy in settings."""
         return cls(
             settings.segment_bytes or SEGMENT_BYTES,
             float(settings.segment_age_s or SEGMENT_AGE_S),
@@ -102,7 +102,7 @@ class RollPolicy(NamedTuple):
         )
 
     def is_full(self, appender: Appender) -> bool:
-        """Return whether the open segment is long enough."""
+        """Return whether the open segment has reached a limit."""
         return appender.segment_bytes >= self.nbytes or appender.segment_records >= self.records
 
 
@@ -115,18 +115,18 @@ class ListWriter:
     """The writer of one log, until it is closed or another takes the log over.
 
     Args:
-        manager: Has the ledgers.
-        name: The log's.
-        spec: How its ledgers are created and opened.
+        manager: The manager that has the ledgers.
+        name: The name of the log.
+        spec: The specification by which its ledgers are created and opened.
         policy: The limits at which it rolls.
 
     Attributes:
         appender: Appends to the open segment.
         steps: Performs operations on the list.
         closed: Whether it was closed.
-        unclean: Whether the writer before did not close the log.
-        on_repair: Called with the list's record when it is known what became of appends that were refused or
-            interrupted, before others are made.
+        unclean: Whether the previous writer did not close the log.
+        on_repair: Called with the list's record when the outcome of refused or interrupted appends is known, before
+            others are made.
 
     Threads: any.
     """
@@ -143,7 +143,7 @@ class ListWriter:
         self._operation = threading.RLock()
         self._lock: Lock | None = None
         self._ended: LogError | None = None
-        """The error if it may change nothing any more: another has the log, or it was deleted or renamed."""
+        """The error if it may no longer change the log, because another writer has it, or it was deleted or renamed."""
         self._rolling = 0
         """The number of the last segment that became too long; a roll of it is under way, or is tried again."""
         self._timed: Segment | None = None
@@ -170,13 +170,13 @@ class ListWriter:
         """Become the log's writer.
 
         Args:
-            wait_s: Seconds to wait for a live writer to let go of the log.
+            wait_s: Seconds to wait for a live writer to release the log.
             steal: Take it from a live writer, which is then fenced.
-            remedy: The remedy for a live writer, for the error.
+            remedy: The remedy in the error for a live writer.
 
         Raises:
             LogLockedError: A live writer has it.
-            NoSuchLogError: The name has another log than that of ``steps.uid``, which keeps its writer.
+            NoSuchLogError: The name belongs to another log than that of ``steps.uid``; that log keeps its writer.
             PybkError: As ``ledger_list.take_over``.
         """
         try:
@@ -239,7 +239,7 @@ class ListWriter:
         return self._lock is not None
 
     def let_go(self) -> None:
-        """Let another writer have the log, which recovers what is open; a second call does nothing."""
+        """Release the log to another writer, which recovers the open segments; a second call does nothing."""
         if self._lock is not None:
             self._lock.release()
 
@@ -259,7 +259,7 @@ class ListWriter:
         return future
 
     def append_at_once(self, batch: Batch[T]) -> RecordFuture[T] | None:
-        """Stage records; None, with nothing done, if that might have to wait."""
+        """Stage records; return None, with nothing done, if the call might have to wait."""
         try:
             future = self.appender.append_at_once(batch)
         except LogFencedError:
@@ -302,7 +302,7 @@ class ListWriter:
                 self.repair()
 
     def append_unless_broken(self, batch: Batch[T], *, kick: bool, wait: bool = True) -> RecordFuture[T] | None:
-        """Stage records as one transaction; None, with nothing done, if a ``repair`` is due before."""
+        """Stage records as one transaction; return None, with nothing done, if a ``repair`` has to come first."""
         try:
             future = self.appender.append_batch(batch, kick=kick, wait=wait)
         except LogFencedError as error:
@@ -320,7 +320,7 @@ class ListWriter:
             raise
 
     def result_of(self, future: RecordFuture[T]) -> T:
-        """Wait for an append, and return its result; NoSuchLogError, if it failed because the log is gone."""
+        """Wait for an append, and return its result; raises NoSuchLogError if it failed because the log was deleted."""
         try:
             return future.result()
         except LogFencedError as error:
@@ -345,7 +345,7 @@ class ListWriter:
             pass  # that another has it is true of a log that cannot be looked at, too
 
     def watch_segment(self) -> None:
-        """Roll if the segment is long enough, and have its age looked at if it is new."""
+        """Roll if the segment has reached a limit, and time its age if it is new."""
         segment = self.appender.segment
         if segment is None:
             return
@@ -377,7 +377,7 @@ class ListWriter:
                 raise
 
     def abandon_blob(self, ledger_id: int) -> None:
-        """Leave a blob that was begun to be given up by the next operation, unless a checkpoint that is listed has it.
+        """Leave a blob to be given up by the next operation, unless a listed checkpoint has it.
 
         A finaliser may call it.
         """
@@ -409,17 +409,18 @@ class ListWriter:
         self.steps.perform(ledger_list.roll(self._name, self.appender.epoch, segment.number, time.time_ns))
 
     def repair(self, *, wait: bool = True) -> None:
-        """Close what the ledgers have, and continue in a new segment.
+        """Close the open ledgers at the records that they have, and continue in a new segment.
 
-        That is due after appends were refused or interrupted, and when a ledger was lost.
+        A repair is due after appends were refused or interrupted, and when a ledger was lost.
 
         Args:
             wait: Wait for bookies, if a ledger was lost.
 
         Raises:
             TooManyRequestsError: ``wait`` is False, and a ledger was lost.
-            NotEnoughBookiesError: A ledger was lost, and there were too few bookies for a new one all the time.
-            MetadataUnreachableError: A ledger was lost, and the metadata store did not answer at last.
+            NotEnoughBookiesError: A ledger was lost, and too few bookies were available for a new one until the
+                patience was over.
+            MetadataUnreachableError: A ledger was lost, and at the last attempt the metadata store did not answer.
         """
         if not wait and self.appender.lost:
             raise TooManyRequestsError(
@@ -468,7 +469,7 @@ class ListWriter:
         background().submit(partial(weakly(ListWriter.repair_lost, self), time.monotonic() + self.patience_s))
 
     def repair_lost(self, until: float) -> None:
-        """Replace a lost ledger, in the background: now, and again later until a time."""
+        """Replace a lost ledger, in the background: now, and again until a time if that fails."""
         if self.closed:
             return
         try:
@@ -532,18 +533,18 @@ class ListWriter:
                 self._roll_after(_RETRY_SECONDS, number)
 
     def roll_old(self, number: int) -> None:
-        """Roll, if a segment that has records is still the one that is appended to."""
+        """Roll if a segment that has records is still the open one."""
         if self.appender.segment_bytes and not self.closed:
             self._roll_in_background(number)
 
     def close(self, *, seal: bool = False) -> None:
-        """Close the open segments, and let go of the log; a second call completes one that was interrupted.
+        """Close the open segments, and release the log; a second call completes one that was interrupted.
 
-        In a forked child it does nothing, unless it is to seal the log, which is refused.
+        In a forked child it does nothing, except that it refuses to seal the log.
 
         Raises:
             LogFencedError: Another writer has it.
-            PybkError: Closing failed; the log was let go of all the same.
+            PybkError: Closing failed; the log was released nevertheless.
         """
         if self._backend.forked and not seal:
             return
@@ -576,7 +577,7 @@ class ListWriter:
         return ClosedError(f"{self._title} is closed here; open it again")
 
     def close_dropped(self) -> None:
-        """Close in a thread, and warn: the log was garbage-collected without a close, inside any call."""
+        """Close in a thread, and warn, because the log was garbage-collected without a close, maybe inside a call."""
         if self.closed or self._backend.ended or self._backend.forked or sys.is_finalizing():
             return
         try:

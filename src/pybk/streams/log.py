@@ -51,7 +51,7 @@ class LogSegment(NamedTuple):
     Attributes:
         number: Its number, from 1 up.
         ledger_id: Its ledger.
-        first_seq: Its first record; None if it has none yet.
+        first_seq: Its first record; None for an empty segment.
         last_seq: Its last record; None while it is open.
         nbytes: Payload bytes of its ledger; 0 while it is open.
         created_ns: The time when it was added, nanoseconds since 1970.
@@ -74,7 +74,7 @@ class SubscriptionState(NamedTuple):
         name: Its name.
         first_unacked: The first record that it has not acknowledged.
         backlog: The number of records of the log that it has not acknowledged.
-        acked_ranges: The number of ranges that it has acknowledged after the first record that it has not.
+        acked_ranges: The number of acknowledged ranges after the first record that is not acknowledged.
         properties: The application's, as set by acknowledgements.
     """
 
@@ -88,7 +88,7 @@ class SubscriptionState(NamedTuple):
 class Log(NamedList, kinds=(ListKind.LOG, ListKind.CURSOR), first_seq=FIRST_SEQ):
     """A named log in a store or a cluster.
 
-    Open it, and append with its writer or read with readers::
+    Example::
 
         with Log.open("data/app", "orders", password=password) as log:
             with log.writer() as writer:
@@ -96,11 +96,11 @@ class Log(NamedList, kinds=(ListKind.LOG, ListKind.CURSOR), first_seq=FIRST_SEQ)
             for record in log.reader():
                 print(record.position, record.data)
 
-    A log has one writer, which fences the one before; opening a log does not. Records have positions and dense sequence
-    numbers, and may have transaction ids, keys, headers and event times.
+    A log has one writer at a time; a new writer fences the one before. Opening a log fences no writer. Records have
+    positions and dense sequence numbers, and may have transaction ids, keys, headers and event times.
 
     Threads: any.
-    Cost: Calls that say what the log is read its record, as it is now: a round trip in a cluster.
+    Cost: Calls that return facts about the log read its present record: a round trip in a cluster.
     """
 
     __slots__ = ("__weakref__", "_opened_here", "_subscriptions")
@@ -111,7 +111,7 @@ class Log(NamedList, kinds=(ListKind.LOG, ListKind.CURSOR), first_seq=FIRST_SEQ)
         self._opened_here: list[ref[LogReader | LogWriter]] = []
         """Its readers and writers; not a WeakSet, which takes 800 bytes if it is empty."""
         self._subscriptions: Sequence[Subscription] = ()
-        """Those that may be open; kept here so that one which its user dropped is closed with the log."""
+        """The subscriptions that may be open; kept here because one that its user dropped is closed with the log."""
 
     # ---- opening and closing -------------------------------------------------------------------------------------
 
@@ -131,16 +131,16 @@ class Log(NamedList, kinds=(ListKind.LOG, ListKind.CURSOR), first_seq=FIRST_SEQ)
         quorums: tuple[int | None, int | None, int | None] = (None, None, None),
         config: StoreConfig | None = None,
     ) -> Log:
-        """Open a log. Nothing is fenced: that is what ``writer`` does.
+        """Open a log, without fencing its writer; ``writer`` does that.
 
-        A log has no password of its own before its first writer, because it has no ledger yet: that of the first writer
-        counts, and others get UnauthorizedError from then on.
+        A log has no password before its first writer, because it has no ledger yet. The first writer's password becomes
+        that of the log; openings with another one then raise UnauthorizedError.
 
-        Arguments and errors are as for ``WriteAheadLog.open``. Mode "w" is to read the log and change it; it erases
+        Arguments and errors are as for ``WriteAheadLog.open``. Mode "w" allows reading and changing the log; it erases
         nothing.
 
-        Durability: A log that was made is there on return.
-        Cost: One synced write to make it.
+        Durability: A log that the call created is durable on return.
+        Cost: One synced write to create it.
         """
         asked = LogSettings(quorums=quorums, digest_type=digest_type, storage_hints=hints_of(storage_hints))
         spec = spec_of(ListKind.LOG, password, secret, insecure, asked)
@@ -161,10 +161,10 @@ class Log(NamedList, kinds=(ListKind.LOG, ListKind.CURSOR), first_seq=FIRST_SEQ)
         secret: bytes | Secret | None = None,
         insecure: bool = False,
     ) -> RebuiltList:
-        """Make a log whose record is lost or damaged again, from its ledgers. A writer that still lives is fenced.
+        """Rebuild a log whose record is lost or damaged, from its ledgers. A live writer is fenced.
 
-        Records keep their positions, times, transaction ids, keys and headers. Arguments, errors and what it returns
-        are as for ``WriteAheadLog.rebuild``; ``first_seq`` is its ``first_lsn``.
+        Records keep their positions, times, transaction ids, keys and headers. Arguments, results and errors are as for
+        ``WriteAheadLog.rebuild``; ``first_seq`` corresponds to its ``first_lsn``.
         """
         first = None if first_seq is None else whole_from(first_seq, 0, "first_seq", "a sequence number", SEQ_MAX)
         return rebuild(manager, checked_name(name), spec_of(ListKind.LOG, password, secret, insecure), first)
@@ -172,7 +172,7 @@ class Log(NamedList, kinds=(ListKind.LOG, ListKind.CURSOR), first_seq=FIRST_SEQ)
     rebuild_async = classmethod(asyncio_form(rebuild))
 
     def close(self) -> None:
-        """Close all that this log has opened, and its manager if it is its own.
+        """Close its readers, writers and subscriptions, and its manager if ``open`` opened one.
 
         A second call does nothing, or completes one that was interrupted.
 
@@ -221,25 +221,25 @@ class Log(NamedList, kinds=(ListKind.LOG, ListKind.CURSOR), first_seq=FIRST_SEQ)
         segment_age_s: float | None = None,
         segment_records: int | None = None,
     ) -> LogWriter:
-        """Become the log's writer: the one before is fenced, its ledgers are recovered.
+        """Become the log's writer: fence the writer before, and recover its ledgers.
 
         Args:
-            wait: Seconds to wait for a live writer to let go of the log.
+            wait: Seconds to wait for a live writer to release the log.
             steal: Take it from a live writer, which is fenced.
-            ordered_txids: Refuse transaction ids that are lower than one before.
-            segment_bytes: Bytes after which the log continues in a new ledger; None for what the log keeps
-                (``settings``), or else 64 MiB.
-            segment_age_s: Seconds after the first record of a ledger after which it does, also without traffic; None
-                likewise, or else 4 hours.
-            segment_records: Records after which it does; None likewise, or else for no limit.
+            ordered_txids: Whether to refuse transaction ids that are lower than an earlier one.
+            segment_bytes: Bytes after which the log continues in a new ledger; None for the value in the log's
+                ``settings``, or 64 MiB if that has none.
+            segment_age_s: Seconds after the first record of a ledger after which the log continues in a new one, even
+                without further records; None likewise, with 4 hours.
+            segment_records: Records after which the log continues in a new ledger; None likewise, without a limit.
 
         Raises:
             LogLockedError: A live writer has it, in this process or another.
             LogSealedError: It was sealed.
             NoSuchLogError: It was deleted.
-            CorruptError: Something that was acknowledged is damaged or missing.
+            CorruptError: An acknowledged record is damaged or missing.
 
-        Durability: What was acknowledged before is there.
+        Durability: All records that were acknowledged before are in the log.
         Cost: Four synced writes, and one scrypt, about 400 ms, for the first use of a password.
         """
         rolls = LogSettings(segment_bytes=segment_bytes, segment_age_s=segment_age_s, segment_records=segment_records)
@@ -279,16 +279,16 @@ class Log(NamedList, kinds=(ListKind.LOG, ListKind.CURSOR), first_seq=FIRST_SEQ)
         """Return a reader.
 
         Args:
-            start: Where it begins: ``LogEnd.EARLIEST`` or ``LATEST``; a position or sequence number, which may come
-                later; ``TxId(n)`` for the first record with at least that transaction id; a datetime with a time zone
-                for the first one with at least that event time.
-            follow: Iterating it waits for more at the end of the log, until it is sealed.
-            strict: Raise TruncatedError for records that were truncated, at its beginning or later. Without it they are
+            start: The place where it begins: ``LogEnd.EARLIEST`` or ``LATEST``; a position or sequence number, which
+                may not exist yet; ``TxId(n)`` for the first record with at least that transaction id; a datetime with a
+                time zone for the first record with at least that event time.
+            follow: Whether an iteration waits for more records at the end of the log, until the log is sealed.
+            strict: Whether truncated records, at the beginning or later, raise TruncatedError. If False, they are
                 skipped and counted in ``skipped``.
 
         Raises:
-            TruncatedError: It is strict, and the first record was truncated.
-            UsageError: ``start`` is none of these.
+            TruncatedError: ``strict`` is True, and the first record was truncated.
+            UsageError: ``start`` is not one of these.
             CorruptError: The first record could not be found, because others are damaged or missing.
         """
         self._check_open()
@@ -333,28 +333,30 @@ class Log(NamedList, kinds=(ListKind.LOG, ListKind.CURSOR), first_seq=FIRST_SEQ)
         wait: float = 0.0,
         steal: bool = False,
     ) -> Subscription:
-        """Open a subscription, which is made if it does not exist: it hands out records until they are acknowledged.
+        """Open a subscription, which hands out records until they are acknowledged; create it if it does not exist.
 
         Args:
             name: As the name of a log, without ``@``.
-            start: Where a new one begins, as for ``reader``; one that exists continues where it was.
+            start: The place where a new subscription begins, as for ``reader``; one that exists continues at its own
+                place.
             mode: ``"exclusive"`` for one consumer, ``"shared"`` for threads and tasks that get different records.
-            ack_timeout: Seconds after which a record is handed out again that was not acknowledged; None for never.
-            max_unacked: Records that were handed out and not acknowledged beyond which no other is handed out.
-            durable: Keep in the log what is acknowledged, and have the log keep what is not. False for a subscription
-                that is gone once it is closed, and holds nothing back.
-            dead_letters: Where records go that are handed out again and again; None to hand them out for ever.
-            wait: Seconds to wait for another owner, in this process or another, to let go of it.
-            steal: Take it from a live owner, whose acknowledgements then raise ``LogFencedError``.
+            ack_timeout: Seconds after which a record that was not acknowledged is handed out again; None for never.
+            max_unacked: The most records that may be handed out and not acknowledged; further ones are not handed out.
+            durable: Whether acknowledgements are stored with the log, and the log keeps the records that are not
+                acknowledged. If False, the subscription ends when it is closed, and the log keeps no records for it.
+            dead_letters: The log for records that were handed out too often without an acknowledgement; None to hand
+                them out for ever.
+            wait: Seconds to wait for another owner, in this process or another, to release it.
+            steal: Whether to take it from a live owner, whose acknowledgements then raise ``LogFencedError``.
 
         Raises:
             LogLockedError: A live owner has it. Within a process, share the subscription.
             NoSuchLogError: The log was deleted.
-            CorruptError: What it has acknowledged is damaged; the error says how to continue.
-            UsageError: An argument cannot be.
+            CorruptError: Its cursor is damaged; the error says how to continue.
+            UsageError: An argument is invalid.
 
-        Durability: On return a durable one exists, and the log keeps its records from ``start`` on.
-        Cost: Some eight synced writes; reads what was acknowledged since the last whole state, at most 4 MiB.
+        Durability: On return a durable subscription exists, and the log keeps its records from ``start`` on.
+        Cost: Some eight synced writes; reads the acknowledgements since the last whole state, at most 4 MiB.
         """
         self._check_open()
         name, how = checked_subscription(name), Consuming(mode, ack_timeout, max_unacked, dead_letters)
@@ -381,7 +383,7 @@ class Log(NamedList, kinds=(ListKind.LOG, ListKind.CURSOR), first_seq=FIRST_SEQ)
     subscriptions_async = asyncio_form(subscriptions)
 
     def subscription_states(self) -> list[SubscriptionState]:
-        """Return what each durable subscription has acknowledged, by name, without taking it from its owner.
+        """Return the acknowledgements of each durable subscription, by name, without taking it from its owner.
 
         Raises:
             CorruptError: The cursor of one is damaged or missing.
@@ -403,7 +405,7 @@ class Log(NamedList, kinds=(ListKind.LOG, ListKind.CURSOR), first_seq=FIRST_SEQ)
     subscription_states_async = asyncio_form(subscription_states)
 
     def delete_subscription(self, name: str, *, steal: bool = False) -> bool:
-        """Delete a durable subscription for good, also a damaged one; returns whether there was one.
+        """Delete a durable subscription for good, even a damaged one; return whether it existed.
 
         Raises:
             LogLockedError: A live owner has it, and ``steal`` is False.
@@ -426,7 +428,7 @@ class Log(NamedList, kinds=(ListKind.LOG, ListKind.CURSOR), first_seq=FIRST_SEQ)
     first_seq_async = asyncio_form(first_seq)
 
     def last_seq(self) -> int:
-        """Return the sequence number of the last record that can be read, one below the first for none.
+        """Return the sequence number of the last record that can be read; ``first_seq() - 1`` without records.
 
         Cost: Reads one entry.
         """
@@ -453,7 +455,7 @@ class Log(NamedList, kinds=(ListKind.LOG, ListKind.CURSOR), first_seq=FIRST_SEQ)
         return self.last_seq() - self.first_seq() + 1
 
     def position_for(self, start: Start) -> Position | None:
-        """Return the position of the record at which reading from ``start`` begins; None if that does not exist yet.
+        """Return the position of the record at which a read from ``start`` begins; None if it does not exist yet.
 
         Raises:
             TruncatedError, UsageError, CorruptError: As ``reader``, with ``strict``.
@@ -478,7 +480,7 @@ class Log(NamedList, kinds=(ListKind.LOG, ListKind.CURSOR), first_seq=FIRST_SEQ)
     is_sealed_async = asyncio_form(is_sealed)
 
     def properties(self) -> Mapping[str, str]:
-        """Return what the application keeps with the log."""
+        """Return the properties that the application stores with the log."""
         return self._record().properties
 
     properties_async = asyncio_form(properties)
@@ -497,15 +499,15 @@ class Log(NamedList, kinds=(ListKind.LOG, ListKind.CURSOR), first_seq=FIRST_SEQ)
     set_properties_async = asyncio_form(set_properties)
 
     def retention(self) -> Retention | None:
-        """Return what the log drops by itself; None for nothing."""
+        """Return the limits beyond which the log drops records by itself; None without limits."""
         return retention_of(self._record())
 
     retention_async = asyncio_form(retention)
 
     def set_retention(self, retention: Retention | None) -> None:
-        """Change what the log drops by itself; None for nothing. Its writer applies it, at once and from then on.
+        """Set the limits beyond which the log's writer drops records, at once and from then on; None for no limits.
 
-        Durability: It is kept with the log, and durable on return.
+        Durability: The limits are stored with the log, durably on return.
         """
         self._check_open()
         set_retention(self._steps, retention)
@@ -513,10 +515,10 @@ class Log(NamedList, kinds=(ListKind.LOG, ListKind.CURSOR), first_seq=FIRST_SEQ)
     set_retention_async = asyncio_form(set_retention)
 
     def on_change(self, callback: Callable[[], None]) -> Watch:
-        """Call ``callback`` after the log was rolled, truncated, sealed, taken over, deleted or got other properties.
+        """Call ``callback`` after a roll, truncation, seal, take-over, deletion or change of properties of the log.
 
-        It is called from some thread, may be called without a change, and must not block; ``cancel`` of the result ends
-        that.
+        It is called in some thread, may be called without a change, and must not block; ``cancel`` of the result ends
+        the calls.
         """
         self._check_open()
         return self._steps.watch(callback)
@@ -524,24 +526,24 @@ class Log(NamedList, kinds=(ListKind.LOG, ListKind.CURSOR), first_seq=FIRST_SEQ)
     # ---- changing what there is ----------------------------------------------------------------------------------
 
     def truncate(self, start: Start, *, force: bool = False) -> int:
-        """Drop the records before a place, at once for readers; ledgers that only hold such records are deleted.
+        """Drop the records before a place, for readers at once; ledgers that hold only such records are deleted.
 
         A live writer is not disturbed. A place before ``first_seq`` changes nothing.
 
         Args:
             start: The first record to keep, as for ``reader``.
-            force: Drop records that subscriptions have not acknowledged, too; they skip and count those.
+            force: Whether to drop even records that subscriptions have not acknowledged, which skip and count these.
 
         Returns:
             The sequence number of the first record that is kept.
 
         Raises:
-            UsageError: The record before that place does not exist yet; or no record has that transaction id or time,
-                or a higher one, and all would be dropped.
-            TruncateGuardError: A subscription may need records before it.
+            UsageError: The record before that place does not exist yet; or no record has at least that transaction id
+                or time, so all would be dropped.
+            TruncateGuardError: A subscription may need records before that place.
             IllegalOperationError: As for ``close``.
 
-        Durability: On return they are dropped for good. Disk space comes back in the background.
+        Durability: On return the records are dropped for good. Disk space is freed in the background.
         """
         where_called("Log.truncate()", of_log=True)
         self._check_open()
@@ -568,7 +570,7 @@ class Log(NamedList, kinds=(ListKind.LOG, ListKind.CURSOR), first_seq=FIRST_SEQ)
     truncate_async = asyncio_form(truncate)
 
     def seal(self) -> None:
-        """End the log for good, which has no live writer: it can be read, and takes no more records.
+        """End a log without a live writer for good: it can be read, but takes no more records.
 
         Raises:
             LogLockedError: It has a live writer, whose ``seal`` ends it.

@@ -25,34 +25,34 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class LogEnd(Enum):
-    """An end of a log, to begin reading at."""
+    """An end of a log, where a read can begin."""
 
     EARLIEST = "earliest"
     """The first record that was not truncated."""
 
     LATEST = "latest"
-    """After the last record that is durable now: only records that come later are read."""
+    """The place after the last record that is durable now; only later records are read."""
 
 
 class TxId(NamedTuple):
-    """A transaction id, to begin reading at the first record whose own is at least that."""
+    """A transaction id; a read begins at the first record with at least this id."""
 
     value: int
 
 
 Start = LogEnd | Position | TxId | datetime | int
-"""The start of reading: an end, a position, a transaction id, a time that names its zone, or a sequence number."""
+"""The start of a read: an end, a position, a transaction id, a time with its zone, or a sequence number."""
 
 
 class LogReader(RecordSource):
     """Reads a log in order; made by ``Log.reader``.
 
-    Iterating ends with the last record of now; with ``follow``, only when the log is sealed or this is closed. Every
-    record is checked to follow the one before it, so none is ever skipped without an error, or without being counted in
-    ``skipped``.
+    An iteration ends with the last present record; with ``follow``, only when the log is sealed or this reader is
+    closed. Every record is checked to follow the one before it, so each record that is skipped raises an error or is
+    counted in ``skipped``.
 
-    Threads: one at a time; ``close`` from any. A read that was cancelled, or failed, returned no record, and the
-        next one continues at ``seq``.
+    Threads: one at a time; ``close`` from any. A read that is cancelled or fails returns no record, and the next read
+        continues at ``seq``.
 
     Attributes:
         skipped: The number of records that this reader skipped because they were truncated before it read them.
@@ -67,7 +67,7 @@ class LogReader(RecordSource):
         self._seq = seq
         self._closed = self._drained_all = False
         self._unsure = False
-        """True if records may have been read that were not returned, as after a read that was cancelled or failed."""
+        """True if records may have been read and not returned, as after a read that was cancelled or failed."""
         self.skipped = 0
         self._seen = -1
         """``changes`` of the log's record when it was last looked at for truncation."""
@@ -114,7 +114,7 @@ class LogReader(RecordSource):
         return self._seq
 
     def lag(self) -> int:
-        """Return how many records can be read now and were not yet.
+        """Return the number of records that can be read now and were not read yet.
 
         Cost: Reads one entry.
         """
@@ -123,7 +123,7 @@ class LogReader(RecordSource):
     lag_async = asyncio_form(lag)
 
     def caught_up(self) -> bool:
-        """Return whether all records that can be read now were read: what a ``read`` that returned None means."""
+        """Return whether all records that can be read now were read, as after a ``read`` that returned None."""
         return self.lag() == 0
 
     caught_up_async = asyncio_form(caught_up)
@@ -139,14 +139,14 @@ class LogReader(RecordSource):
     # ---- reading -------------------------------------------------------------------------------------------------
 
     def read_many(self, most: int, timeout: float | None = None) -> list[LogRecord]:
-        """Return the records that come next: at least one, at most ``most``, and no wait for more than one.
+        """Return the next records, at least one and at most ``most``; the call waits for one record only.
 
         Args:
             most: The most records to return.
-            timeout: Seconds to wait for one; 0 or less to look once; None for as long as it takes.
+            timeout: Seconds to wait for a record; 0 or less does not wait; None waits without a limit.
 
         Returns:
-            An empty list if none came in time.
+            The records; an empty list if none came in time.
 
         Raises:
             LogSealedError: The log was sealed, and all its records were read.
@@ -237,7 +237,7 @@ class LogReader(RecordSource):
         self._reopen(self._seq)
 
     def __iter__(self) -> Iterator[LogRecord]:
-        """Yield the records that come next."""
+        """Yield the next records."""
         last = SEQ_MAX if self._follow else self._steps.last_seq()
         while self._seq <= last:
             self._look()
@@ -251,7 +251,7 @@ class LogReader(RecordSource):
                 return
 
     async def __aiter__(self) -> AsyncIterator[LogRecord]:
-        """Yield the records that come next, without blocking the event loop."""
+        """Yield the next records, without blocking the event loop."""
         last = SEQ_MAX if self._follow else await in_thread(self._steps.last_seq)
         while self._seq <= last:
             await self._look_async()
@@ -279,13 +279,13 @@ class LogReader(RecordSource):
     # ---- closing -------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Let go of the log; a call that waits for records raises ClosedError."""
+        """Close the reader; a call that waits for records raises ClosedError."""
         self._closed = True
         self._reader.close()
 
 
 def seq_of(steps: LedgerSteps, start: Start) -> int:
-    """Return the sequence number of the record that a place means.
+    """Return the sequence number of the record at a place.
 
     Raises:
         UsageError: It is of a wrong type, or a time without a zone.

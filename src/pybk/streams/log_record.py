@@ -19,9 +19,10 @@ class LogRecord(NamedTuple):
     """One record.
 
     Attributes:
-        position: Where it lies in the log.
+        position: Its place in the log.
         data: The application's bytes.
-        time_ns: Its event time, nanoseconds since 1970: the one that it was given, else when it was appended.
+        time_ns: Its event time, nanoseconds since 1970: the time that the application gave, or else the time of the
+            append.
         txid: Its transaction id; None for none.
         key: Its key; None for none.
         headers: Its headers, pairs of a name and bytes.
@@ -41,13 +42,13 @@ class LogRecord(NamedTuple):
 
 
 class RecordSource(Handle):
-    """A source of a log's records: it returns some at a time, one at a time, or one after the other when iterated."""
+    """A source of a log's records, which returns several or one at a time, and can be iterated."""
 
     __slots__ = ()
 
     @abstractmethod
     def read_many(self, most: int, timeout: float | None = None) -> list[LogRecord]:
-        """Return the records that come next: at least one, at most ``most``; an empty list if none came in time."""
+        """Return the next records, at least one and at most ``most``; an empty list if none came in time."""
 
     read_many_async = asyncio_form(read_many, own_thread=True)
 
@@ -64,7 +65,7 @@ class RecordSource(Handle):
         return None
 
     def __iter__(self) -> Iterator[LogRecord]:
-        """Yield records as ``read`` returns them, until the log is sealed and has no more to hand out."""
+        """Yield records as ``read`` returns them, until the log is sealed and all its records were returned."""
         with suppress(LogSealedError):
             while (record := self.read()) is not None:
                 yield record
@@ -85,7 +86,7 @@ def log_records(records: Records, *, name: str) -> Iterator[LogRecord]:
     """Yield records one by one, each with a copy of its data.
 
     Args:
-        records: All complete.
+        records: The records; all are complete.
         name: The log's, for errors.
 
     Raises:

@@ -52,7 +52,7 @@ class NewRecord(NamedTuple):
 
 
 class LogWriter(Handle):
-    """The writer of a log, until it is closed or another takes the log over; made by ``Log.writer``.
+    """The writer of a log, until it is closed or another writer takes the log over; made by ``Log.writer``.
 
     Threads: any. Appends of all threads share syncs. Signal handlers must not append.
     """
@@ -78,7 +78,7 @@ class LogWriter(Handle):
 
     @property
     def last_seq(self) -> int:
-        """The sequence number of the last record that was appended, durable or not; one below the first for none."""
+        """The sequence number of the last appended record, durable or not; without records, one below the first."""
         return self._writer.appender.next_seq - 1
 
     @property
@@ -101,8 +101,8 @@ class LogWriter(Handle):
         """Append one record and wait until it is durable.
 
         Args:
-            data: 0 to ``max_entry_bytes`` bytes, less 48, and less key and headers.
-            txid: As in ``NewRecord``, as all that follows.
+            data: 0 to ``max_entry_bytes`` - 48 bytes, less the bytes of key and headers.
+            txid: As in ``NewRecord``.
             key: As in ``NewRecord``.
             headers: As in ``NewRecord``.
             time_ns: As in ``NewRecord``.
@@ -111,7 +111,7 @@ class LogWriter(Handle):
             Its position.
 
         Raises:
-            OutOfOrderError: The transaction id is below that of a record before; nothing was appended.
+            OutOfOrderError: The transaction id is below that of an earlier record; nothing was appended.
             PybkError: As ``WriteAheadLog.append``.
 
         Durability: On return it is on disk; in a cluster, on the disks of an ack quorum. Readers see it then.
@@ -132,8 +132,8 @@ class LogWriter(Handle):
     ) -> RecordFuture[Position]:
         """Append one record without waiting for it to be durable; arguments and errors are those of ``append``.
 
-        When ``max_outstanding_bytes`` are not durable yet, it waits for some; without ``wait`` it raises
-        TooManyRequestsError instead, and nothing was done.
+        If ``max_outstanding_bytes`` are not durable yet, it waits until some are; without ``wait`` it raises
+        TooManyRequestsError instead, with nothing done.
 
         Returns:
             A future of the position: ``result()``, ``add_done_callback``, or ``await`` it.
@@ -153,14 +153,14 @@ class LogWriter(Handle):
         """Append one record and wait until it is durable, without blocking the event loop.
 
         Appends of one loop are made in the order in which their coroutines first run. Once the coroutine has begun,
-        cancelling it ends the waiting and never the append. Arguments and errors are those of ``append``.
+        cancelling it ends the wait, but not the append. Arguments and errors are those of ``append``.
         """
         return await self._writer.append_coro(
             _One(self._order, self._item(NewRecord(data, txid, key, headers, time_ns)))
         )
 
     def append_many(self, records: Iterable[bytes | NewRecord]) -> list[Position]:
-        """Append records as one transaction, and wait until they are durable: after a crash all are there, or none.
+        """Append records as one transaction, and wait until they are durable; after a crash the log has all or none.
 
         Args:
             records: Any number, at least one.
@@ -169,7 +169,7 @@ class LogWriter(Handle):
             Their positions.
 
         Raises:
-            PybkError: As ``append``. With ``outcome_unknown`` all may be there, or none.
+            PybkError: As ``append``. With ``outcome_unknown`` the log has all or none.
 
         Cost: One sync for up to 4 MiB. Records share entries of 64 KiB.
         """
@@ -178,7 +178,7 @@ class LogWriter(Handle):
     def append_many_async(self, records: Iterable[bytes | NewRecord]) -> RecordFuture[list[Position]]:
         """Append records as ``append_many`` does, without waiting for them to be durable.
 
-        It waits when ``max_outstanding_bytes`` are not durable yet; coroutines use ``append_many_coro``.
+        It waits if ``max_outstanding_bytes`` are not durable yet; coroutines use ``append_many_coro``.
         """
         return self._writer.append_batch(self._many(records), kick=True)
 
@@ -209,7 +209,7 @@ class LogWriter(Handle):
     # ---- changing what there is ----------------------------------------------------------------------------------
 
     def sync(self) -> int:
-        """Return when everything that was appended so far is durable; returns the last of these sequence numbers."""
+        """Wait until all records that were appended so far are durable; return the last of their sequence numbers."""
         last = self.last_seq
         self._writer.flush()
         return last
@@ -217,7 +217,7 @@ class LogWriter(Handle):
     sync_async = asyncio_form(sync, own_thread=True)
 
     def roll(self) -> None:
-        """Continue in a new segment now; appends do not wait for it, but for a moment.
+        """Continue in a new segment now; appends wait only for the moment of the switch.
 
         Raises:
             LogFencedError: Another writer has the log.
@@ -229,7 +229,7 @@ class LogWriter(Handle):
     roll_async = asyncio_form(roll, own_thread=True)
 
     def seal(self) -> None:
-        """End the log for good and close the writer: the log can be read, and takes no more records.
+        """End the log for good and close the writer: the log can be read, but takes no more records.
 
         Raises:
             LogFencedError, IllegalOperationError, PybkError: As for ``close``.
@@ -241,7 +241,7 @@ class LogWriter(Handle):
     seal_async = asyncio_form(seal, own_thread=True)
 
     def close(self) -> None:
-        """Wait for what was appended, close the segment, and let go of the log.
+        """Wait for outstanding appends, close the segment, and release the log.
 
         A second call does nothing, or completes one that was interrupted. A writer that is dropped without a close is
         closed in the background, with a ResourceWarning.

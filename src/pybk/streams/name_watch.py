@@ -23,8 +23,8 @@ _RETRY_SECONDS = 1.0
 class NameWatch:
     """A watch of the names of all lists of a kind; made by ``Namespace.watch``.
 
-    The backend says that something changed; then a background thread finds out what. A store names the record that
-    changed, and that one is read. A cluster does not, so all names are listed, once for all changes meanwhile.
+    The backend reports a change, and a background thread finds the names that changed. A store names the changed
+    record, which is then read. A cluster does not, so all names are listed, once for all changes meanwhile.
 
     Threads: any.
     """
@@ -35,7 +35,7 @@ class NameWatch:
         self._callback = callback
         self._lock = threading.Lock()
         self._changed: set[str | None] = set()
-        """Records that may have been created or removed; None for any."""
+        """The records that may have been created or removed; None if that may be any record."""
         self._looking = True
         self._cancelled = False
         self._watch = backend.watch_group(kind.group, self._note)

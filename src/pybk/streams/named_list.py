@@ -1,6 +1,6 @@
-"""``NamedList``: what logs of both sorts are: how they are opened and taken over, listed, deleted and swept.
+"""``NamedList``, the common base of logs of both sorts: how they are opened, taken over, listed, deleted and swept.
 
-They are in a store that is opened for them, or with a manager that others use, too (``manager_at``).
+They are in a store that is opened for them, or with a manager that others use as well (``manager_at``).
 """
 
 from __future__ import annotations
@@ -159,19 +159,19 @@ class NamedList(Handle):
         return self._steps.existing().record
 
     def settings(self) -> LogSettings:
-        """Return the settings of its ledgers, which count if an opening has no other arguments."""
+        """Return the settings of its ledgers, which apply unless the arguments of an opening replace them."""
         return LogSettings.kept_in(self._record().properties, self.name)
 
     settings_async = asyncio_form(settings)
 
     def set_settings(self, settings: LogSettings) -> None:
-        """Replace the settings of its ledgers, for the next ledgers of its writer and for all who open it from then on.
+        """Replace the settings of its ledgers, for the next ledgers of its writer and for all later openings.
 
         Args:
-            settings: All of them, such as ``replace(log.settings(), quorums=(1, 1, 1))``. Those of segments count from
+            settings: All settings, such as ``replace(log.settings(), quorums=(1, 1, 1))``. Those of segments apply from
                 the next writer on.
 
-        Durability: They are kept with the log, and durable on return.
+        Durability: They are stored with the log, durably on return.
         """
         self._check_open()
         self._steps.keep_settings(settings)
@@ -210,26 +210,26 @@ class NamedList(Handle):
     ) -> None:
         """Delete a log for good: its records, its checkpoints, and its subscriptions.
 
-        What has it open raises NoSuchLogError from then on.
+        Readers, writers and subscriptions that have it open raise NoSuchLogError from then on.
 
         Args:
-            manager: Has the log.
-            name: The log's.
+            manager: The manager that has the log.
+            name: The name of the log.
             password: As for ``open``.
             secret: As for ``open``.
             insecure: As for ``open``.
-            steal: Delete it also while it has a live writer, or a durable subscription a live owner: they are fenced,
-                and what they have written is gone.
+            steal: Whether to delete it even if it has a live writer, or one of its durable subscriptions has a live
+                owner. These are fenced, and their records are deleted.
 
         Raises:
             NoSuchLogError: It does not exist.
             LogLockedError: It has a live writer, or one of its durable subscriptions has a live owner, and ``steal`` is
-                False; nothing was deleted. One that died lets go by itself: at once in a store, after the lease time in
-                a cluster.
+                False; nothing was deleted. One that died releases the log by itself: at once in a store, after the
+                lease time in a cluster.
             UnauthorizedError: The password is not the log's; nothing was deleted.
-            PybkError: Something could not be deleted; call it again.
+            PybkError: A part of the log could not be deleted; call this again.
 
-        Durability: On return it is gone for good. A deletion that was interrupted is completed by the next one; until
+        Durability: On return the log is deleted for good. The next deletion completes one that was interrupted; until
             then the log's name is taken, and opening it raises NoSuchLogError.
         """
         delete_log(
@@ -251,13 +251,13 @@ class NamedList(Handle):
         secret: bytes | Secret | None = None,
         insecure: bool = False,
     ) -> list[int]:
-        """Delete ledgers that processes which died had created for such logs, and that no log will ever name.
+        """Delete ledgers that processes created for such logs before they died, and that no log will ever name.
 
-        Logs may be in use meanwhile. Ledgers of logs that do not exist are kept; see ``rebuild``. Those of a log's
-        subscriptions are swept with it, and what is left of subscriptions whose deletion was interrupted.
+        Logs may be in use meanwhile. Ledgers of logs that do not exist are kept; see ``rebuild``. Ledgers of a log's
+        subscriptions are swept with the log, and so are the remains of subscriptions whose deletion was interrupted.
 
         Args:
-            manager: Has the logs.
+            manager: The manager that has the logs.
             prefix: Only ledgers of logs whose names begin with it.
             password: As for ``open``; ledgers that have another password are left, with a warning in the log of
                 ``logging``.
@@ -280,7 +280,7 @@ class NamedList(Handle):
 
 
 def delete_log(manager: LedgerManager, name: str, spec: LedgerSpec, *, steal: bool) -> None:
-    """Delete a log with its subscriptions, or the rest that an interrupted deletion has left of it.
+    """Delete a log with its subscriptions, or the parts that an interrupted deletion has left.
 
     Arguments and errors are those of ``NamedList.delete``.
     """
@@ -315,7 +315,7 @@ def _sweep_cursors(manager: LedgerManager, names: Iterable[str], spec: LedgerSpe
     """Delete ledger lists of cursors that the record of their log does not name, and never will (rule T9).
 
     Args:
-        manager: Has the logs.
+        manager: The manager that has the logs.
         names: The lists. Those of logs that have no record are left, because a lost record can be made again.
         spec: That of the logs; lists that have another password are left with a warning in the log of ``logging``.
 
@@ -361,14 +361,14 @@ def manager_at(
 
     Args:
         where: The manager, or the directory.
-        undo: Closes what this opens.
-        read_only: Open the directory for reading.
-        create: Make a store that does not exist.
+        undo: Gets the close of a manager that this opens.
+        read_only: Whether to open the directory for reading.
+        create: Whether to create a store that does not exist.
         config: Settings of the store.
 
     Raises:
-        NoSuchLogError: There is no store, and none is to be made.
-        UsageError: ``where`` is the URL of a cluster, or cannot be a directory.
+        NoSuchLogError: The store does not exist, and ``create`` is False.
+        UsageError: ``where`` is the URL of a cluster, or not a valid directory.
         PybkError: As ``LedgerManager.open``.
     """
     if isinstance(where, LedgerManager):

@@ -31,7 +31,7 @@ from pybk.threads.call_threads import asyncio_form
 
 
 class Namespace(Handle):
-    """The named logs of a store or a cluster, of one password.
+    """The named logs of a store or a cluster that have one password.
 
     ::
 
@@ -72,20 +72,22 @@ class Namespace(Handle):
         """Open the namespace of a store or a cluster.
 
         Args:
-            where: The directory of a store, which is made if needed and is this namespace's own; or a manager, which
-                other users share, of a store or a cluster.
+            where: The directory of a store, which is created if needed and belongs to this namespace alone; or the
+                manager of a store or a cluster, which it shares with other users.
             mode: ``"w"`` to read and change logs. ``"r"`` to read them in a directory that another process writes to.
             password: The password of their ledgers, as for ``WriteAheadLog.open``.
             secret: Random bytes instead of a password, as for ``WriteAheadLog.open``.
-            insecure: Do without both if none is given: records are guarded against damage, not against forgery.
-            digest_type: What guards the records; None for HMAC-SHA256, or CRC32C if there is no password or secret.
-            storage_hints: Where their ledgers should live.
+            insecure: Allow neither a password nor a secret; records are then guarded against damage, not against
+                forgery.
+            digest_type: The digest of the entries with the records; None for HMAC-SHA256, or for CRC32C without a
+                password or secret.
+            storage_hints: The tiers where their ledgers should live.
             quorums: Ensemble size, write quorum and ack quorum in a cluster; None for the manager's defaults.
             config: Settings of the store, if ``where`` is a directory.
 
         Raises:
             StoreLockedError: Another process has the directory open for writing.
-            UsageError: There is neither password nor secret, or another argument cannot be.
+            UsageError: There is neither password nor secret, or another argument is invalid.
         """
         hints = hints_of(storage_hints)
         asked = LogSettings(quorums=quorums, digest_type=digest_type, storage_hints=hints)
@@ -101,7 +103,7 @@ class Namespace(Handle):
     open_async = classmethod(opening_form(open))
 
     def close(self) -> None:
-        """Close the logs that were opened by this, and its manager if it is its own.
+        """Close the logs that this namespace has opened, and its manager if ``open`` opened one.
 
         A second call does nothing, or completes one that was interrupted.
 
@@ -147,12 +149,12 @@ class Namespace(Handle):
             name: Its name; see ``docs/concepts/streams.md`` for the rules of names.
 
         Raises:
-            LogExistsError: There is a log of that name.
+            LogExistsError: A log of that name exists.
             CorruptError: Ledgers have records of such a log, but its record was lost; see ``Log.rebuild``.
             IllegalOperationError: The namespace is open for reading.
-            UsageError: The name cannot be one.
+            UsageError: The name is not valid.
 
-        Durability: The log is there on return.
+        Durability: The log is durable on return.
         Cost: One synced write, shared by threads that create logs meanwhile, however many logs there are.
         """
         self._check_writable()
@@ -170,10 +172,10 @@ class Namespace(Handle):
 
         Args:
             name: Its name.
-            create: Make it if it does not exist and the namespace is open for writing.
+            create: Whether to create it if it does not exist and the namespace is open for writing.
 
         Raises:
-            NoSuchLogError: It does not exist, and is not to be made.
+            NoSuchLogError: It does not exist, and was not created.
             UnauthorizedError: The password is not the log's.
         """
         self._check_open()
@@ -209,8 +211,8 @@ class Namespace(Handle):
 
         Args:
             name: Its name.
-            steal: Delete it also while it has a live writer, or a durable subscription a live owner: they are fenced,
-                and what they have written is gone.
+            steal: Whether to delete it even if it has a live writer, or one of its durable subscriptions has a live
+                owner. These are fenced, and their records are deleted.
 
         Raises:
             NoSuchLogError: It does not exist.
@@ -218,7 +220,7 @@ class Namespace(Handle):
                 False; nothing was deleted.
             IllegalOperationError: The namespace is open for reading.
             UnauthorizedError: The password is not the log's; nothing was deleted.
-            PybkError: Something could not be deleted; call it again.
+            PybkError: A part of the log could not be deleted; call this again.
         """
         self._check_writable()
         delete_log(self._manager, checked_name(name), self._spec, steal=flag_of(steal, "steal"))
@@ -226,9 +228,10 @@ class Namespace(Handle):
     delete_async = asyncio_form(delete)
 
     def rename(self, name: str, target: str) -> None:
-        """Give a log without a live writer another name, as one change: at any time it has exactly one of the two.
+        """Give a log without a live writer another name, as one change: it always has exactly one of the names.
 
-        What is open under the old name raises NoSuchLogError from then on; a dead writer is fenced.
+        Readers and subscriptions that are open under the old name raise NoSuchLogError from then on; a dead writer is
+        fenced.
 
         Args:
             name: Its name.
@@ -236,7 +239,7 @@ class Namespace(Handle):
 
         Raises:
             NoSuchLogError: It does not exist.
-            LogExistsError: There is a log of the new name, or it has that name already.
+            LogExistsError: A log of the new name exists, or the log has that name already.
             LogLockedError: It has a live writer.
             IllegalOperationError: It has durable subscriptions, whose cursors are kept under its name.
             UnauthorizedError: The password is not the log's; nothing was changed.
@@ -263,12 +266,12 @@ class Namespace(Handle):
             callback: Takes two lists of names, at least one of them not empty.
 
         Returns:
-            What ends the calls: ``cancel()``.
+            The watch, whose ``cancel()`` ends the calls.
 
         Raises:
             UsageError: ``callback`` cannot be called.
 
-        Cost: In a store, also a read-only one, one look-up for each change of a log's record. In a cluster each change
+        Cost: In a store, even a read-only one, one look-up for each change of a log's record. In a cluster each change
             lists the names of all logs, once for all changes that were made meanwhile.
         """
         self._check_open()

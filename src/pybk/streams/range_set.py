@@ -1,7 +1,8 @@
-"""``RangeSet``: a set of whole numbers as ranges, of which a change costs little however many there are.
+"""``RangeSet``: a set of whole numbers as ranges; a change costs little, however many ranges there are.
 
-The ranges are ascending, and never touch each other. They lie in blocks of bounded length, each with the count of its
-numbers: a change moves the ranges of one block, and a count adds up the blocks before a number and a part of one block.
+The ranges are ascending, and never touch each other. They are in blocks of bounded length, each with the count of its
+numbers. So a change moves the ranges of one block only, and a count adds up the blocks before a number and a part of
+one block.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ class RangeSet:
             at = 0
 
     def count_before(self, end: int) -> int:
-        """Return how many numbers are less than ``end``."""
+        """Return the number of numbers that are less than ``end``."""
         block = bisect_left(self._starts, end, key=_FIRST) - 1
         if block < 0:
             return 0
@@ -82,7 +83,7 @@ class RangeSet:
     # ---- changes -------------------------------------------------------------------------------------------------
 
     def add(self, first: int, end: int) -> int:
-        """Add the numbers from ``first`` to the one before ``end``; returns how many were not in it."""
+        """Add the numbers from ``first`` to the one before ``end``; return how many of them were new."""
         block = self._touched(first, end)
         starts, ends = self._starts[block], self._ends[block]
         low, high = bisect_left(ends, first), bisect_right(starts, end)  # these ranges touch the new one

@@ -1,7 +1,7 @@
-"""Makes the record of a ledger list again, from the descriptions and the first entries of the list's ledgers.
+"""Rebuilds the record of a ledger list from the descriptions and the first entries of the list's ledgers.
 
-A writer appends to a ledger only once it is listed (rule T1), so a ledger with records was listed at some time. Of two
-ledgers that hold the same record, the one of the higher generation counts, because a cut dropped the other's.
+A writer appends to a ledger only once it is listed (rule T1), so a ledger with records was listed at some time. If two
+ledgers hold the same record, the one of the higher generation counts, because a cut dropped the record of the other.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class RebuiltList(NamedTuple):
         first_seq: The first record; the LSN in a write-ahead log.
         last_seq: The last one.
         ledgers: The ledgers that hold them.
-        left_out: Ledgers with records that are not in the log again; a sweep deletes them.
-        checkpoints: The last records that checkpoints cover.
+        left_out: Ledgers with records that are not in the rebuilt log; a sweep deletes them.
+        checkpoints: For each checkpoint, the last record that it covers.
         not_restored: The differences from the lost list, in words.
     """
 
@@ -60,18 +60,19 @@ class RebuiltList(NamedTuple):
 
 
 def rebuild(manager: LedgerManager, name: str, spec: LedgerSpec, first_seq: int | None = None) -> RebuiltList:
-    """Make the record of a list again. A writer that is still alive is fenced.
+    """Rebuild the record of a list. A live writer is fenced.
 
     Args:
-        manager: Has the ledgers.
-        name: The list's.
+        manager: The manager that has the ledgers.
+        name: The name of the list.
         spec: Its kind and password.
-        first_seq: The first record to keep; those before are given up. None for the first that is there.
+        first_seq: The first record to keep; earlier records are given up. None for the first record that the ledgers
+            have.
 
     Raises:
         IllegalOperationError: The record is sound, and the log has or had ledgers.
         NoSuchLogError: No ledger names the list.
-        CorruptError: Records are missing, or nothing says with which record the log continues.
+        CorruptError: Records are missing, or no ledger shows with which record the log continues.
         UsageError: Ledgers of several lists have this name.
         UnauthorizedError: The password is not that of the ledgers.
     """
@@ -157,7 +158,7 @@ def _never_written(record: ListRecord) -> bool:
 
 
 def _sound(name: str) -> IllegalOperationError:
-    return IllegalOperationError(f"log {name!r} has a sound record, so it is not made again; open the log")
+    return IllegalOperationError(f"log {name!r} has a sound record, so it is not rebuilt; open the log")
 
 
 def _ledgers_of(manager: LedgerManager, name: str, spec: LedgerSpec) -> list[Described]:

@@ -36,7 +36,7 @@ class Fate:
 
 
 class RecordFuture(AppendFuture[T]):
-    """The outcome of an append to a log; as ``AppendFuture``, but it fails as a log does.
+    """The outcome of an append to a log: an ``AppendFuture`` that raises the errors of logs.
 
     Threads: any.
     """
@@ -86,15 +86,15 @@ because the client was interrupted."""
 
 
 def bookies_error(title: str, cause: Exception, seconds: float, *, outcome_unknown: bool) -> PybkError:
-    """Return the error of a log's writer that has waited for bookies without result; it tries again at the next append.
+    """Return the error of a log's writer that has waited for bookies without result; the next append tries again.
 
-    It is that of the metadata store if this did not answer at last.
+    It is an error of the metadata store if that did not answer the last attempt.
 
     Args:
-        title: What errors call the log; see ``names.title_of``.
+        title: The name of the log in errors; see ``names.title_of``.
         cause: The last error.
         seconds: Seconds for which it has waited.
-        outcome_unknown: Whether records may have been appended all the same.
+        outcome_unknown: Whether records may have been appended nevertheless.
     """
     kind: type[PybkError] = NotEnoughBookiesError
     what = "too few bookies answered"
@@ -119,17 +119,17 @@ _NO_LOG: Final = cast(AppendLog, _NoLog())
 
 
 def done_future(value: T) -> RecordFuture[T]:
-    """Return the future of an append that needs nothing to be durable."""
+    """Return the future of an append that is durable already."""
     return RecordFuture(_NO_LOG, ACKNOWLEDGED, value)
 
 
 def log_error(error: PybkError, title: str, *, refused: bool = False) -> PybkError:
-    """Return the error of a log that stands for an error of one of its ledgers.
+    """Return the error of a log that corresponds to an error of one of its ledgers.
 
     Args:
         error: The error of the ledger.
-        title: What errors call the log; see ``names.title_of``.
-        refused: The append was refused, unless ``error`` says that a part of it may be there.
+        title: The name of the log in errors; see ``names.title_of``.
+        refused: Whether the append was refused, unless ``error`` says that a part of it may be in the ledger.
     """
     if not isinstance(error, LedgerFencedError | NoSuchLedgerError):
         return error
@@ -141,10 +141,10 @@ def log_error(error: PybkError, title: str, *, refused: bool = False) -> PybkErr
 
 
 def fenced_error(title: str, why: str = "", *, outcome_unknown: bool | None = None) -> LogFencedError:
-    """Return the error of a writer that may append no more.
+    """Return the error of a writer that may no longer append.
 
     Args:
-        title: What errors call the log; see ``names.title_of``.
+        title: The name of the log in errors; see ``names.title_of``.
         why: The error of its ledger, in parentheses.
         outcome_unknown: As for ``PybkError``.
     """

@@ -1,16 +1,16 @@
 """Reads the records of a log in order, over the ledgers of its segments, while a writer appends.
 
-A reader knows the sequence number that comes next and never skips one: each entry says which records it holds, and an
-entry that does not continue where the one before ended is damage. It moves to the next segment only when the list's
-record says where the present one ends.
+A reader knows the next sequence number and never skips one: each entry names its records, and an entry that does not
+continue where the one before ended counts as damage. The reader moves to the next segment only when the list's record
+has the end of the present one.
 
     at rest in no segment --record lists one--> reading a ledger --read to its last record--> in no segment
           |                                        |  ^
           +-- the log is sealed: the end           +--+ no more entries: wait for the ledger or the record to change
 
-If the log was cut before the reader's position, what it returned may be void, and ``RewoundError`` says from where on.
-Truncations and cuts are noticed at the next read, and between two records of one read if they are yielded through
-``kept``: here as soon as the change was made, in another process once it is reported.
+If the log was cut before the reader's position, records that it returned may be void, and ``RewoundError`` has the
+first of them. Truncations and cuts are noticed at the next read, and between two records of one read if they are
+yielded through ``kept``: in the process that made the change at once, in another process when the change is reported.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ class RecordReader:
     """A position in a log.
 
     Args:
-        steps: The log's.
+        steps: The steps of the log.
         seq: The first record to return; None for the first that was not truncated.
         generation: The generation of the record before ``seq``, by which a cut before it is noticed; None for the
             present one.
 
     Raises:
-        UsageError: The log has not come to that generation yet.
+        UsageError: The log has not reached that generation yet.
 
     Attributes:
-        seq: The record that comes next.
+        seq: The next record.
         generation: The generation of the log as of the last look at its record.
 
     Threads: one at a time; ``close`` from any.
@@ -72,17 +72,17 @@ class RecordReader:
         self._segment: Segment | None = None
         self._reader: LedgerReader | None = None
         self._entry, self._entry_seq = FIRST_ENTRY, self.seq
-        """The entry that comes next, and its first record."""
+        """The next entry, and its first record."""
         self._segment_seq = self.seq
         """The first record of the segment."""
         self._entries_least = 1
-        """The number of entries to read next, at least."""
+        """The least number of entries to read next."""
         self._closed = False
         self._wake: Callable[[], None] | None = None
         """Wakes the ``read`` that waits."""
 
     def close(self) -> None:
-        """Let go of the ledger; a ``read`` that waits returns None."""
+        """Close the ledger; a ``read`` that waits returns None."""
         self._closed = True
         if self._reader is not None:
             self._reader.close()
@@ -90,7 +90,7 @@ class RecordReader:
             self._wake()
 
     def skip_to(self, seq: int) -> None:
-        """Have ``read`` return a later record next."""
+        """Make ``read`` return a later record next."""
         self.seq = seq
         self._entries_least = 1
         if self._reader is None or self._segment is None:
@@ -139,11 +139,11 @@ class RecordReader:
             )
 
     def kept(self, records: Iterable[WalRecord]) -> Iterator[WalRecord]:
-        """Yield records that this has read last, each as long as the log has it.
+        """Yield records that were read last, each only if the log still has it.
 
         Raises:
-            TruncatedError: The next one was truncated since.
-            RewoundError: The log was cut before the next one.
+            TruncatedError: The next record was truncated since the read.
+            RewoundError: The log was cut before the next record.
         """
         seen, changed = self._seen, None
         for record in records:
@@ -157,14 +157,15 @@ class RecordReader:
     # ---- reading -------------------------------------------------------------------------------------------------
 
     def read(self, *, timeout: float | None = 0.0, last: int = SEQ_MAX) -> Records | None:
-        """Return the records that come next, at least one.
+        """Return the next records, at least one.
 
         Args:
-            timeout: Seconds to wait for one; None for as long as it takes.
+            timeout: Seconds to wait for a record; None waits without a limit.
             last: The last record that is wanted.
 
         Returns:
-            None if there was none in time, if the log is sealed and at its end, or if all up to ``last`` were returned.
+            The records. None if none came in time, if the log is sealed and at its end, or if all up to ``last`` were
+            returned.
 
         Raises:
             TruncatedError: The next record was truncated.
@@ -187,7 +188,7 @@ class RecordReader:
         return found
 
     async def read_async(self, *, timeout: float | None = 0.0, last: int = SEQ_MAX) -> Records | None:
-        """Read as ``read`` does; a thread reads and verifies, and none is held while this waits."""
+        """Read as ``read`` does; a thread reads and verifies, but no thread is held during a wait."""
         found = await in_thread(self._found, last)
         loop, changed = asyncio.get_running_loop(), asyncio.Event()
         deadline = None if timeout is None else loop.time() + timeout
@@ -209,9 +210,9 @@ class RecordReader:
         return found
 
     def patience(self, left: float | None) -> float | None:
-        """Return how long to wait before looking again, seconds.
+        """Return the seconds to wait before the next look.
 
-        A roll that cannot close the old ledger leaves two open ones, of which only the first is waited for.
+        A roll that cannot close the old ledger leaves two open ones; the reader waits for the first only.
         """
         if len(self._record.open_segments) < 2:
             return left
@@ -375,7 +376,7 @@ class RecordReader:
 
     @contextmanager
     def woken_by(self, callback: Callable[[], None]) -> Iterator[None]:
-        """Have a callback called when there may be more to read, until the ``with`` block ends."""
+        """Call a callback when more records may be readable, until the ``with`` block ends."""
         watch = self._steps.watch(callback)
         self._wake = callback
         try:

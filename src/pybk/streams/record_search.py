@@ -1,7 +1,7 @@
 """Finds the first record of a log whose time or transaction id is at least a value.
 
-Each entry says the highest value of all records before it, which never falls. So the last segment, and in it the last
-entry, before which the highest value is too low, is found by halving; the record lies in that entry or after it. Values
+Each entry has the highest value of all records before it, which never falls. So a binary search finds the last segment,
+and in it the last entry, before which the highest value is too low; the record is in that entry or after it. Values
 need not ascend: the first record with at least a value is the one at which the highest value reaches it.
 """
 
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 def first_seq_at_time(steps: LedgerSteps, time_ns: int) -> int:
-    """Return the first kept record with an event time of at least ``time_ns``; the next one to come if none has.
+    """Return the first kept record with an event time of at least ``time_ns``; without one, the next record to come.
 
     Raises:
         CorruptError: A record is damaged or missing.

@@ -2,10 +2,10 @@
 
 A subscription has one owner, which keeps its cursor. The owner serves consumers in other processes over a Unix domain
 socket, which only its user can connect to. A connection is one consumer: requests and responses take turns on it. When
-it ends, and it does with its process however that dies, the owner hands out to others what the consumer had not
-acknowledged. That is why this is a socket of the operating system and not a message queue: its kernel reports the end
-of a process at once, without heartbeats. A forked child closes its copies of sockets at once, because they would hide
-the end of its parent.
+it ends, the owner hands out to others the records that the consumer had not acknowledged. A connection also ends when
+its process dies in any way. That is why it is a socket of the operating system and not a message queue: the kernel
+reports the end of a process at once, without heartbeats. A forked child closes its copies of sockets at once, because
+they would hide the end of its parent.
 
 **Frames.** A request or a response is the length of its header and that of its data, 4 bytes each, little-endian; the
 header, which is JSON; and the data: that of the records, one after the other. A request has no data.
@@ -60,13 +60,13 @@ MOST_RECORDS: Final = 1000
 """Records in one response."""
 
 HELD_MAX: Final = 10_000
-"""The number of records held from which on those that others have acknowledged are forgotten."""
+"""The number of held records from which on records that others have acknowledged are forgotten."""
 
 GRACE_SECONDS: Final = 5.0
-"""Seconds for which a ``read`` waits after its timeout until it takes the process that serves it for stopped."""
+"""Seconds after its timeout after which a ``read`` concludes that the process that serves it is stopped."""
 
 ANSWER_SECONDS: Final = 60.0
-"""Seconds for which any other call waits until it takes the process that serves it for stopped."""
+"""Seconds after which any other call concludes that the process that serves it is stopped."""
 
 _PATIENCE_MAX: Final = 1e6
 """Seconds of a timeout beyond which there is no such limit."""
@@ -119,7 +119,7 @@ def _records_of(described: Iterable[list[Any]], data: bytes) -> list[LogRecord]:
 class ConsumerServer(Handle):
     """Serves a shared subscription to consumers in other processes, by a thread of its own.
 
-    Use it so, in the process that has the subscription::
+    Example, in the process that has the subscription::
 
         with log.subscribe("billing", mode="shared") as subscription, ConsumerServer(subscription, "data/billing.sock"):
             ...
@@ -128,13 +128,13 @@ class ConsumerServer(Handle):
     does nothing.
 
     Args:
-        subscription: It is not closed with the server.
-        path: Where the socket is made, readable and writable by this user alone; at most 100 bytes. A socket that a
-            process left behind is replaced.
+        subscription: The subscription, which is not closed with the server.
+        path: The path where the socket is created, readable and writable by this user alone; at most 100 bytes. A
+            socket that a process left behind is replaced.
 
     Raises:
         IllegalOperationError: The subscription is exclusive, or a live server has the path.
-        UsageError: The path is too long, or something is there that is not a socket.
+        UsageError: The path is too long, or names a file that is not a socket.
 
     Threads: any.
     """
@@ -167,7 +167,7 @@ class ConsumerServer(Handle):
         os.close(null)
 
     def close(self) -> None:
-        """End all connections; what their consumers had not acknowledged is handed out to others."""
+        """End all connections; records that their consumers had not acknowledged are handed out to others."""
         if not self._closed and self._loop is not None and self._stop is not None:
             self._closed = True
             self._loop.call_soon_threadsafe(self._stop.set)
@@ -269,11 +269,11 @@ class Held:
     """The records that a consumer was handed and has not acknowledged.
 
     Args:
-        subscription: Handed it out.
+        subscription: The subscription that handed them out.
 
     Attributes:
-        seqs: Sequence numbers, each with the number of its delivery; maybe also some that others have acknowledged, or
-            were handed, since.
+        seqs: Sequence numbers, each with the number of its delivery. They may include records that others have
+            acknowledged, or were handed, since.
     """
 
     def __init__(self, subscription: Subscription) -> None:
@@ -316,7 +316,7 @@ def _listening(path: str) -> socket.socket:
         raise UsageError(f"the path {path!r} of a socket takes at most {_PATH_BYTES_MAX} bytes; choose a shorter one")
     with suppress(FileNotFoundError):
         if not stat.S_ISSOCK(os.lstat(path).st_mode):
-            raise UsageError(f"{path!r} is no socket; choose another path, or remove it")
+            raise UsageError(f"{path!r} is not a socket; choose another path, or remove it")
         if _answers(path):
             raise IllegalOperationError(f"{path!r} is served already; close that server, or choose another path")
         os.unlink(path)
@@ -359,17 +359,17 @@ def _identity_of(path: str) -> tuple[int, int]:
 class RemoteConsumer(RecordSource):
     """A consumer of a shared subscription that another process of this machine serves; see ``ConsumerServer``.
 
-    Use it so::
+    Example::
 
         with RemoteConsumer.connect("data/billing.sock") as consumer:
             for record in consumer:
                 bill(record.data)
                 consumer.ack(record)
 
-    What it was handed and has not acknowledged is handed out to others when it is closed, or its process ends. In a
-    forked child every call raises ForkedProcessError, and ``close`` does nothing.
+    Records that it was handed and has not acknowledged are handed out to others when it is closed, or its process ends.
+    In a forked child every call raises ForkedProcessError, and ``close`` does nothing.
 
-    Threads: one call at a time, others wait as long as for a response; ``close`` from any.
+    Threads: one call at a time; others wait, at most as long as for a response. ``close`` from any.
     """
 
     def __init__(self, path: str, connection: socket.socket) -> None:
@@ -385,11 +385,11 @@ class RemoteConsumer(RecordSource):
         """Connect to the server of a subscription.
 
         Args:
-            path: Its socket.
-            wait: Seconds to wait for it to be there.
+            path: The path of the server's socket.
+            wait: Seconds to wait until a server serves there.
 
         Raises:
-            ClosedError: No server is there.
+            ClosedError: No server serves there.
         """
         name, deadline = os.fspath(path), time.monotonic() + wait
         while True:
@@ -429,8 +429,8 @@ class RemoteConsumer(RecordSource):
         """Return records as ``Subscription.read_many`` does, but at most 1000.
 
         Raises:
-            ClosedError: The server has ended, or this was closed. Also if there is no response 5 seconds after the
-                timeout, because the process that serves this is stopped; then this is closed, too.
+            ClosedError: The server has ended, or this was closed. It is also raised, and this consumer closed, if there
+                is no response 5 seconds after the timeout, because the process that serves it is stopped.
             TooManyRequestsError: A call of another thread has not ended in that time; nothing was done.
             PybkError: As ``Subscription.read_many``.
         """
@@ -444,8 +444,9 @@ class RemoteConsumer(RecordSource):
         """Acknowledge records as ``Subscription.ack`` does: durable on return.
 
         Raises:
-            ClosedError: The server has ended, or this was closed. ``outcome_unknown`` is set. Also if there is no
-                response within 60 seconds, because the process that serves this is stopped; then this is closed, too.
+            ClosedError: The server has ended, or this was closed. ``outcome_unknown`` is set. It is also raised, and
+                this consumer closed, if there is no response within 60 seconds, because the process that serves it is
+                stopped.
             TooManyRequestsError: A call of another thread, such as a ``read``, has not ended within 60 seconds; nothing
                 was done.
             PybkError: As ``Subscription.ack``.
@@ -456,7 +457,7 @@ class RemoteConsumer(RecordSource):
     ack_async = asyncio_form(ack, own_thread=True)
 
     def nack(self, records: Acked | Iterable[Acked], *, delay: float = 0.0) -> int:
-        """Have those of some records that this consumer holds handed out again, as ``Subscription.nack`` does.
+        """Hand out again those of some records that this consumer holds, as ``Subscription.nack`` does.
 
         A record that timed out and was handed to another consumer is not held any more.
         """
@@ -466,7 +467,7 @@ class RemoteConsumer(RecordSource):
     nack_async = asyncio_form(nack, own_thread=True)
 
     def redeliveries(self, record: Acked) -> int:
-        """Return how often a record was handed out again since its owner opened the subscription."""
+        """Return the number of times that a record was handed out again since its owner opened the subscription."""
         header, _ = self._called({"call": "redeliveries", "seq": seq_of_acked(record)}, ANSWER_SECONDS)
         return int(header["count"])
 
@@ -518,7 +519,7 @@ class RemoteConsumer(RecordSource):
             self.close()  # the response may come yet, and would be taken for that of the next request
             raise ClosedError(
                 f"the process that serves {self.path!r} did not answer within {limit or 0.0:.3g} seconds; "
-                "have it continue if it is stopped, and connect again",
+                "resume it if it is stopped, and connect again",
                 outcome_unknown=True,
             ) from error
         except OSError as error:

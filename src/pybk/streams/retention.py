@@ -1,11 +1,11 @@
-"""Retention: which segments of a log are dropped by age, by size, or once all subscriptions have acknowledged them.
+"""Retention: segments of a log that are dropped by age, by size, or once all subscriptions have acknowledged them.
 
-``Retention`` and ``first_kept`` decide, without input or output. ``RetentionKeeper`` applies that in the process of the
-log's writer: after each change of the log's record, such as a roll or a subscription that needs less, and by a timer,
-so it needs no traffic.
+``Retention`` and ``first_kept`` decide, without input or output. ``RetentionKeeper`` applies the decisions in the
+process of the log's writer: after each change of the log's record, such as a roll or a raised bound of a subscription,
+and by a timer, so it works without traffic.
 
-Only whole closed segments go, the oldest first. What a subscription may still need, and what comes after the oldest
-checkpoint, stays: the record of the log refuses to drop it (rules T8, T9).
+Only whole closed segments are dropped, the oldest first. Records that a subscription may still need, and records after
+the oldest checkpoint, stay: the record of the log refuses to drop them (rules T8, T9).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ RETENTION_PROPERTY: Final = "pybk.retention"
 """The property of a list that has its retention, as JSON."""
 
 KEEPER_SECONDS: Final = 30.0
-"""The longest interval at which a writer applies the retention of its log, also if nothing happens."""
+"""The longest interval at which a writer applies the retention of its log, even without changes."""
 
 _KEEPER_SECONDS_MIN: Final = 0.25
 _SECONDS_MAX: Final = 1e10
@@ -54,16 +54,16 @@ class Retention:
     """The limits beyond which a log drops records by itself; a log without a retention drops none.
 
     Attributes:
-        max_age: Seconds after which a segment goes, counted from its close; None for no limit. A record may be up to
-            this much older than that, because its segment is closed when it is as old as this. The log's writer looks
-            every 30 seconds, and four times in a shorter ``max_age`` or ``idle_roll``.
-        max_bytes: Bytes of all segments beyond which the oldest go; None for no limit. The open one counts and stays,
-            so ``segment_bytes`` of the writer should be a fraction of it.
-        keep_acked: Keep records until these limits, also if all durable subscriptions have acknowledged them. False
-            drops those then; a log without subscriptions keeps them.
-        force_expire: Drop records beyond the limits also if a subscription has not acknowledged them. It is logged, and
-            the subscription counts them.
-        idle_roll: Seconds after which the open segment is closed if it could go, although no other record comes.
+        max_age: Seconds from the close of a segment until it is dropped; None for no limit. A record may get twice as
+            old, because its segment is closed at this age. The log's writer looks every 30 seconds, and four times in a
+            shorter ``max_age`` or ``idle_roll``.
+        max_bytes: Bytes of all segments beyond which the oldest are dropped; None for no limit. The open segment counts
+            and stays, so ``segment_bytes`` of the writer should be a fraction of this.
+        keep_acked: Whether records are kept until these limits even if all durable subscriptions have acknowledged
+            them. If False, such records are dropped; a log without subscriptions keeps its records.
+        force_expire: Whether records beyond the limits are dropped even if a subscription has not acknowledged them;
+            this is logged, and the subscription counts them.
+        idle_roll: Seconds without further records after which the open segment is closed, if it could then be dropped.
     """
 
     max_age: float | None = None
@@ -91,8 +91,8 @@ class Expired(NamedTuple):
         first_seq: The first record that was kept.
         records: The number of records that were dropped.
         nbytes: Bytes of their segments.
-        unacked: Subscriptions that may not have acknowledged all of them, and of how many that may be so at most; empty
-            unless ``force_expire`` is set.
+        unacked: Subscriptions that may not have acknowledged all of them, each with the most records that this may be;
+            empty unless ``force_expire`` is set.
     """
 
     first_seq: int
@@ -123,14 +123,15 @@ class Held(NamedTuple):
 def dates_of(
     segments: Iterable[Segment], now_ns: int, noted: Mapping[int, int] = _NONE_NOTED
 ) -> Iterator[tuple[Segment, int]]:
-    """Yield segments with when each was closed, or added if it is open, nanoseconds since 1970.
+    """Yield segments, each with the time when it was closed, or added if it is open; nanoseconds since 1970.
 
     Hosts' clocks are wrong at times, but segments are closed in the order of their numbers. So a date in the future is
-    not believed: the segment was closed before the next one was, and not later than when it was noted. A date before
-    that of an earlier segment is not believed either: it was closed no earlier than that.
+    corrected: the segment was closed before the next one, and not later than the date was noted. A date before that of
+    an earlier segment is corrected as well: the segment was closed no earlier than that one.
 
     Args:
-        segments: The log's, ascending. Those after the one that is yielded are taken only if its date is in the future.
+        segments: The segments of the log, ascending. Those after the one that is yielded are taken only if its date is
+            in the future.
         now_ns: The time, nanoseconds since 1970.
         noted: The time when each date that is in the future was first seen.
     """
@@ -167,10 +168,10 @@ def _believed(segments: Sequence[Segment], now_ns: int, noted: Mapping[int, int]
 def first_kept(
     held: Held, retention: Retention, now_ns: int, open_bytes: int, noted: Mapping[int, int] = _NONE_NOTED
 ) -> int:
-    """Return the first record that is to be kept: that of a segment, or the first one that was not dropped before.
+    """Return the first record to keep: the first of a segment, or the first that was not dropped before.
 
     Args:
-        held: What it holds.
+        held: The segments of the log, and the bounds.
         retention: Its retention.
         now_ns: The time, nanoseconds since 1970.
         open_bytes: Bytes of its open segments.
@@ -202,7 +203,7 @@ def rolls_idle(
     """Return whether the open segment is old enough to be closed, after which it can be dropped.
 
     Args:
-        held: What the log holds; of its pages nothing is read.
+        held: The segments of the log, and the bounds; pages are not read.
         retention: Its retention.
         now_ns: The time, nanoseconds since 1970.
         last_seq: The last record of the log.
@@ -220,7 +221,7 @@ def rolls_idle(
 
 
 def period_of(retention: Retention | None) -> float:
-    """Return how often to apply a retention, seconds."""
+    """Return the interval at which to apply a retention, seconds."""
     if retention is None:
         return KEEPER_SECONDS
     shortest = min(retention.max_age or math.inf, retention.idle_roll) / _LOOKS
@@ -281,7 +282,7 @@ class RetentionKeeper:
         self._steps = writer.steps
         self._due = False
         self._is_over = False
-        """True once the log has another writer or is gone, or its manager is closed."""
+        """True once the log has another writer or was deleted, or its manager is closed."""
         self._period_s = KEEPER_SECONDS
         self._timers = 0
         """The number of timers that were set, of which the last one counts."""
@@ -321,7 +322,7 @@ class RetentionKeeper:
             self.soon()
 
     def in_background(self) -> None:
-        """Apply the retention; what fails is tried again later."""
+        """Apply the retention; if that fails, it is tried again later."""
         self._due = False
         try:
             if not self._ended:
@@ -339,7 +340,7 @@ class RetentionKeeper:
         self._watches.cancel()
 
     def apply(self) -> Expired:
-        """Drop the segments that the retention does not keep any more.
+        """Drop the segments that the retention no longer keeps.
 
         Returns:
             The records that were dropped.

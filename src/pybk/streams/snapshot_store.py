@@ -1,4 +1,4 @@
-"""``SnapshotStore``: snapshots of a state, of which only what changed is written again."""
+"""``SnapshotStore``: snapshots of a state; each writes only the parts that changed."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class SnapshotInfo(NamedTuple):
         created_ns: The time when it was saved, nanoseconds since 1970.
         is_directory: Whether it is of a directory.
         size: Bytes of all its files.
-        written: Bytes that were not stored, or were damaged, and were written for this one.
+        written: Bytes that were written for this snapshot, because they were not stored, or were damaged.
     """
 
     number: int
@@ -72,7 +72,7 @@ class SnapshotInfo(NamedTuple):
 
 
 class SkippedSnapshot(NamedTuple):
-    """A snapshot that is damaged, so that an older one was taken.
+    """A damaged snapshot, instead of which an older one was restored.
 
     Attributes:
         number: Its number.
@@ -88,7 +88,7 @@ class SnapshotReport(NamedTuple):
 
     Attributes:
         info: The snapshot.
-        skipped: Newer ones that are damaged, the newest first.
+        skipped: Newer snapshots that are damaged, the newest first.
     """
 
     info: SnapshotInfo
@@ -147,7 +147,7 @@ class _Manifest(NamedTuple):
 class SnapshotStore:
     """Snapshots of a state, in a blob store.
 
-    Save, and restore after a loss::
+    Example::
 
         snapshots = SnapshotStore(blobs, "db", keep=3)
         snapshots.save(Path("data"), lsn=wal.last_lsn())
@@ -157,8 +157,8 @@ class SnapshotStore:
 
     A snapshot is saved in parts, named by the SHA-256 of their content; so parts that did not change are not written
     again. Its manifest, which lists the parts, is written last: a snapshot exists once it is complete. Snapshots share
-    parts, so a damaged part damages all that have it; ``latest`` finds out, and a save that has the part writes it
-    again, which mends them all.
+    parts, so a damaged part damages all snapshots that have it. ``latest`` finds such damage; a later save that has the
+    part writes it again, which mends them all.
 
     Threads: any. One process at a time saves or prunes.
 
@@ -166,10 +166,10 @@ class SnapshotStore:
         blobs: The blob store.
         name: The name of the snapshots: 1 to 48 bytes in UTF-8, as for blobs.
         keep: The number of snapshots to keep.
-        part_bytes: Bytes of a part, the unit in which what did not change is found.
+        part_bytes: Bytes of a part; a part in which any byte changed is written again.
 
     Raises:
-        UsageError: An argument cannot be.
+        UsageError: An argument is invalid.
     """
 
     def __init__(
@@ -204,20 +204,20 @@ class SnapshotStore:
                 writes the content to the file that it is given.
             lsn: The last record of the application's log that the snapshot covers.
             generation: The generation of that log.
-            meta: Text by names.
+            meta: The application's texts by name.
 
         Returns:
-            What was saved; ``written`` says how much of it was new.
+            The snapshot; its ``written`` is the number of new bytes.
 
         Raises:
             BlobLockedError: Another process saves or prunes.
-            UsageError: A directory holds something else than files and directories.
+            UsageError: A directory contains other things than files and directories.
             PybkError: As ``BlobStore.put``; the snapshot was not saved, unless ``outcome_unknown`` is set.
 
         Durability: On return the snapshot is durable.
-        Cost: Reads all of the content, and writes the parts that are new, missing or damaged. A part that is stored
-            is read and verified before this object uses it for the first time; later saves only open its ledger, so
-            damage after that is left for ``latest``, or for a save of another ``SnapshotStore``, to find.
+        Cost: Reads all of the content, and writes the parts that are new, missing or damaged. A part that is stored is
+            read and verified before this object uses it for the first time; later saves only open its ledger. So later
+            damage is found by ``latest``, or by a save of another ``SnapshotStore``.
         """
         if isinstance(content, str):
             raise UsageError(f"content is the string {content!r:.50}; it takes bytes, or a path as pathlib.Path")
@@ -254,9 +254,9 @@ class SnapshotStore:
             lock.release()
 
     def prune(self) -> int:
-        """Delete all but the newest snapshots, of which ``keep`` are kept, and the parts that none of those has.
+        """Delete all except the newest ``keep`` snapshots, and the parts that none of those has.
 
-        Snapshots whose manifests cannot be read do not count; parts are not verified, which ``latest`` does.
+        Snapshots whose manifests cannot be read do not count. Parts are not verified; ``latest`` does that.
 
         Returns:
             The number of blobs that were deleted: manifests and parts.
@@ -318,7 +318,7 @@ class SnapshotStore:
 
         Raises:
             CorruptError: All snapshots are damaged.
-            PybkError: They could not be read, which says nothing about damage.
+            PybkError: They could not be read; this does not mean that they are damaged.
 
         Cost: Reads the snapshot.
         """
@@ -333,7 +333,7 @@ class SnapshotStore:
     latest_async = asyncio_form(latest)
 
     def restore(self, destination: str | os.PathLike[str], *, number: int | None = None) -> SnapshotReport:
-        """Write a snapshot to a file or a directory: the newest that is whole.
+        """Write the newest whole snapshot, or one of a given number, to a file or a directory.
 
         The destination appears as a whole, or not at all.
 
@@ -345,8 +345,8 @@ class SnapshotStore:
             The snapshot, and newer ones that are damaged and were skipped.
 
         Raises:
-            NoSuchBlobError: There is no snapshot, or none of this number.
-            CorruptError, DigestMismatchError: The snapshot of this number is damaged; or all are.
+            NoSuchBlobError: No snapshot exists, or none of this number.
+            CorruptError, DigestMismatchError: The snapshot of this number, or each snapshot, is damaged.
             FileExistsError: The destination is a directory that is not empty, or a file where the snapshot is of a
                 directory, or the other way round.
 

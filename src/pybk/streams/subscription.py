@@ -1,4 +1,4 @@
-"""``Subscription``: consumes a named log, and remembers durably which records are acknowledged.
+"""``Subscription``: consumes a named log, and records durably which records are acknowledged.
 
 Theory of operation
 ===================
@@ -6,13 +6,13 @@ Theory of operation
 ``Deliveries`` decides which records are handed out, given the state of the cursor; both are guarded by the lock of the
 cursor. Fresh records are read in batches into ``_ready``, from which each consumer takes its share.
 
-**Waiting.** Consumers that find nothing wait. One of them leads: it alone reads the log, and is woken by it. It wakes
-the others when it has read a batch, or stops leading. All are woken when records are to be handed out again, after a
-seek and on close, and after an acknowledgement if one of them waits for that.
+**Waiting.** Consumers that find no records wait. One of them leads: it alone reads the log, which wakes it. It wakes
+the others when it has read a batch, or stops leading. All consumers are woken when records are handed out again, after
+a seek and on close, and after an acknowledgement if one of them waits for that.
 
 **Locks.** ``_reading`` is held while the log's reader is used, and the lock of the cursor for moments; they are taken
-in this order. The consumer that leads is not marked by a lock, but by a token of its call, because an interrupt could
-leave a lock taken.
+in this order. A token of its call, and not a lock, marks the consumer that leads, because an interrupt could leave a
+lock taken.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ LEASE_RECORDS: Final = 1000
 """Records that may be handed out for the first time after one record of the cursor."""
 
 RETRY_SECONDS: Final = 1.0
-"""After how long a record is handed out again that could not be read, or moved to the log of dead letters."""
+"""The delay before a record that could not be read, or not moved to the dead letters, is handed out again."""
 
 _WARN_AT: Final = 0.8
 """The part of ``max_unacked`` from which on a warning is logged."""
@@ -78,31 +78,32 @@ class SubscriptionMode(StrEnum):
     """The number of consumers that a subscription may have."""
 
     EXCLUSIVE = "exclusive"
-    """One at a time, which may acknowledge all records up to one."""
+    """One consumer at a time, which may acknowledge all records up to one."""
 
     SHARED = "shared"
     """Any number of threads and tasks, each of which gets other records."""
 
 
 class DeadLetters(NamedTuple):
-    """The log to which records go that are handed out again and again.
+    """The log for records that were handed out too often without an acknowledgement.
 
-    If a process dies with records, it is not known which of them killed it. So the last delivery of a record hands it
-    out alone, and of the records that died with it only those that other threads or tasks held by their own last
-    deliveries go to the dead letters, too.
+    If a process dies while it holds records, it is not known which of them killed it. So the last delivery of a record
+    hands it out alone. Of the other records that the process held, only those go to the dead letters that other threads
+    or tasks held by their own last deliveries.
 
-    They are appended with their key, headers and event time, and with the headers ``pybk.log``, ``pybk.seq`` and
-    ``pybk.deliveries``, if these fit; then they are acknowledged. So a crash in between may leave one twice.
+    Such a record is appended to the dead letters with its key, headers and event time, and with the headers
+    ``pybk.log``, ``pybk.seq`` and ``pybk.deliveries`` if these fit; then it is acknowledged. A crash in between may
+    leave it there twice.
 
     Attributes:
         writer: The writer of the log that takes them.
-        max_deliveries: The number of deliveries of a record, at least 1: over all opens of the subscription with dead
-            letters, also after its process was killed. The first delivery of a record is not recorded, but for each
-            1 000 records that they may be handed out. So if the process is killed, up to 1 000 records that were not
-            handed out count as if they were, each of them once at most. Each further delivery is recorded before, which
-            costs a synced write for each call that reads. If ``max_deliveries`` is 1, each first delivery is recorded,
-            too. ``rewind`` counts as a delivery; ``seek`` begins anew. If the subscription is not durable, or the
-            feature level is below STREAMS, the counts are in memory: after another open they begin anew.
+        max_deliveries: The most deliveries of a record, at least 1, over all opens of the subscription with dead
+            letters, even after its process was killed. First deliveries are recorded in advance, for 1 000 records at a
+            time. So if the process is killed, up to 1 000 records that were not handed out count as handed out once.
+            Each further delivery is recorded before it is made, which costs a synced write for each call that reads. If
+            ``max_deliveries`` is 1, each first delivery is recorded as well. ``rewind`` counts as a delivery; after
+            ``seek`` the counts begin again. If the subscription is not durable, or the feature level is below STREAMS,
+            the counts are in memory, and begin again at each open.
     """
 
     writer: LogWriter
@@ -114,7 +115,7 @@ class Consuming:
     """The way in which a subscription hands out records: arguments of ``Log.subscribe``, which documents them.
 
     Raises:
-        UsageError: One of them cannot be.
+        UsageError: An argument is invalid.
     """
 
     mode: str
@@ -137,15 +138,15 @@ class Consuming:
 
 
 class SubscriptionStats(NamedTuple):
-    """Figures of a subscription, since it was opened unless they say otherwise.
+    """Figures of a subscription; counts begin when it was opened.
 
     Attributes:
         first_unacked: The first record that is not acknowledged.
         backlog: Records in the log that are not acknowledged.
         outstanding: Records that were handed out and are not acknowledged.
         ranges: Acknowledged ranges after the first record that is not acknowledged.
-        delivered: Records that were handed out, as often as they were.
-        redelivered: Records that were handed out again.
+        delivered: The number of times that records were handed out.
+        redelivered: The number of times that records were handed out again.
         dead: Records that went to the dead letters.
         truncated: Records that the log dropped before they were acknowledged.
     """
@@ -200,7 +201,7 @@ class Taken(NamedTuple):
 
     Attributes:
         records: The records.
-        handed: The deliveries that they are of.
+        handed: The deliveries by which they were handed out.
     """
 
     records: list[LogRecord]
@@ -242,18 +243,18 @@ _NOTHING: Final = Taken([], [])
 class Subscription(RecordSource):
     """Consumes a log: records are handed out until they are acknowledged; made by ``Log.subscribe``.
 
-    Use it so::
+    Example::
 
         with log.subscribe("billing") as subscription:
             for record in subscription:
                 bill(record.data)
                 subscription.ack(record)
 
-    Every record is handed out at least once; an acknowledgement that has returned is never lost. After another open all
-    records are handed out again that are not acknowledged.
+    Every record is handed out at least once; an acknowledgement that has returned is never lost. After another open,
+    all records that are not acknowledged are handed out again.
 
-    Threads: any, if it is shared; one at a time for ``read``, ``read_many`` and iteration, if it is exclusive. Signal
-        handlers must not acknowledge.
+    Threads: any for a shared subscription; of an exclusive one, one at a time for ``read``, ``read_many`` and
+        iteration. Signal handlers must not acknowledge.
     """
 
     def __init__(self, steps: LedgerSteps, cursor: Cursor | MemoryCursor, how: Consuming) -> None:
@@ -269,7 +270,8 @@ class Subscription(RecordSource):
         self._dead_letters = dead_letters = how.dead_letters
         self._max_unacked = how.max_unacked
         self._alone = dead_letters.max_deliveries - 1 if dead_letters is not None and cursor.counts else None
-        """The number of deliveries after which the next one is a record's last; None without dead letters or counts."""
+        """The number of deliveries after which the next one is a record's last; None without dead letters or recorded
+        counts."""
         self._warned = False
         self._reader: RecordReader | None = None
         self._ready: list[LogRecord] = []
@@ -301,7 +303,7 @@ class Subscription(RecordSource):
     # ---- closing -------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Release the subscription, so that others may open it; a second call, or one in a forked child, does nothing.
+        """Release the subscription to other owners; a second call, or one in a forked child, does nothing.
 
         Consumers that wait raise ClosedError. Records that were handed out and not acknowledged are handed out again
         after the next open.
@@ -322,7 +324,7 @@ class Subscription(RecordSource):
             self._end()
 
     def delete(self) -> None:
-        """Delete the subscription for good: the log keeps nothing for it any more."""
+        """Delete the subscription for good; the log keeps no records for it any more."""
         try:
             self._cursor.delete()
         finally:
@@ -357,7 +359,7 @@ class Subscription(RecordSource):
     first_unacked_async = asyncio_form(first_unacked)
 
     def backlog(self) -> int:
-        """Return how many records of the log are not acknowledged, exactly.
+        """Return the exact number of records of the log that are not acknowledged.
 
         Cost: Reads one entry, unless the log is at rest.
         """
@@ -380,7 +382,7 @@ class Subscription(RecordSource):
     unacked_ranges_async = asyncio_form(unacked_ranges)
 
     def oldest_unacked_age(self) -> float:
-        """Return how old the first record is that is not acknowledged, by its event time: seconds, 0 if there is none.
+        """Return the age, by its event time, of the first unacknowledged record: seconds, 0 without such a record.
 
         Cost: Reads that record.
         """
@@ -410,7 +412,7 @@ class Subscription(RecordSource):
             return self._deliveries.is_outstanding(first)
 
     def stats(self) -> SubscriptionStats:
-        """Return figures."""
+        """Return the figures of the subscription."""
         backlog = self.backlog()
         with self._lock:
             state, outstanding = self._cursor.state, self._deliveries.outstanding
@@ -421,23 +423,23 @@ class Subscription(RecordSource):
     # ---- reading -------------------------------------------------------------------------------------------------
 
     def read_many(self, most: int, timeout: float | None = None) -> list[LogRecord]:
-        """Return records that are to be processed: at least one, at most ``most``, and no wait for more than one.
+        """Return the next records to process, at least one and at most ``most``; the call waits for one record only.
 
-        Records that are to be handed out again come first, then fresh ones in order.
+        Records that were handed out before come first, then new ones in order.
 
         Args:
             most: The most records to return.
-            timeout: Seconds to wait for one; 0 to look once; None for as long as it takes.
+            timeout: Seconds to wait for a record; 0 does not wait; None waits without a limit.
 
         Returns:
-            An empty list if none came in time.
+            The records; an empty list if none came in time.
 
         Raises:
             TooManyRequestsError: ``max_unacked`` records are outstanding, and none was acknowledged in time.
             LogSealedError: The log was sealed, and all its records are acknowledged.
             CorruptError: A record is damaged or missing. DigestMismatchError, if it was changed.
             ClosedError: The subscription was closed.
-            IllegalOperationError: It is exclusive, and another thread or task reads.
+            IllegalOperationError: The subscription is exclusive, and another thread or task reads.
             PybkError: A record could not be moved to the dead letters; it is handed out again.
         """
         wanted, deadline = whole_from(most, 1, "most", "a number of records"), _deadline(timeout)
@@ -770,24 +772,26 @@ class Subscription(RecordSource):
     # ---- acknowledging -------------------------------------------------------------------------------------------
 
     def ack(self, records: Acked | Iterable[Acked], *, properties: Mapping[str, int | str] | None = None) -> None:
-        """Acknowledge records, and wait until that is durable: they are not handed out again.
+        """Acknowledge records, which are then not handed out again, and wait until that is durable.
 
         Args:
-            records: Any number; nothing is done without any, and then there can be no properties. At most
-                ``max_unacked`` of them were not handed out. Those that are acknowledged already may be among them.
-            properties: Set with the acknowledgement, all or nothing after a crash; others stay. So an application can
-                keep what it has reached elsewhere, such as an offset, together with it.
+            records: Any number of records; without any, nothing is done, and properties are refused. At most
+                ``max_unacked`` of them may be records that were not handed out. Records that are acknowledged already
+                may be among them.
+            properties: Properties that are set together with the acknowledgement, all or nothing after a crash; other
+                properties stay. So an application can store its progress elsewhere, such as an offset, together with
+                the acknowledgement.
 
         Raises:
             LogFencedError: Another process has taken the subscription. With ``outcome_unknown`` the acknowledgement
                 may have happened.
             StorageFullError: There is not enough free space; the records are handed out again after another open.
-            StorageFailedError: Writing failed; whether it happened is unknown.
+            StorageFailedError: Writing failed; whether the acknowledgement was stored is unknown.
             TooManyRequestsError: There would be too many ranges of records that were not handed out; nothing was done.
             UsageError: A record does not exist; nothing was done.
 
         Durability: On return it is on disk; in a cluster, on the disks of an ack quorum.
-        Cost: One synced write, shared with all that the store appends meanwhile, whatever the number of records.
+        Cost: One synced write for any number of records, shared with all appends to the store meanwhile.
         """
         self._acknowledge(ranges_of_acked(records), properties, kick=False).result()
 
@@ -806,7 +810,7 @@ class Subscription(RecordSource):
     ) -> None:
         """Acknowledge as ``ack`` does, without blocking the event loop.
 
-        Cost: What one turn of the event loop acknowledges becomes durable together, as one record of the cursor.
+        Cost: All acknowledgements of one turn of the event loop become durable together, as one record of the cursor.
         """
         ranges, at_once = ranges_of_acked(records), False
         if self._lock.acquire(blocking=False):
@@ -933,14 +937,14 @@ class Subscription(RecordSource):
             self._wake_all()
 
     def nack(self, records: Acked | Iterable[Acked], *, delay: float = 0.0) -> int:
-        """Have records handed out again.
+        """Hand out records again.
 
         Args:
-            records: Those of them count that were handed out and are not acknowledged.
-            delay: Seconds until then.
+            records: The records; only those that were handed out and are not acknowledged count.
+            delay: Seconds until they are handed out again.
 
         Returns:
-            The number of them that are handed out again.
+            The number of records that are handed out again.
         """
         due, count = _due(delay), 0
         with self._lock:
@@ -959,12 +963,14 @@ class Subscription(RecordSource):
             start: As for ``Log.reader``.
 
         Returns:
-            The sequence number of the first record that is handed out next: a later one if the log has dropped records.
+            The sequence number of the record that is handed out next; later than ``start`` if the log has dropped
+            records.
 
         Raises:
-            PybkError: As ``ack``. With ``outcome_unknown`` another open may continue there, else it was not moved.
+            PybkError: As ``ack``. With ``outcome_unknown`` another open may continue there; otherwise the place has not
+                changed.
 
-        Durability: On return it is durable. From then on the log keeps what comes after.
+        Durability: On return the new place is durable, and the log keeps the records after it.
         """
         wanted = seq_of(self._steps, start)
         last = self._steps.last_seq()
@@ -992,7 +998,7 @@ class Subscription(RecordSource):
         self._wake_all()
 
     def skip(self, count: int) -> int:
-        """Acknowledge the first ``count`` records that are not; returns how many there were. Errors as for ``ack``."""
+        """Acknowledge the first ``count`` unacknowledged records; return their number. Errors as for ``ack``."""
         number = whole_from(count, 0, "count", "a number of records")
         self._look()
         end = self._steps.last_seq() + 1
@@ -1023,15 +1029,15 @@ async def taken_async(subscription: Subscription, most: int, timeout: float | No
 
 
 def give_back(subscription: Subscription, held: Iterable[tuple[int, int]], *, delay: float = 0.0) -> int:
-    """Have records handed out again that a consumer still holds, as ``Subscription.nack`` does.
+    """Hand out again the records that a consumer still holds, as ``Subscription.nack`` does.
 
     Args:
-        subscription: Its subscription.
+        subscription: The subscription of the consumer.
         held: Records, each with the number of the delivery by which the consumer got it.
-        delay: Seconds until then.
+        delay: Seconds until they are handed out again.
 
     Returns:
-        How many of them were not handed out again since, nor acknowledged.
+        The number of them that were neither handed out again nor acknowledged since.
     """
     due = _due(delay)
     with subscription._lock:
@@ -1052,7 +1058,7 @@ class _AckMember(GroupMember):
     """The acknowledgements of one subscription in an atomic group.
 
     Args:
-        subscription: Its subscription.
+        subscription: The subscription of the consumer.
     """
 
     call = "ack"

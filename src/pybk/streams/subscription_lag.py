@@ -1,11 +1,12 @@
 """Gauges of a manager: the lag of durable subscriptions whose logs have their writers in this process.
 
-A writer knows where its log ends, and the log what each subscription needs, also while no process consumes it. So the
-writer's process looks at the bounds of subscriptions each ``LOOK_SECONDS``, and notes where the log ends then. From
-these notes it knows since when a record has existed; for records that are older than the writer it takes the time when
-their ledger was closed. Neither time is ever too early, so the age of a record is never shown as more than it is.
+A writer knows the end of its log, and the log has the bound of each subscription, even while no process consumes it. So
+the writer's process reads the bounds of subscriptions every ``LOOK_SECONDS``, and notes the end of the log at that
+time. From these notes it knows since when a record has existed; for records that are older than the writer it takes the
+time when their ledger was closed. Neither time is ever too early, so the age of a record is never shown as too high.
 
-A bound is the first record that is not acknowledged, some seconds ago. What is acknowledged after it counts as lag.
+A bound is the first record that was not acknowledged some seconds ago. Records that are acknowledged after it count as
+lag.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 LOOK_SECONDS: Final = 15.0
 NOTES_MAX: Final = 1000
-"""Notes of a log, beyond which every second one is dropped."""
+"""The most notes of a log; beyond it every second one is dropped."""
 
 _END: Final = itemgetter(1)
 
@@ -40,7 +41,7 @@ class Note(NamedTuple):
 
     Attributes:
         time_ns: The time, nanoseconds since 1970.
-        end: The record that came next.
+        end: The next record at that time.
     """
 
     time_ns: int
@@ -48,7 +49,7 @@ class Note(NamedTuple):
 
 
 def noted(notes: list[Note], note: Note, lowest: int | None) -> list[Note]:
-    """Return notes with a later one, without those that records from ``lowest`` on do not need; for None, it alone."""
+    """Return notes with a later one, without those that no record from ``lowest`` on needs; for None, only that one."""
     needed = [] if lowest is None else [each for each in notes if each.end > lowest]
     found = [*needed, note]
     return found if len(found) <= NOTES_MAX else found[::2]
@@ -93,9 +94,9 @@ class SubscriptionLag:
         self._seen = None if lowest is None else (lowest, steps.segment_of(record, lowest))
 
     def shown(self) -> tuple[int, int | None] | None:
-        """Return the records that the last subscription has not acknowledged, and since when the oldest exists.
+        """Return the number of records that the slowest subscription has not acknowledged, and the time of the oldest.
 
-        None if the log has no subscriptions, as far as is known, or its writer was closed; no time if nothing lags.
+        None if the log has no known subscriptions, or its writer was closed. The time is None if no record lags.
         """
         seen, notes = self._seen, self._notes
         if seen is None or self._writer.closed:

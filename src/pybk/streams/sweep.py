@@ -1,4 +1,4 @@
-"""Looks through the ledgers of lists for those that no list names: of processes that died, or of a lost record."""
+"""Finds ledgers of lists that no list names, because their process died, or the record of the list was lost."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class Described(NamedTuple):
     """A ledger of a list, as its description has it.
 
     Attributes:
-        metadata: The ledger's.
-        uid: The list's.
+        metadata: The metadata of the ledger.
+        uid: The uid of the list.
         name: The list's name when the ledger was created.
         epoch: The epoch of its writer.
         header: The header of a segment; None for a blob.
@@ -78,11 +78,10 @@ have lost one."""
 
 
 def check_not_lost(steps: LedgerSteps) -> None:
-    """Raise CorruptError if a list has no record, but ledgers with records: its record was lost then.
+    """Raise CorruptError if a list has no record, but ledgers with records, because its record was lost then.
 
-    To create the list anew would hide them. Not in a cluster, where other processes write at the same time, and whose
-    ledgers may be too many to be looked through. There ``rebuild`` replaces the record of a list that has no ledger
-    yet.
+    A new list would hide these records. In a cluster nothing is checked, because other processes write at the same
+    time, and the ledgers may be too many; there ``rebuild`` replaces the record of a list that has no ledger yet.
 
     Cost: One pass over the metadata of a store's ledgers for each manager and kind of list.
     """
@@ -130,13 +129,13 @@ def sweep(manager: LedgerManager, spec: LedgerSpec, prefix: str = "") -> list[in
     """Delete ledgers that no list of a kind names or ever will (rules T5 and T12).
 
     Args:
-        manager: Has the ledgers.
+        manager: The manager that has the ledgers.
         spec: The kind of the lists, and their password; ledgers of others are left with a warning in the log of
             ``logging``.
         prefix: Only those of lists whose names begin with it.
 
     Returns:
-        The ledgers that were deleted. Those of lists that do not exist are left, because a lost list can be restored.
+        The ledgers that were deleted. Ledgers of lists that do not exist are left, because a lost list can be restored.
     """
     segments: defaultdict[bytes, list[tuple[int, int]]] = defaultdict(list)
     blobs: defaultdict[bytes, list[tuple[int, int]]] = defaultdict(list)

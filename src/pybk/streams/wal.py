@@ -1,4 +1,4 @@
-"""``WriteAheadLog``: the log of a database, that is replayed after a crash."""
+"""``WriteAheadLog``: the log of a database, which is replayed after a crash."""
 
 from __future__ import annotations
 
@@ -70,9 +70,9 @@ class RecoveryInfo(NamedTuple):
     Attributes:
         epoch: The number of this take-over.
         first_lsn: The first record that was not truncated.
-        last_lsn: The last record; less than ``first_lsn`` if there is none.
-        unclean: Whether the writer before did not close the log, so that its ledger had to be recovered.
-        seconds: Seconds that it took.
+        last_lsn: The last record; ``first_lsn - 1`` for an empty log.
+        unclean: Whether the previous writer did not close the log; its ledger was recovered then.
+        seconds: The duration of the opening, seconds.
     """
 
     epoch: int
@@ -88,13 +88,14 @@ class WalStats(NamedTuple):
     Attributes:
         records: Records that can be read.
         segments: Ledgers that hold them.
-        payload_bytes: Bytes in these ledgers, with what entries add to records. Those of an open one count for its
-            writer alone.
+        payload_bytes: Bytes in these ledgers, with the bytes that entries add to records. An open ledger is counted by
+            its writer only.
         checkpoints: Checkpoints that are kept.
         uploads: Checkpoints that are being written.
-        pending_deletes: Ledgers that were dropped and are not deleted yet.
-        appended_records: Records that this writer appended; 0 for a log that is open for reading, as the next two.
-        appended_bytes: Their bytes, with what entries add.
+        pending_deletes: Ledgers that were dropped and still have to be deleted.
+        appended_records: Records that this writer appended; for a log that is open for reading this and the next two
+            are 0.
+        appended_bytes: Their bytes, with the bytes that entries add.
         outstanding_records: Records that this writer appended and that are not durable yet.
     """
 
@@ -130,18 +131,18 @@ class WalOptions(TypedDict, total=False):
 class WriteAheadLog(NamedList, kinds=(ListKind.WAL,), first_seq=_FIRST_LSN):
     """A durable log of records with dense log sequence numbers (LSNs).
 
-    Open it, append, and after a crash replay::
+    Example, which replays the log and appends to it::
 
         with WriteAheadLog.open("data/db", password=password) as wal:
             for record in wal.replay():
                 apply(record.data)
             lsn = wal.append(b"set a 1")
 
-    A log has one writer. Opening it for writing fences the one before, whose appends then raise ``LogFencedError``. An
-    LSN is given again only by ``truncate_after``, and then under a higher ``generation``.
+    A log has one writer at a time. Opening it for writing fences the writer before, whose appends then raise
+    ``LogFencedError``. An LSN is given again only after ``truncate_after``, and then under a higher ``generation``.
 
     Threads: any. Appends of all threads share syncs.
-    Cost: Calls that say what the log is read its record, as it is now: a round trip in a cluster. The writer knows
+    Cost: Calls that return facts about the log read its present record: a round trip in a cluster. The writer knows
         ``epoch``, ``generation`` and ``last_lsn`` itself.
     """
 
@@ -152,7 +153,7 @@ class WriteAheadLog(NamedList, kinds=(ListKind.WAL,), first_seq=_FIRST_LSN):
         self._data_bytes_max = self._steps.data_bytes_max
         self._writer: ListWriter | None = None
         self._unapplied: tuple[int | None, int | None] | None = None
-        """Generation and number of the first record that a ``promote`` which raised has still to apply."""
+        """Generation and number of the first record that ``promote`` still has to apply, after a call that raised."""
         self._readers: WeakSet[RecordReader] = WeakSet()
         """The readers of calls that are under way, which end when the log is closed here."""
         self.recovery: RecoveryInfo | None = None
@@ -183,37 +184,42 @@ class WriteAheadLog(NamedList, kinds=(ListKind.WAL,), first_seq=_FIRST_LSN):
         """Open a log.
 
         Args:
-            where: The directory of a store, which is made if needed and is this log's own; or a manager, which other
-                users share, of a store or a cluster.
+            where: The directory of a store, which is created if needed and belongs to this log alone; or the manager of
+                a store or a cluster, which it shares with other users.
             name: The log's name; see ``docs/concepts/streams.md`` for the rules of names.
-            mode: ``"w"`` to read and append. ``"r"`` to read only, also while a writer appends: nothing is fenced.
+            mode: ``"w"`` to read and append. ``"r"`` to read only, which is possible while a writer appends, and fences
+                no writer.
             password: The password of its ledgers, as bytes or as a ``Secret`` that names a file or an environment
-                variable: what people choose. If it and the secret are None, both are taken from the environment:
-                from ``PYBK_PASSWORD`` and ``PYBK_SECRET``, or the files that the same with ``_FILE`` name.
-            secret: Random bytes instead of a password, in the same forms; 32 or more. With both, a ledger opens with
-                the one that it was made with, and new ones are made with the secret.
-            insecure: Do without both if none is given: records are guarded against damage, not against forgery.
-            create: Make the log, and the store in a directory, if it does not exist; with mode "w".
-            wait: Seconds to wait for a live writer to let go of it.
-            steal: Take it from a live writer, which is fenced.
-            segment_bytes: Bytes after which it continues in a new ledger; None for its ``settings``, or 64 MiB. It
-                keeps what it is made with, as the next four.
-            segment_age_s: Seconds after the first record of a ledger after which it does; None likewise, or 4 hours.
-            digest_type: What guards the records; None likewise, or HMAC-SHA256, or CRC32C without password and secret.
-            storage_hints: Where its ledgers should live.
+                variable: meant for passwords that people choose. If it and the secret are None, both are taken from the
+                environment: from ``PYBK_PASSWORD`` and ``PYBK_SECRET``, or from the files that ``PYBK_PASSWORD_FILE``
+                and ``PYBK_SECRET_FILE`` name.
+            secret: Random bytes instead of a password, 32 or more, in the same forms. If both are given, each ledger
+                opens with the one that it was created with, and new ledgers are created with the secret.
+            insecure: Allow neither a password nor a secret; records are then guarded against damage, not against
+                forgery.
+            create: Whether to create the log, and the store in a directory, if it does not exist; only with mode "w".
+            wait: Seconds to wait for a live writer to release it.
+            steal: Whether to take it from a live writer, which is fenced.
+            segment_bytes: Bytes after which it continues in a new ledger; None for the value in its ``settings``, or 64
+                MiB. A new log stores this and the next four in its settings.
+            segment_age_s: Seconds after the first record of a ledger after which it continues in a new one; None
+                likewise, or 4 hours.
+            digest_type: The digest of the entries with the records; None likewise, or HMAC-SHA256, or CRC32C without
+                password and secret.
+            storage_hints: The tiers where its ledgers should live.
             quorums: Ensemble size, write quorum and ack quorum in a cluster; None likewise, or the manager's defaults.
             config: Settings of the store, if ``where`` is a directory.
 
         Raises:
             LogLockedError, StoreLockedError: A live writer has it, in this process or another.
-            NoSuchLogError: It does not exist, and is not to be made.
+            NoSuchLogError: It does not exist, and was not created.
             LogSealedError: It was sealed, and can only be read.
-            CookieError: With mode "r" there is no store in the directory.
+            CookieError: The mode is "r", and the directory has no store.
             UnauthorizedError: The password is not the log's.
-            UsageError: There is neither password nor secret, or another argument cannot be.
-            CorruptError: Something that was acknowledged is damaged or missing.
+            UsageError: There is neither password nor secret, or another argument is invalid.
+            CorruptError: An acknowledged record is damaged or missing.
 
-        Durability: What was acknowledged before is there.
+        Durability: All records that were acknowledged before are in the log.
         Cost: Four synced writes, and one scrypt, about 400 ms, for the first use of a password.
         """
         asked = LogSettings(
@@ -257,27 +263,28 @@ class WriteAheadLog(NamedList, kinds=(ListKind.WAL,), first_seq=_FIRST_LSN):
         secret: bytes | Secret | None = None,
         insecure: bool = False,
     ) -> RebuiltList:
-        """Make a log whose record is lost or damaged again, from its ledgers. A writer that still lives is fenced.
+        """Rebuild a log whose record is lost or damaged, from its ledgers. A live writer is fenced.
 
         Args:
-            manager: Has the ledgers.
-            name: The log's.
-            first_lsn: The first record to keep; those before are given up. None for the first that is there.
+            manager: The manager that has the ledgers.
+            name: The name of the log.
+            first_lsn: The first record to keep; earlier records are given up. None for the first record that the
+                ledgers have.
             password: As for ``open``.
             secret: As for ``open``.
             insecure: As for ``open``.
 
         Returns:
-            The records and ledgers of the log, and what could not be brought back.
+            The records and ledgers of the log, and its differences from the lost one.
 
         Raises:
             IllegalOperationError: The record is sound; nothing was done.
             NoSuchLogError: No ledger belongs to the log.
-            CorruptError: Records are missing, or no ledger has any: ``first_lsn`` has to say what to do.
+            CorruptError: Records are missing, or no ledger has any; ``first_lsn`` has to name the first record to keep.
             UnauthorizedError: The password is not that of the ledgers.
-            UsageError: Several logs had this name, or an argument cannot be.
+            UsageError: Several logs had this name, or an argument is invalid.
 
-        Durability: On return the log is there.
+        Durability: On return the log exists durably.
         Cost: Reads the metadata of all ledgers; recovers and opens those of the log.
         """
         first = None if first_lsn is None else _whole_lsn(first_lsn, "first_lsn")
@@ -300,7 +307,7 @@ class WriteAheadLog(NamedList, kinds=(ListKind.WAL,), first_seq=_FIRST_LSN):
             weakref.finalize(self, writer.close_dropped).atexit = False
 
     def close(self) -> None:
-        """Wait for what was appended, close the log's ledger, and let go of it.
+        """Wait for outstanding appends, close the log's ledger, and release the log.
 
         A second call does nothing, or completes one that was interrupted. A log that is dropped without a close is
         closed in the background, with a ResourceWarning.
@@ -328,7 +335,7 @@ class WriteAheadLog(NamedList, kinds=(ListKind.WAL,), first_seq=_FIRST_LSN):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Close the log; an error that is on its way is not replaced by one of closing."""
+        """Close the log; an error of the close does not replace an exception of the block."""
         try:
             super().__exit__(kind, error, traceback)
         finally:
@@ -352,7 +359,7 @@ class WriteAheadLog(NamedList, kinds=(ListKind.WAL,), first_seq=_FIRST_LSN):
     epoch_async = asyncio_form(epoch)
 
     def generation(self) -> int:
-        """Return how often ``truncate_after`` dropped records; an LSN and its generation together are given once."""
+        """Return how often ``truncate_after`` dropped records; each pair of a generation and an LSN is given once."""
         return self._record().generation if self._writer is None else self._writer.appender.generation
 
     generation_async = asyncio_form(generation)
@@ -380,9 +387,9 @@ class WriteAheadLog(NamedList, kinds=(ListKind.WAL,), first_seq=_FIRST_LSN):
     last_lsn_async = asyncio_form(last_lsn)
 
     def durable_lsn(self) -> int:
-        """Return the last record that is durable, and so are all before it; ``first_lsn - 1`` if there is none.
+        """Return the last record up to which all are durable; ``first_lsn - 1`` if there is none.
 
-        Cost: Reads the log's record and one entry; nothing for the writer, if all that it appended is durable.
+        Cost: Reads the log's record and one entry; nothing for the writer, if all its records are durable.
         """
         known = None if self._writer is None else self._writer.appender.durable_seq
         return self._steps.last_seq() if known is None else known
@@ -448,13 +455,13 @@ class WriteAheadLog(NamedList, kinds=(ListKind.WAL,), first_seq=_FIRST_LSN):
             Its LSN.
 
         Raises:
-            LogFencedError: Another writer took the log over. With ``outcome_unknown`` the record may be in it
-                all the same.
+            LogFencedError: Another writer took the log over. With ``outcome_unknown`` the record may be in the log
+                nevertheless.
             StorageFullError: There is not enough free space; nothing was written. Reading and truncating still work.
-            StorageFailedError: Writing failed; whether the record survives is unknown, and opening the log again says.
+            StorageFailedError: Writing failed; whether the record survives is unknown until the log is opened again.
             NoSuchLogError: The log was deleted.
-            NotEnoughBookiesError: Too few bookies answered for ``bookie_patience_seconds``, and that long again for
-                another segment; a later append continues in another one, once there are enough.
+            NotEnoughBookiesError: Too few bookies answered for ``bookie_patience_seconds``, and then as long again for
+                another segment. A later append continues in another segment once enough bookies answer.
             ClosedError, IllegalOperationError: The log is closed here, or open for reading.
             UsageError: The data is not bytes, or is too long; nothing was done.
 
@@ -467,8 +474,8 @@ class WriteAheadLog(NamedList, kinds=(ListKind.WAL,), first_seq=_FIRST_LSN):
     def append_async(self, data: bytes, *, time_ns: int | None = None, wait: bool = True) -> RecordFuture[int]:
         """Append one record without waiting for it to be durable; arguments and errors are those of ``append``.
 
-        When ``max_outstanding_bytes`` are not durable yet, it waits for some; without ``wait`` it raises
-        TooManyRequestsError instead, and nothing was done.
+        If ``max_outstanding_bytes`` are not durable yet, it waits until some are; without ``wait`` it raises
+        TooManyRequestsError instead, with nothing done.
 
         Returns:
             A future of the LSN: ``result()``, ``add_done_callback``, or ``await`` it.
@@ -479,13 +486,13 @@ class WriteAheadLog(NamedList, kinds=(ListKind.WAL,), first_seq=_FIRST_LSN):
         """Append one record and wait until it is durable, without blocking the event loop.
 
         Appends of one loop get their LSNs in the order in which their coroutines first run. Once the coroutine has
-        begun, cancelling it ends the waiting and never the append. Arguments and errors are those of ``append``.
+        begun, cancelling it ends the wait, but not the append. Arguments and errors are those of ``append``.
         """
         data = self._checked(data, time_ns)
         return (await self._writing().append_coro(PlainBatch((data,), time_ns)))[0]
 
     def append_many(self, payloads: Iterable[bytes]) -> range:
-        """Append records as one transaction, and wait until they are durable: after a crash all are there, or none.
+        """Append records as one transaction, and wait until they are durable; after a crash the log has all or none.
 
         Args:
             payloads: As for ``append``, any number.
@@ -494,7 +501,7 @@ class WriteAheadLog(NamedList, kinds=(ListKind.WAL,), first_seq=_FIRST_LSN):
             Their LSNs, consecutive.
 
         Raises:
-            PybkError: As ``append``. With ``outcome_unknown`` all may be there, or none.
+            PybkError: As ``append``. With ``outcome_unknown`` the log has all or none.
 
         Cost: One sync for up to 4 MiB. Records share entries of 64 KiB, so batches replay several times faster than
             single records.
@@ -504,12 +511,12 @@ class WriteAheadLog(NamedList, kinds=(ListKind.WAL,), first_seq=_FIRST_LSN):
     def append_many_async(self, payloads: Iterable[bytes]) -> RecordFuture[range]:
         """Append records as ``append_many`` does, without waiting for them to be durable.
 
-        It waits when ``max_outstanding_bytes`` are not durable yet; coroutines use ``append_many_coro``.
+        It waits if ``max_outstanding_bytes`` are not durable yet; coroutines use ``append_many_coro``.
         """
         return self._many(payloads, kick=True)
 
     async def append_many_coro(self, payloads: Iterable[bytes]) -> range:
-        """Append records as ``append_many`` does, without blocking the event loop; as ``append_coro`` otherwise."""
+        """Append records as ``append_many`` does, without blocking the event loop; otherwise as ``append_coro``."""
         return await self._writing().append_coro(self._checked_batch(payloads))
 
     def _many(self, payloads: Iterable[bytes], *, kick: bool) -> RecordFuture[range]:
@@ -525,11 +532,11 @@ class WriteAheadLog(NamedList, kinds=(ListKind.WAL,), first_seq=_FIRST_LSN):
         return PlainBatch(batch)
 
     def transaction(self) -> Transaction:
-        """Return a transaction: what is appended to it becomes durable at the end of its ``with``, all or nothing."""
+        """Return a transaction: its records become durable at the end of its ``with``, all or none."""
         return Transaction(self)
 
     def sync(self) -> int:
-        """Return when everything that was appended so far is durable; returns the last of these LSNs."""
+        """Wait until all records that were appended so far are durable; return the last of their LSNs."""
         writer = self._writing()
         last = writer.appender.next_seq - 1
         writer.flush()
@@ -548,17 +555,18 @@ class WriteAheadLog(NamedList, kinds=(ListKind.WAL,), first_seq=_FIRST_LSN):
     # ---- reading -------------------------------------------------------------------------------------------------
 
     def replay(self, from_lsn: int | None = None, to_lsn: int | None = None) -> Iterator[WalRecord]:
-        """Yield the records that are there now, in order; transactions that were not committed are not.
+        """Yield the present records, in order, without transactions that were not committed.
 
         Args:
-            from_lsn: The first record; None for ``first_lsn``. After the last record nothing is yielded.
-            to_lsn: The last record; None for the end as of now.
+            from_lsn: The first record; None for ``first_lsn``. If it comes after the last record, nothing is yielded.
+            to_lsn: The last record; None for the present end.
 
         Raises:
-            TruncatedError: ``from_lsn`` was truncated, or the next record meanwhile; ``first_seq`` of the error is the
-                first record that was not.
+            TruncatedError: ``from_lsn`` was truncated, or the next record was truncated meanwhile; ``first_seq`` of the
+                error is the first record that was not.
             RewoundError: ``truncate_after`` dropped the next record meanwhile.
-            CorruptError: A record is damaged or missing; none is ever skipped. DigestMismatchError, if it was changed.
+            CorruptError: A record is damaged or missing; no record is ever skipped. DigestMismatchError, if it was
+                changed.
 
         Cost: Under a microsecond for each record of 1 KiB, and its authentication code.
         """
@@ -596,7 +604,7 @@ class WriteAheadLog(NamedList, kinds=(ListKind.WAL,), first_seq=_FIRST_LSN):
             CorruptError: As ``replay``.
 
         Cost: Opens a ledger and reads some entries: at first as many as the logarithm of the entries in a segment, and
-            fewer as searches have met more of them.
+            fewer after more searches.
         """
         for record in self.replay(_lsn_of_record(lsn, "lsn"), lsn):
             return record
@@ -614,7 +622,7 @@ class WriteAheadLog(NamedList, kinds=(ListKind.WAL,), first_seq=_FIRST_LSN):
             TruncatedError, NoSuchEntryError, CorruptError: As ``read``.
             UsageError: The LSNs do not ascend.
 
-        Cost: As ``read`` for those that are far apart, without opening the ledger again; as ``replay`` for others.
+        Cost: As ``read`` for records that are far apart, without opening the ledger again; as ``replay`` for others.
         """
         if not isinstance(lsns, Iterable):
             raise UsageError(f"lsns is {lsns!r:.50}; it takes log sequence numbers, ascending, such as [1, 17]")
@@ -649,7 +657,7 @@ class WriteAheadLog(NamedList, kinds=(ListKind.WAL,), first_seq=_FIRST_LSN):
                     lsn = next(left, None)
 
     async def read_many_async(self, lsns: Iterable[int]) -> list[WalRecord]:
-        """Return some records as ``read_many`` yields them, read in a thread, so that the event loop keeps running."""
+        """Return some records as ``read_many`` yields them; a thread reads them, so the event loop keeps running."""
         return await in_thread(lambda: list(self.read_many(lsns)))
 
     def follow(
@@ -657,19 +665,19 @@ class WriteAheadLog(NamedList, kinds=(ListKind.WAL,), first_seq=_FIRST_LSN):
     ) -> WalFollower:
         """Return an iterator of records as they become durable, here or in another process, until the log is sealed.
 
-        Use it with ``for`` or ``async for``. Its ``close`` ends it from another thread, and ``applied`` says how far it
-        came, for ``promote``.
+        Use it with ``for`` or ``async for``. Its ``close`` ends it from another thread; its ``applied`` is the last
+        record that it yielded, for ``promote``.
 
         Args:
-            from_lsn: The first record, which may come later; None for ``first_lsn``.
-            generation: The log's ``generation`` when the record before ``from_lsn`` was read, by which it is noticed
-                that records were dropped since; None for the present one.
-            timeout: Seconds without a record after which it ends; None to wait for as long as it takes.
+            from_lsn: The first record, which may not exist yet; None for ``first_lsn``.
+            generation: The log's ``generation`` when the record before ``from_lsn`` was read; it shows whether records
+                were dropped since. None for the present one.
+            timeout: Seconds without a record after which it ends; None waits without a limit.
 
         Raises:
             TruncatedError: The next record was truncated before it was read.
             RewoundError: ``truncate_after`` dropped records that were yielded already; ``seq`` of the error is the last
-                one that still counts.
+                record that was kept.
             CorruptError: As ``replay``.
             UsageError: ``generation`` is higher than that of the log.
             NoSuchLogError: The log was deleted.
@@ -725,7 +733,7 @@ class WriteAheadLog(NamedList, kinds=(ListKind.WAL,), first_seq=_FIRST_LSN):
     # ---- changing what there is ----------------------------------------------------------------------------------
 
     def roll(self) -> None:
-        """Continue in a new ledger now; appends do not wait for it, but for a moment."""
+        """Continue in a new ledger now; appends wait only for the moment of the switch."""
         self._owner("roll").roll()
 
     roll_async = asyncio_form(roll, own_thread=True)
@@ -735,7 +743,7 @@ class WriteAheadLog(NamedList, kinds=(ListKind.WAL,), first_seq=_FIRST_LSN):
     ) -> CheckpointWriter:
         """Return a file to write a snapshot of the database to, which leaving its ``with`` commits.
 
-        Use it so::
+        Example::
 
             with wal.checkpoint() as file:
                 database.dump(file)
@@ -744,22 +752,22 @@ class WriteAheadLog(NamedList, kinds=(ListKind.WAL,), first_seq=_FIRST_LSN):
         records, and the checkpoints, that the newest ``keep`` checkpoints do not need.
 
         Args:
-            lsn: The last record that the snapshot covers; None for the last one that is durable now. Where other
-                threads append meanwhile, copy the state together with the LSN that was last applied to it, and pass
-                that LSN: a record that is durable and not applied yet would be dropped.
-            meta: Text that the checkpoint carries.
-            keep: Checkpoints to keep, at least 1.
-            truncate: Drop the records that they do not need. False for a log that is itself the data, and whose
-                checkpoints hold what is derived from it, such as an index.
+            lsn: The last record that the snapshot covers; None for the last one that is durable now. If other threads
+                append meanwhile, copy the state together with the LSN that was last applied to it, and pass that LSN;
+                otherwise a record that is durable but not applied yet would be dropped.
+            meta: A text that is stored with the checkpoint.
+            keep: The number of checkpoints to keep, at least 1.
+            truncate: Whether to drop the records that they do not need. False suits a log that is itself the data, and
+                whose checkpoints hold derived data, such as an index.
 
         Raises:
-            UsageError: Record ``lsn`` is not durable, or a newer checkpoint exists; raised by the commit if it comes
-                to exist meanwhile.
+            UsageError: Record ``lsn`` is not durable, or a newer checkpoint exists; the commit raises it if one was
+                made meanwhile.
             LogFencedError: Another writer has the log.
             PybkError: As ``LedgerManager.create_ledger``.
 
-        Durability: When the ``with`` is left, the snapshot is on disk and listed. After a crash before that the log has
-            its checkpoints and records of before.
+        Durability: When the ``with`` is left, the snapshot is on disk and listed. After an earlier crash the log has
+            its former checkpoints and records.
         """
         writer = self._owner("checkpoint")
         durable = self.durable_lsn()
@@ -788,11 +796,11 @@ class WriteAheadLog(NamedList, kinds=(ListKind.WAL,), first_seq=_FIRST_LSN):
     def latest_checkpoint(self) -> WalCheckpoint | None:
         """Return the newest checkpoint that is whole, read to its end; None if the log has none.
 
-        A damaged one is skipped with a warning in the log of ``logging``; the records after the one before it are still
-        there to replay.
+        A damaged checkpoint is skipped with a warning in the log of ``logging``; the records after the checkpoint
+        before it can still be replayed.
 
         Raises:
-            CorruptError: There are checkpoints, and all are damaged.
+            CorruptError: All checkpoints are damaged.
         """
         found = self.checkpoints()
         problem: PybkError | None = None
@@ -813,7 +821,7 @@ class WriteAheadLog(NamedList, kinds=(ListKind.WAL,), first_seq=_FIRST_LSN):
     latest_checkpoint_async = asyncio_form(latest_checkpoint)
 
     def truncate_before(self, lsn: int) -> None:
-        """Drop the records before ``lsn``, at once for readers; ledgers that only hold such records are deleted.
+        """Drop the records before ``lsn``, for readers at once; ledgers that hold only such records are deleted.
 
         A lower ``lsn`` than ``first_lsn`` changes nothing. A checkpoint truncates by itself.
 
@@ -822,7 +830,7 @@ class WriteAheadLog(NamedList, kinds=(ListKind.WAL,), first_seq=_FIRST_LSN):
             TruncateGuardError: The oldest checkpoint needs records before ``lsn``.
             UsageError: Record ``lsn - 1`` is not durable.
 
-        Durability: On return they are dropped for good. Disk space comes back in the background.
+        Durability: On return the records are dropped for good. Disk space is freed in the background.
         """
         writer, lsn = self._owner("truncate_before"), _whole_lsn(lsn, "lsn")
 
@@ -845,11 +853,11 @@ class WriteAheadLog(NamedList, kinds=(ListKind.WAL,), first_seq=_FIRST_LSN):
         read further raise ``RewoundError``.
 
         Raises:
-            UsageError: There is no record ``lsn`` to end with, nor is it ``first_lsn - 1``; nothing was dropped.
+            UsageError: The log has no record ``lsn``, and ``lsn`` is not ``first_lsn - 1``; nothing was dropped.
             TruncateGuardError: A checkpoint covers records after ``lsn``.
             LogFencedError: Another writer has the log.
 
-        Durability: On return they are dropped for good.
+        Durability: On return the records are dropped for good.
         Cost: Five synced writes.
         """
         self._owner("truncate_after").cut(_whole_lsn(lsn, "lsn"))
@@ -857,7 +865,7 @@ class WriteAheadLog(NamedList, kinds=(ListKind.WAL,), first_seq=_FIRST_LSN):
     truncate_after_async = asyncio_form(truncate_after, own_thread=True)
 
     def seal(self) -> None:
-        """End the log for good and close it here: it can be read, and takes no more records."""
+        """End the log for good and close it here: it can be read, but takes no more records."""
         self._owner("seal").close(seal=True)
         self._closed = True
         self._end(readers=self._owns_manager)  # others end by themselves, with the last record
@@ -872,26 +880,26 @@ class WriteAheadLog(NamedList, kinds=(ListKind.WAL,), first_seq=_FIRST_LSN):
         wait: float = 0.0,
         steal: bool = False,
     ) -> None:
-        """Make a log that is open for reading the writer: fence the one before, apply what is left, and return.
+        """Make a log that is open for reading the writer: fence the writer before, and apply the remaining records.
 
         Args:
             apply: Called with each record after the last one that was applied, up to the end of the log.
             applied: Generation and LSN of the last record that was applied; None to apply all.
             wait: As for ``open``.
             steal: As for ``open``, on a manager; a store that another process has open is never taken. A writer that
-                died lets go of the log by itself: at once in a store, after the lease time in a cluster.
+                died releases the log by itself: at once in a store, after the lease time in a cluster.
 
-        If it raises, call it again. Once it has fenced the one before, this log is the writer, and a further call
-        continues with the record that was not applied, unless ``applied`` names another.
+        If it raises, call it again. Once it has fenced the writer before, this log is the writer. A further call then
+        continues with the first record that was not applied, unless ``applied`` names another.
 
         Raises:
             ClosedError: Raised by a ``follow`` of this log that is under way; begin it again.
-            RewoundError: Records that were applied were dropped since by ``truncate_after``; nothing was fenced. Begin
-                again from what is left.
+            RewoundError: ``truncate_after`` has dropped records that were applied; nothing was fenced. Begin again from
+                the records that are left.
             UsageError: The log has no record ``applied``; nothing was fenced.
             TruncatedError: The record after the last one that was applied was dropped; nothing was fenced. Begin again
                 from ``latest_checkpoint()``.
-            NoSuchLogError: The log was deleted, also if there is another one of its name; nothing was fenced.
+            NoSuchLogError: The log was deleted, even if another log has its name now; nothing was fenced.
             LogLockedError, StoreLockedError: The writer is alive.
             IllegalOperationError: This log is open for writing; or as for ``close``.
             Exception: As ``apply``.
@@ -1033,7 +1041,7 @@ class Transaction:
         return self._begin()
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Commit, unless an exception is on its way."""
+        """Commit, unless the block raised."""
         if batch := self._end(kind):
             self.lsns = self._wal.append_many(batch)
 
@@ -1042,7 +1050,7 @@ class Transaction:
         return self._begin()
 
     async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Commit, unless an exception is on its way."""
+        """Commit, unless the block raised."""
         if batch := self._end(kind):
             self.lsns = await self._wal.append_many_coro(batch)
 

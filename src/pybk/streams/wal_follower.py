@@ -15,8 +15,8 @@ from pybk.threads.call_threads import in_thread
 class WalFollower(Handle):
     """Yields records as they become durable, here or in another process; made by ``WriteAheadLog.follow``.
 
-    Use it with ``for``, or in an event loop with ``async for``, which reads in threads and holds none while it waits.
-    It ends when the log is sealed, after its timeout, or when ``close`` is called.
+    Use it with ``for``, or in an event loop with ``async for``, which reads in threads, but holds no thread while it
+    waits. It ends when the log is sealed, after its timeout, or when ``close`` is called.
 
     Threads: one at a time; ``close`` and ``applied`` from any.
     """

@@ -16,7 +16,7 @@ class WalRecord(NamedTuple):
     Attributes:
         lsn: Its log sequence number, from 1 up, without gaps.
         data: The application's bytes.
-        time_ns: Its event time as the application gave it, nanoseconds since 1970; None for none.
+        time_ns: The event time that the application gave, nanoseconds since 1970; None for none.
     """
 
     lsn: int
