@@ -182,7 +182,7 @@ def test_a_bookie_and_its_process_are_shown(browser: Browser, shown: Shown, monk
         expect(page.locator("#one-bookie")).to_be_hidden()
         expect(page.locator("#metadata")).to_contain_text("answers")
         process = page.locator("#processes tbody tr", has_text="bookie-2")
-        expect(process).to_contain_text("MiB")
+        expect(process).to_contain_text("iB")
         expect(process).to_contain_text("%")
         expect(page.locator("#processes tbody tr")).to_have_count(5)  # four bookies, and the one that shows them
         page.locator("#bookies").get_by_role("link", name="bookie-2").click()
@@ -190,7 +190,7 @@ def test_a_bookie_and_its_process_are_shown(browser: Browser, shown: Shown, monk
         facts = page.locator("#bookie-facts")
         expect(facts).to_contain_text("runs")
         expect(facts).to_contain_text("Client sessions")
-        expect(facts.locator("div", has_text="Memory").locator("dd")).to_contain_text("MiB")
+        expect(facts.locator("div", has_text="Memory").locator("dd")).to_contain_text("iB")
         expect(page.locator("#bookie-tiers tbody tr")).to_have_count(3)
         expect(page.locator("#bookie-commands")).to_contain_text("ledger list")
         commands = page.locator("#bookie-commands code").all_inner_texts()
