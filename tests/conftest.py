@@ -101,7 +101,13 @@ _LONG_FIRST = (
 )
 
 # Folders whose tests use the session of the fixture ``spark``: one worker runs them all, so that one session begins.
-_OF_ONE_SPARK = ("tests/spark/jobs/", "tests/spark/sink/", "tests/spark/source/", "tests/spark/test_starting.py")
+_OF_ONE_SPARK = (
+    "tests/spark/jobs/",
+    "tests/spark/log_source/",
+    "tests/spark/sink/",
+    "tests/spark/source/",
+    "tests/spark/test_starting.py",
+)
 
 
 def _file_of(nodeid: str) -> str:

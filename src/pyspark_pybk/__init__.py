@@ -9,6 +9,8 @@ from pyspark.sql.datasource import DataSource
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
+    from pybk.spark.log_source.log_batch import LogBatchReader
+    from pybk.spark.log_source.log_stream import LogStreamReader
     from pybk.spark.sink.writer import BatchWriter, StreamWriter
     from pybk.spark.source.batch_reader import BatchReader
     from pybk.spark.source.stream import StreamReader
@@ -17,7 +19,7 @@ __all__ = ["DefaultSource"]
 
 
 class DefaultSource(DataSource):
-    """Ledgers as a data source of Spark; ``docs/howto/spark.md`` has its options and columns."""
+    """Logs and ledgers as a data source of Spark; ``docs/howto/spark.md`` has its options and columns."""
 
     @classmethod
     def name(cls) -> str:
@@ -25,21 +27,49 @@ class DefaultSource(DataSource):
         return "pybk"
 
     def schema(self) -> StructType:
-        """Return the columns that the options ask for; raises UsageError if options cannot be."""
+        """Return the columns that the options ask for.
+
+        Raises:
+            UsageError: Options are not valid.
+            NoSuchLogError: A log does not exist.
+        """
+        if self._selects_logs():
+            from pybk.spark.log_source.log_catalog import LogCatalog
+            from pybk.spark.log_source.log_columns import columns_of
+            from pybk.spark.log_source.log_options import log_options
+
+            options = log_options(self.options)
+            LogCatalog(options).check_names()
+            return columns_of(options)
         from pybk.spark.options import source_options
         from pybk.spark.source.columns import schema_of
 
         return schema_of(source_options(self.options))
 
-    def reader(self, schema: StructType) -> BatchReader:
+    def _selects_logs(self) -> bool:
+        from pybk.spark.options import selects_logs
+
+        return selects_logs(self.options)
+
+    def reader(self, schema: StructType) -> BatchReader | LogBatchReader:
         """Return the reader of a batch query."""
+        if self._selects_logs():
+            from pybk.spark.log_source.log_batch import LogBatchReader
+            from pybk.spark.log_source.log_options import log_options
+
+            return LogBatchReader(log_options(self.options, streaming=False), schema)
         from pybk.spark.options import source_options
         from pybk.spark.source.batch_reader import new_reader
 
         return new_reader(source_options(self.options, streaming=False), schema)
 
-    def streamReader(self, schema: StructType) -> StreamReader:  # noqa: N802
+    def streamReader(self, schema: StructType) -> StreamReader | LogStreamReader:  # noqa: N802
         """Return the reader of a streaming query."""
+        if self._selects_logs():
+            from pybk.spark.log_source.log_options import log_options
+            from pybk.spark.log_source.log_stream import LogStreamReader
+
+            return LogStreamReader(log_options(self.options, streaming=True), schema)
         from pybk.spark.options import source_options
         from pybk.spark.source.stream import StreamReader
 

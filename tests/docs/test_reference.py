@@ -248,9 +248,10 @@ def test_each_parameter_of_a_url_is_listed() -> None:
 
 def accepted_by_spark() -> Iterator[set[str]]:
     """Yield the options of each kind of read and write, which the error for an unknown one names."""
+    from pybk.spark.log_source.log_options import log_options
     from pybk.spark.options import sink_options, source_options
 
-    for parse in (source_options, sink_options):
+    for parse in (source_options, log_options, sink_options):
         for streaming in (False, True):
             with pytest.raises(UsageError, match="there is no option 'q9'") as refused:
                 parse({"q9": "1"}, streaming=streaming)
@@ -259,6 +260,7 @@ def accepted_by_spark() -> Iterator[set[str]]:
 
 def test_each_option_of_spark_is_listed_with_its_default() -> None:
     from pybk.spark import options
+    from pybk.spark.log_source.log_options import log_options
 
     table = rows("Spark")
     assert set.union(*(quoted(row[0]) for row in table)) == set.union(*accepted_by_spark())
@@ -270,6 +272,11 @@ def test_each_option_of_spark_is_listed_with_its_default() -> None:
     assert cells["requireSeal", "reads"] == f"`{str(source.require_seal).lower()}`"
     assert cells["batchBytes", "reads"] == f"{source.batch_bytes >> 20} MiB"
     assert cells["startEntry", "reads"] == str(source.start_entry)
+    logs = log_options({"path": "/x", "log": "orders"}, streaming=False)
+    assert cells["columns", "reads"] == f"`{logs.columns}`"
+    assert cells["includeHeaders", "reads"] == f"`{str(logs.include_headers).lower()}`"
+    assert cells["allowMissing", "reads"] == f"`{str(logs.allow_missing).lower()}`"
+    assert cells["maxTriggerDelay", "reads"] == f"{logs.max_trigger_delay_s / 60:.0f} minutes"
     given = {"metadataUri": "lmdb:///x", "password": "secret"}
     sink = options.sink_options(given, streaming=False)
     assert cells["digestType", "writes"] == f"`{sink.digest_type.name}`"

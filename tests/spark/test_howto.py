@@ -16,7 +16,9 @@ from pybk import spark as jobs
 from pybk.admin.cli import whole_parser
 from pybk.errors import UsageError
 from pybk.spark.connection import close_connections
-from pybk.spark.options import sink_options, source_options
+from pybk.spark.options import LOG_BATCH, LOG_READ, LOG_STREAM, sink_options, source_options
+from pybk.streams.log import Log
+from pybk.streams.wal import WriteAheadLog
 from tests.cluster.inside import SECRET, Inside, inside
 from tests.docs.walkthrough import DOCS, Block, blocks_of
 from tests.spark.queries import run_to_end
@@ -51,6 +53,12 @@ def test_the_programs_run_as_printed(
         for _ in range(10):
             with store.create_ledger(password=PASSWORD) as writer:
                 writer.append(b"in a store")
+        with WriteAheadLog.open(store, "app", password=PASSWORD) as wal:
+            wal.append_many([b"begun", b"ready"])
+    for name in ("purchases", "visits"):
+        with Log.open(cluster.connect(), name, password=PASSWORD) as log, log.writer() as log_writer:
+            log_writer.append(b"3 apples", key=b"ann", time_ns=10**18)
+            log_writer.append(b"a pear", time_ns=10**18 + 1000)
     with cluster.connect().create_ledger(password=PASSWORD, ledger_type="orders") as writer:
         writer.append_many([b"one", b"two"])
 
@@ -59,7 +67,11 @@ def test_the_programs_run_as_printed(
         return text.replace(URL, cluster.url)
 
     names: dict[str, Any] = {"spark": spark}
-    [reading, writing, _, verifying] = programs()
+    [logs, reading, writing, _, verifying] = programs()
+    exec(own(logs.text), names)
+    assert [row.text for row in names["customers"].orderBy("timestamp").collect()] == ["3 apples", "a pear"]
+    assert names["following"].columns == ["key", "value", "topic", "partition", "offset", "timestamp", "timestampType"]
+    assert [row.seq for row in names["states"].orderBy("seq").collect()] == [1, 2]
     exec(own(reading.text), names)
     assert [row.text for row in names["texts"].orderBy("entry_id").collect()] == ["one", "two"]
     assert sorted(row.ledger_id for row in names["some"].select("ledger_id").collect()) == [3, 5, 7, 8, 9]
@@ -93,12 +105,12 @@ def test_the_calls_and_the_command_have_arguments_that_exist() -> None:
 
 
 def test_all_options_are_on_the_page() -> None:
-    names = set[str]()
+    names = {*LOG_READ, *LOG_BATCH, *LOG_STREAM}
     for read in (True, False):
         for streaming in (True, False):
             with pytest.raises(UsageError) as refused:
                 (source_options if read else sink_options)({"q9": ""}, streaming=streaming)
             names.update(str(refused.value).partition("there are ")[2].split(", "))
     text = (DOCS / PAGE).read_text(encoding="utf-8")
-    assert {"endEntry", "appId"} < names
+    assert {"endEntry", "appId", "subscribe"} < names
     assert [name for name in sorted(names) if f"`{name}`" not in text] == []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Final
@@ -21,7 +21,7 @@ BATCH_BYTES: Final = 8 << 20
 BATCH_BYTES_MAX: Final = 512 << 20
 LEDGER_ID_MAX: Final = (1 << 63) - 2
 
-_WHERE: Final = (
+WHERE: Final = (
     "path",
     "metadataUri",
     "clusterSecret",
@@ -31,12 +31,24 @@ _WHERE: Final = (
     "secret",
     "secretFile",
 )
+"""The options that name the store or cluster and its secrets."""
+
 _READ: Final = (
     *("ledger", "ledgers", "ledgerType", "payload", "includeMetadata", "startingOffsets"),
-    *("entriesPerPartition", "batchBytes", "failOnDataLoss", "requireSeal"),
+    *("entriesPerPartition", "batchBytes", "failOnDataLoss", "requireSeal", "allowMissing", "raw"),
 )
 _BATCH: Final = ("startEntry", "endEntry", "endingOffsets", "maxEntries")
 _STREAM: Final = ("maxEntriesPerTrigger", "maxBytesPerTrigger")
+LOG_SELECTIONS: Final = ("subscribe", "subscribePattern", "assign", "log", "wal")
+"""The options that select logs: with one of them a read is of records of logs, else of entries of ledgers."""
+
+LOG_READ: Final = (
+    *(*LOG_SELECTIONS, "columns", "includeHeaders", "batchBytes", "failOnDataLoss", "allowMissing"),
+    *("startingOffsets", "startingTimestamp", "startingOffsetsByTimestamp", "startingOffsetsByTimestampStrategy"),
+    *("minPartitions", "maxRecordsPerPartition"),
+)
+LOG_BATCH: Final = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
+LOG_STREAM: Final = ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay")
 _SINK: Final = ("ledgerType", "storageHints", "ensembleSize", "writeQuorum", "ackQuorum", "digestType", "insecure")
 _SINK_BATCH: Final = ("txnAppId", "txnVersion")
 _SINK_STREAM: Final = ("appId",)
@@ -44,6 +56,7 @@ _SPARK: Final = ("path", "checkpointLocation", "queryName")
 _UNITS: Final = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 _URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
 _NAME_BYTES_MAX: Final = 128
+_NEAREST_MAX: Final = 5
 
 Ranges = tuple[tuple[int, int], ...]
 """Ranges of whole numbers (first and last), ascending and not adjacent."""
@@ -82,6 +95,8 @@ class SourceOptions:
         batch_bytes: The approximate bytes of entries in an Arrow batch.
         fail_on_data_loss: Whether the read fails if a ledger to read no longer exists; otherwise it skips the ledger.
         require_seal: Whether ledgers that are not closed and sealed are refused.
+        allow_missing: Whether ``ledger_type`` may be one that no ledger has yet.
+        raw: Whether ledgers that are segments of logs may be read.
         max_entries_per_trigger: The most entries of a micro-batch.
         max_bytes_per_trigger: The most payload bytes of a micro-batch, unless a single entry is larger.
     """
@@ -101,6 +116,8 @@ class SourceOptions:
     batch_bytes: int
     fail_on_data_loss: bool
     require_seal: bool
+    allow_missing: bool
+    raw: bool
     max_entries_per_trigger: int | None
     max_bytes_per_trigger: int | None
 
@@ -138,8 +155,14 @@ class SinkOptions:
     txn_version: int | None
 
 
-class _RawOptions:
-    """Options as Spark passes them; Spark may have changed their names to lower case."""
+class RawOptions:
+    """Options as Spark passes them; Spark may have changed their names to lower case.
+
+    Args:
+        options: The options.
+        known: The names of the options that may be given.
+        what: The read or write that they belong to, for errors.
+    """
 
     def __init__(self, options: Mapping[str, str], known: Iterable[str], what: str) -> None:
         names = {name.lower(): name for name in known}
@@ -177,6 +200,13 @@ class _RawOptions:
             raise UsageError(f"option {name} is {text!r:.100}; it takes bytes from 1 up, such as 8388608 or 8m")
         return int(found[1]) * _UNITS[found[2]]
 
+    def batch_bytes(self) -> int:
+        """Return the bytes of an Arrow batch."""
+        found = self.size("batchBytes") or BATCH_BYTES
+        if found > BATCH_BYTES_MAX:
+            raise UsageError(f"option batchBytes is {found}; it takes at most {BATCH_BYTES_MAX}, 5m to 10m is best")
+        return found
+
     def flag(self, name: str, default: bool) -> bool:
         """Return an option as true or false."""
         text = self._values.get(name, str(default)).strip().lower()
@@ -202,7 +232,11 @@ class _RawOptions:
 def _unknown(name: str, names: Mapping[str, str], what: str) -> str:
     """Return the error text for an unknown option; it does not contain the value, which may be a secret."""
     every = {
-        known.lower(): known for known in (*_WHERE, *_READ, *_BATCH, *_STREAM, *_SINK, *_SINK_BATCH, *_SINK_STREAM)
+        known.lower(): known
+        for known in (
+            *(*LOG_READ, *LOG_BATCH, *LOG_STREAM),
+            *(*WHERE, *_READ, *_BATCH, *_STREAM, *_SINK, *_SINK_BATCH, *_SINK_STREAM),
+        )
     }
     if name.lower() in every:
         return f"option {every[name.lower()]} is not one of {what}"
@@ -211,10 +245,30 @@ def _unknown(name: str, names: Mapping[str, str], what: str) -> str:
     return f"there is no option {name!r:.100} of {what}: {meant}"
 
 
+def nearest(name: str, names: Sequence[str], what: str) -> str:
+    """Return the names that are most like one that does not exist, for its error, and the option that waits for it.
+
+    Args:
+        name: The name.
+        names: Those that exist, ascending.
+        what: What they name, such as "logs".
+    """
+    near = get_close_matches(name, names, _NEAREST_MAX, 0.5) or names[:_NEAREST_MAX]
+    more = ", ..." if len(names) > len(near) else ""
+    there = f"there are {', '.join(near)}{more}" if names else "there are none"
+    return f"{there}; option allowMissing=true waits for {what} that do not exist yet"
+
+
 def _whole(text: str, name: str, least: int, most: int) -> int:
     if not re.fullmatch(r"\s*[+-]?\d{1,20}\s*", text, re.ASCII) or not least <= int(text) <= most:
         raise UsageError(f"option {name} is {text!r:.100}; it takes a whole number from {least} to {most}")
     return int(text)
+
+
+def selects_logs(options: Mapping[str, str]) -> bool:
+    """Return whether the options of a read select logs, and not ledgers."""
+    names = {name.lower() for name in LOG_SELECTIONS}
+    return any(name.lower() in names for name in options)
 
 
 def source_options(options: Mapping[str, str], *, streaming: bool | None = None) -> SourceOptions:
@@ -232,12 +286,9 @@ def source_options(options: Mapping[str, str], *, streaming: bool | None = None)
         False: ("a batch read", _BATCH),
         True: ("a streaming read", _STREAM),
     }[streaming]
-    given = _RawOptions(options, (*_WHERE, *_READ, *more), what)
-    where = _where(given)
+    given = RawOptions(options, (*WHERE, *_READ, *more), what)
+    where = location_of(given)
     ledgers, ledger_type = _which(given)
-    batch_bytes = given.size("batchBytes") or BATCH_BYTES
-    if batch_bytes > BATCH_BYTES_MAX:
-        raise UsageError(f"option batchBytes is {batch_bytes}; it takes at most {BATCH_BYTES_MAX}, 5m to 10m is best")
     starting = _positions(given, "startingOffsets")
     if streaming is False and starting.latest:
         raise UsageError("option startingOffsets is 'latest', after which a batch read finds nothing; leave it out")
@@ -251,7 +302,7 @@ def source_options(options: Mapping[str, str], *, streaming: bool | None = None)
         )
     return SourceOptions(
         where=where,
-        given=_credentials(given),
+        given=credentials_of(given),
         ledgers=ledgers,
         ledger_type=ledger_type,
         payload=given.flag("payload", True),
@@ -262,9 +313,11 @@ def source_options(options: Mapping[str, str], *, streaming: bool | None = None)
         ending=ending,
         entries_per_partition=given.whole("entriesPerPartition"),
         max_entries=given.whole("maxEntries"),
-        batch_bytes=batch_bytes,
+        batch_bytes=given.batch_bytes(),
         fail_on_data_loss=given.flag("failOnDataLoss", True),
         require_seal=given.flag("requireSeal", False),
+        allow_missing=given.flag("allowMissing", False),
+        raw=given.flag("raw", False),
         max_entries_per_trigger=given.whole("maxEntriesPerTrigger"),
         max_bytes_per_trigger=given.size("maxBytesPerTrigger"),
     )
@@ -282,7 +335,7 @@ def sink_options(options: Mapping[str, str], *, streaming: bool) -> SinkOptions:
             valid.
     """
     what, more = ("a streaming write", _SINK_STREAM) if streaming else ("a batch write", _SINK_BATCH)
-    given = _RawOptions(options, (*_WHERE, *_SINK, *more), what)
+    given = RawOptions(options, (*WHERE, *_SINK, *more), what)
     if "path" in given:
         raise UsageError(
             "option path: the store in a directory is written by the one process that holds it, and Spark writes from "
@@ -290,7 +343,7 @@ def sink_options(options: Mapping[str, str], *, streaming: bool) -> SinkOptions:
         )
     if ("txnAppId" in given) != ("txnVersion" in given):
         raise UsageError("options txnAppId and txnVersion are given together, or neither")
-    where, credentials = _where(given), _credentials(given)
+    where, credentials = location_of(given), credentials_of(given)
     digest_type, insecure = _digest_type(given.text("digestType")), given.flag("insecure", False)
     if (
         is_keyed(digest_type)
@@ -318,12 +371,14 @@ def sink_options(options: Mapping[str, str], *, streaming: bool) -> SinkOptions:
     )
 
 
-def _credentials(given: _RawOptions) -> CredentialSources:
+def credentials_of(given: RawOptions) -> CredentialSources:
+    """Return the sources of the password and the secret of ledgers."""
     secret = given.secret("secret")
     return CredentialSources.of(given.secret("password"), secret if secret.value is None else secret.value)
 
 
-def _where(given: _RawOptions) -> StoreOrCluster:
+def location_of(given: RawOptions) -> StoreOrCluster:
+    """Return the store or cluster; raises UsageError unless exactly one is named."""
     path, uri = given.text("path"), given.text("metadataUri")
     if (path is None) == (uri is None):
         raise UsageError(
@@ -340,11 +395,14 @@ def _where(given: _RawOptions) -> StoreOrCluster:
     return StoreOrCluster(path, uri, secret)
 
 
-def _which(given: _RawOptions) -> tuple[Ranges | None, str | None]:
+def _which(given: RawOptions) -> tuple[Ranges | None, str | None]:
     """Return the ranges of ledger ids, or the ledger type; the other is None."""
     names = [name for name in ("ledger", "ledgers", "ledgerType") if name in given]
     if len(names) != 1:
-        raise UsageError(f"give exactly one of ledger, ledgers and ledgerType; given are {', '.join(names) or 'none'}")
+        raise UsageError(
+            f"give exactly one of ledger, ledgers and ledgerType, or to read logs one of {', '.join(LOG_SELECTIONS)}; "
+            f"given are {', '.join(names) or 'none'}"
+        )
     if names == ["ledgerType"]:
         return None, user_type(given.text("ledgerType") or "")
     if names == ["ledger"]:
@@ -377,7 +435,7 @@ def _ranges(text: str) -> Ranges:
     return tuple(joined)
 
 
-def _positions(given: _RawOptions, name: str) -> Positions:
+def _positions(given: RawOptions, name: str) -> Positions:
     text = given.text(name)
     if text is None or text.strip() == "earliest":
         return Positions()

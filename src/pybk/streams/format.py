@@ -93,11 +93,13 @@ KEY_BYTES_MAX: Final = 4 << 10
 HEADERS_MAX: Final = 64
 HEADERS_BYTES_MAX: Final = 64 << 10
 _NAME_BYTES_MAX: Final = 255
-_NO_KEY: Final = 0xFFFF
+NO_KEY: Final = 0xFFFF
+"""The size of the key of a record without one."""
+
 _COUNTS: Final = struct.Struct("<HH")
 _LENGTHS: Final = struct.Struct("<HI")
 
-NO_ATTRIBUTES: Final = _COUNTS.pack(_NO_KEY, 0)
+NO_ATTRIBUTES: Final = _COUNTS.pack(NO_KEY, 0)
 """The attributes of a record without a key and headers."""
 
 Headers = tuple[tuple[str, bytes], ...]
@@ -114,7 +116,7 @@ def encode_attributes(key: object, headers: object) -> bytes:
     if not isinstance(key, bytes | None) or len(key or b"") > KEY_BYTES_MAX:
         raise UsageError(f"key is {key!r:.50}; it takes at most {KEY_BYTES_MAX} bytes, or None")
     pairs = _checked_headers(headers)
-    parts = [_COUNTS.pack(_NO_KEY if key is None else len(key), len(pairs)), key or b""]
+    parts = [_COUNTS.pack(NO_KEY if key is None else len(key), len(pairs)), key or b""]
     for each in pairs:
         name, value = _checked_header(each)
         parts += [_LENGTHS.pack(len(name), len(value)), name, value]
@@ -156,7 +158,7 @@ def decode_attributes(data: bytes, *, where: str) -> tuple[bytes | None, Headers
         key_bytes, count = _COUNTS.unpack_from(data)
         at = _COUNTS.size
         key = None
-        if key_bytes != _NO_KEY:
+        if key_bytes != NO_KEY:
             key, at = _piece(data, at, key_bytes)
         headers = []
         for _ in range(count):
@@ -222,6 +224,10 @@ class EntryFlag(IntFlag):
 
 
 _UNKNOWN_FLAGS: Final = 0xFFFF & ~sum(EntryFlag)
+
+
+SEGMENT_KEY: Final = "pybk.segment"
+"""Custom metadata of a segment's ledger: its ``SegmentHeader`` as JSON, from which a list can be made again."""
 
 
 class SegmentHeader(NamedTuple):

@@ -44,7 +44,15 @@ from pybk.manager.ledger_writer import LedgerWriter
 from pybk.streams import ledger_list
 from pybk.streams.appender import Appender
 from pybk.streams.background import background, weakly
-from pybk.streams.format import HEADER_BYTES, TIME_BYTES, EntryFlag, SegmentHeader, decode_entry_header, highest_after
+from pybk.streams.format import (
+    HEADER_BYTES,
+    SEGMENT_KEY,
+    TIME_BYTES,
+    EntryFlag,
+    SegmentHeader,
+    decode_entry_header,
+    highest_after,
+)
 from pybk.streams.ledger_list import Found, PageGoneError, Step, Steps, Written
 from pybk.streams.ledger_spec import SETTINGS_PROPERTY, LedgerSpec, LogSettings, wrong_password
 from pybk.streams.list_record import (
@@ -300,9 +308,6 @@ def live_of(page: Page, rows: Rows) -> Rows:
     """Return the segments of a page that were not truncated."""
     return rows[len(rows) - page.segments :]
 
-
-SEGMENT_KEY: Final = "pybk.segment"
-"""Custom metadata of a segment's ledger: its ``SegmentHeader`` as JSON, from which a list can be made again."""
 
 BLOB_KEY: Final = "pybk.blob"
 """Custom metadata of a blob's ledger: its log, the epoch of its writer, and what it covers, as JSON."""

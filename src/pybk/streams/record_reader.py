@@ -30,7 +30,7 @@ from pybk.streams.wal_record import WalRecord
 from pybk.threads.call_threads import WakeUp, call_in, in_thread
 
 READ_BYTES: Final = 4 << 20
-"""Entry bytes that are read and verified at a time."""
+"""Entry bytes that are read and verified at a time, unless the caller says otherwise."""
 
 _ROLL_SECONDS: Final = 0.1
 """The interval of looks for records in the second open segment."""
@@ -44,6 +44,7 @@ class RecordReader:
         seq: The first record to return; None for the first that was not truncated.
         generation: The generation of the record before ``seq``, by which a cut before it is noticed; None for the
             present one.
+        read_bytes: Entry bytes that are read and verified at a time.
 
     Raises:
         UsageError: The log has not reached that generation yet.
@@ -55,8 +56,11 @@ class RecordReader:
     Threads: one at a time; ``close`` from any.
     """
 
-    def __init__(self, steps: LedgerSteps, seq: int | None, generation: int | None = None) -> None:
+    def __init__(
+        self, steps: LedgerSteps, seq: int | None, generation: int | None = None, *, read_bytes: int = READ_BYTES
+    ) -> None:
         self._steps = steps
+        self._read_bytes = read_bytes
         steps.watch_truncation()
         self._seen = steps.changes
         """``changes`` of the log's record when it was last looked at."""
@@ -272,7 +276,7 @@ class RecordReader:
         if self.seq > last:
             self._leave()
             return None
-        nbytes, entries = READ_BYTES, self._entries_to(last)
+        nbytes, entries = self._read_bytes, self._entries_to(last)
         while True:
             batch = reader.read_batch(self._entry, max_bytes=nbytes, last=min(most, self._entry + entries - 1))
             records = decode_batch(batch, self._entry_seq, where=f"ledger {reader.ledger_id}", segment=segment.number)

@@ -13,9 +13,9 @@ from pybk.errors import CorruptError, NoSuchLedgerError
 from pybk.ledger.ledger_metadata import LedgerMetadata
 from pybk.manager.ledger_manager import LedgerManager, backend_of
 from pybk.streams import ledger_list
-from pybk.streams.format import SegmentHeader
+from pybk.streams.format import SEGMENT_KEY, SegmentHeader
 from pybk.streams.ledger_spec import LedgerSpec
-from pybk.streams.ledger_steps import BLOB_KEY, SEGMENT_KEY, LedgerSteps, names_of
+from pybk.streams.ledger_steps import BLOB_KEY, LedgerSteps, names_of
 from pybk.streams.list_record import ListKind
 from pybk.values import decode_json
 

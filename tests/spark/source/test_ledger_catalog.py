@@ -24,8 +24,12 @@ from pybk.spark.source.ledger_catalog import LedgerCatalog
 from pybk.spark.source.planning import EntryRange
 from pybk.spark.source.reading import read_ranges
 from pybk.spark.source.stream import StreamReader
+from pybk.streams.log import Log
+from pybk.streams.log_reader import LogEnd
+from pybk.streams.wal import WriteAheadLog
 from tests.cluster.inside import SECRET, Inside, inside
 from tests.cluster.test_seals import rewrite
+from tests.waiting import PROCESS_S
 
 
 @pytest.fixture(scope="module")
@@ -74,6 +78,47 @@ def test_what_a_sink_wrote_counts_from_its_commit_on(cluster: Inside) -> None:
     commit(found, "other", 0, ids[2])
     assert [*by_type.look()] == [plain, ids[1], ids[2]]
     assert [*by_type.hidden] == [ids[0]]
+
+
+def test_a_type_that_no_ledger_has_is_refused_with_the_nearest(cluster: Inside) -> None:
+    fill(cluster.connect(), "known")
+    for name in ("knowns", "known,other", "known*"):
+        catalog = LedgerCatalog(options(cluster, ledgerType=name))
+        catalog.look()
+        with pytest.raises(NoSuchLedgerError, match=r"; there are known.*; option allowMissing=true waits"):
+            catalog.check_type()
+    missing = LedgerCatalog(options(cluster, ledgerType="knowns", allowMissing="true"))
+    assert missing.look() == {}
+    missing.check_type()
+    fill(cluster.connect(), "hidden only", "an app that never commits")
+    hidden = LedgerCatalog(options(cluster, ledgerType="hidden only"))
+    assert hidden.look() == {}
+    hidden.check_type()
+
+
+def test_segments_of_logs_are_not_read_as_ledgers(cluster: Inside) -> None:
+    """Neither by their number nor by their type, unless that is asked for."""
+    manager = cluster.connect()
+    with (
+        Log.open(manager, "orders", insecure=True) as log,
+        WriteAheadLog.open(manager, "app", insecure=True) as wal,
+        log.subscribe("audit", start=LogEnd.EARLIEST) as subscription,
+    ):
+        with log.writer() as writer:
+            writer.append(b"x")
+        wal.append(b"y")
+        record = subscription.read(timeout=PROCESS_S)
+        assert record is not None
+        subscription.ack(record)
+        [segment] = [each.ledger_id for each in log.segments()]
+        for which in ({"ledger": str(segment)}, {"ledgers": f"{segment}-{segment + 1}"}, {"ledgerType": "log"}):
+            with pytest.raises(UsageError, match=f"ledger {segment} is a segment of log 'orders'.*option log='orders'"):
+                LedgerCatalog(options(cluster, **which)).look()
+        with pytest.raises(UsageError, match=r"is a segment of wal 'app'.*option wal='app', or .* raw=true"):
+            LedgerCatalog(options(cluster, ledgerType="wal")).look()
+        with pytest.raises(UsageError, match=r"a segment of cursor 'orders@audit'.*: to read .* raw=true"):
+            LedgerCatalog(options(cluster, ledgerType="cursor")).look()
+        assert [*LedgerCatalog(options(cluster, ledgerType="log", raw="true")).look()] == [segment]
 
 
 def test_a_commit_during_a_listing_counts_as_a_whole_or_not_at_all(

@@ -45,7 +45,7 @@ def test_no_ranges_at_all_have_every_number() -> None:
     assert not within(5, ())
 
 
-def part(ledger_id: int, first: int, last: int, entry_bytes: float = 1000) -> SizedRange:
+def part(ledger_id: int, first: int, last: int, entry_bytes: float = 1000) -> SizedRange[EntryRange]:
     return SizedRange(EntryRange(ledger_id, first, last), entry_bytes)
 
 
@@ -73,7 +73,7 @@ def flat(tasks: list[tuple[EntryRange, ...]]) -> list[EntryRange]:
 
 
 @given(parts, st.none() | st.integers(1000, 10**6))
-def test_every_entry_is_read_once_and_in_order(some: list[SizedRange], entries: int | None) -> None:
+def test_every_entry_is_read_once_and_in_order(some: list[SizedRange[EntryRange]], entries: int | None) -> None:
     tasks = split_into_tasks(some, entries)
     assert flat(tasks) == flat([(each.entry_range,) for each in some])
     assert tasks == split_into_tasks(some, entries)

@@ -149,6 +149,8 @@ def _options(where: StoreOrCluster, given: CredentialSources, headers: Sequence[
         batch_bytes=BATCH_BYTES,
         fail_on_data_loss=True,
         require_seal=False,
+        allow_missing=True,
+        raw=True,
         max_entries_per_trigger=None,
         max_bytes_per_trigger=None,
     )

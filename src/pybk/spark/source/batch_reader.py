@@ -58,25 +58,26 @@ class BatchReader(DataSourceReader):
         tasks = split_into_tasks(self.ranges(), self._options.entries_per_partition)
         return [LedgerPartition(entry_ranges) for entry_ranges in tasks] or [LedgerPartition(())]
 
-    def ranges(self) -> list[SizedRange]:
+    def ranges(self) -> list[SizedRange[EntryRange]]:
         """Return the ranges of entries to read now, in order.
 
         Raises:
             NoSuchLedgerError: A ledger that is selected by its id, or that positions name, does not exist, and
-                ``fail_on_data_loss`` is set.
-            UsageError: Positions name a ledger that is not selected.
+                ``fail_on_data_loss`` is set; or no ledger has the selected type.
+            UsageError: Positions name a ledger that is not selected, or a ledger is a segment of a log.
             UnauthorizedError: The password is wrong.
         """
         options = self._options
         catalog = LedgerCatalog(options, self._ledgers)
         found = catalog.look()
+        catalog.check_type()
         lost = [*catalog.missing, *catalog.absent(options.starting, options.ending)]
         if lost and options.fail_on_data_loss:
             raise lost_ledgers_error(sorted({*lost}))
         ranges = [part for readable in found.values() for part in self._parts(readable)]
         return list(first_entries(ranges, options.max_entries))
 
-    def _parts(self, readable: ReadableLedger) -> Iterator[SizedRange]:
+    def _parts(self, readable: ReadableLedger) -> Iterator[SizedRange[EntryRange]]:
         """Yield the ranges to read of a ledger."""
         options, ledger_id = self._options, readable.ledger_id
         first = max(options.start_entry, options.starting.entries.get(ledger_id, 0))

@@ -7,12 +7,14 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Final
 
 from pybk.credentials import mismatch
-from pybk.errors import NoSuchLedgerError, UnauthorizedError, UsageError
+from pybk.errors import CorruptError, NoSuchLedgerError, UnauthorizedError, UsageError
 from pybk.ledger.ledger_metadata import LedgerState
 from pybk.manager.ledger_manager import HOW_TO_SEAL
 from pybk.spark.connection import Connection, connection, ledger_seal, refuse_bookie_directory
+from pybk.spark.options import nearest
 from pybk.spark.sink.manifest import SINK_KEY, committed
 from pybk.spark.source.planning import ReadableLedger, intersect, within
+from pybk.streams.format import SEGMENT_KEY, SegmentHeader
 
 if TYPE_CHECKING:
     from pybk.ledger.ledger_metadata import LedgerMetadata
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
     from pybk.spark.options import Positions, Ranges, SourceOptions
 
 _LIST_SHARE: Final = 10
+_READ_BY_NAME: Final = ("log", "wal")
+"""The types of the segments of what is read by name."""
 
 
 class LedgerCatalog:
@@ -52,6 +56,10 @@ class LedgerCatalog:
         self._open: dict[int, LedgerReader] = {}
         self._unlocked = False
         self._require_seal: Final = options.require_seal
+        self._allow_missing: Final = options.allow_missing
+        self._raw: Final = options.raw
+        self._types: set[str] = set()
+        """The types of the ledgers of the last listing, except the system's; if a type selects the ledgers."""
         self._checked: dict[int, LedgerMetadata] = {}
         self.list_at = 0.0
         """The time of the next listing of ledgers, by the monotonic clock."""
@@ -72,6 +80,19 @@ class LedgerCatalog:
         if self._type is not None:
             return f"{store} type {self._type}"
         return f"{store} ledgers {','.join(f'{low}-{high}' for low, high in self._asked or ())}"
+
+    def check_type(self) -> None:
+        """Check that the last look found ledgers of the type that is selected, unless ``allow_missing`` is set.
+
+        Raises:
+            NoSuchLedgerError: It found none, not even one that is hidden.
+        """
+        if self._type is None or self._allow_missing or self._type in self._types:
+            return
+        names = sorted(filter(None, self._types))
+        raise NoSuchLedgerError(
+            f"no ledger of {self._where} has type {self._type!r:.100}; {nearest(self._type, names, 'types')}"
+        )
 
     def deleted(self, ledger_ids: Iterable[int]) -> set[int]:
         """Return those of some ledgers that were deleted, by the metadata of each, because listings may be late.
@@ -124,7 +145,7 @@ class LedgerCatalog:
             UnauthorizedError: The password is not that of a ledger.
             LedgerUnsealedError, SealMismatchError: A seal is required, and a ledger is open or unsealed, or its seal
                 does not match its kind or end.
-            UsageError: The directory is that of a bookie.
+            UsageError: The directory is that of a bookie; or a ledger is a segment of a log, and ``raw`` is not set.
             PybkError: The metadata store or bookies cannot be read.
         """
         began = time.monotonic()
@@ -169,7 +190,11 @@ class LedgerCatalog:
         """Yield the metadata of the ledgers that the options select, without those of system types."""
         for metadata in self.there(found):
             refuse_bookie_directory(self._where, (metadata,))
+            if self._type is not None and not metadata.ledger_type.is_system:
+                self._types.add(str(metadata.ledger_type))
             if self._wants(metadata):
+                if not self._raw:
+                    refuse_segment(metadata)
                 yield metadata
 
     def _wants(self, metadata: LedgerMetadata) -> bool:
@@ -240,6 +265,27 @@ class LedgerCatalog:
                 ledger_id,
                 ReadableLedger(ledger_id, reader.metadata.creation_time_ns, last + 1, reader.length, closed),
             )
+
+
+def refuse_segment(metadata: LedgerMetadata) -> None:
+    """Raise an error if a ledger is a segment of a log, because its entries are not the log's records.
+
+    Raises:
+        UsageError: It is one; the error names the log.
+    """
+    description = metadata.custom_metadata.get(SEGMENT_KEY)
+    if description is None:
+        return
+    try:
+        name = SegmentHeader.describes(description, where=f"ledger {metadata.ledger_id}").name
+    except CorruptError:  # the application's own value
+        return
+    kind = str(metadata.ledger_type)
+    remedy = f"read it by option {kind}={name!r}, or" if kind in _READ_BY_NAME else "to"
+    raise UsageError(
+        f"ledger {metadata.ledger_id} is a segment of {kind} {name!r}, and its entries are not records: {remedy} read "
+        "the entries as they are with raw=true"
+    )
 
 
 def _app(metadata: LedgerMetadata) -> str:

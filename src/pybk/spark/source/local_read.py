@@ -55,7 +55,7 @@ def read_local(spark: SparkSession, **options: str) -> DataFrame:
     if sc is None or url is None or find_spec("pandas") is None:
         return spark.read.format("pybk").options(**options).load()
     schema = schema_of(found)
-    groups: dict[Locations, list[SizedRange]] = {}
+    groups: dict[Locations, list[SizedRange[EntryRange]]] = {}
     for locations, part in _placed_parts(
         spark, url, connection(found.where).manager, BatchReader(found, schema).ranges()
     ):
@@ -72,8 +72,8 @@ def read_local(spark: SparkSession, **options: str) -> DataFrame:
 
 
 def _placed_parts(
-    spark: SparkSession, url: str, manager: LedgerManager, ranges: Sequence[SizedRange]
-) -> Iterator[tuple[Locations, SizedRange]]:
+    spark: SparkSession, url: str, manager: LedgerManager, ranges: Sequence[SizedRange[EntryRange]]
+) -> Iterator[tuple[Locations, SizedRange[EntryRange]]]:
     """Yield the ranges to read, each with the locations of executors whose bookies have it."""
     answers = map(json.loads, ask_executors(spark, executor_locations(spark), partial(_own_bookie, url)))
     bookies = [ExecutorBookie(**answer) for answer in answers if answer is not None]

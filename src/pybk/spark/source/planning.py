@@ -6,7 +6,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import Final, NamedTuple
+from typing import Final, Generic, NamedTuple, Protocol, Self, TypeVar
 
 from pybk.errors import UsageError
 from pybk.spark.options import Ranges
@@ -17,6 +17,27 @@ PARTITION_BYTES: Final = 128 << 20
 PARTITIONS_MAX: Final = 100_000
 
 _OPEN_BYTES: Final = 1 << 20
+
+
+class Range(Protocol):
+    """Consecutive entries, or records, of one ledger or log."""
+
+    @property
+    def first(self) -> int:
+        """The first of them."""
+
+    @property
+    def last(self) -> int:
+        """The last of them, at least ``first``."""
+
+    def __len__(self) -> int:
+        """Return their number."""
+
+    def part(self, first: int, last: int) -> Self:
+        """Return those from ``first`` to ``last``."""
+
+
+R = TypeVar("R", bound=Range)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +57,10 @@ class EntryRange:
     def __len__(self) -> int:
         """Return the number of entries."""
         return self.last + 1 - self.first
+
+    def part(self, first: int, last: int) -> EntryRange:
+        """Return the entries from ``first`` to ``last``, which are among these."""
+        return EntryRange(self.ledger_id, first, last)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,15 +87,15 @@ class ReadableLedger:
         return self.length / self.end if self.end else 0.0
 
 
-class SizedRange(NamedTuple):
-    """Entries to read, and their size.
+class SizedRange(NamedTuple, Generic[R]):
+    """Entries or records to read, and their size.
 
     Attributes:
-        entry_range: The entries.
+        entry_range: The entries or records.
         entry_bytes: The average bytes of one of them.
     """
 
-    entry_range: EntryRange
+    entry_range: R
     entry_bytes: float
 
 
@@ -111,12 +136,12 @@ def numbers_of(ranges: Ranges) -> Iterator[int]:
         yield from range(low, high + 1)
 
 
-def split_into_tasks(ranges: Iterable[SizedRange], entries: int | None = None) -> list[tuple[EntryRange, ...]]:
+def split_into_tasks(ranges: Iterable[SizedRange[R]], entries: int | None = None) -> list[tuple[R, ...]]:
     """Return the ranges of each task.
 
     Args:
-        ranges: The entries, in order.
-        entries: The most entries of a task; None for about ``PARTITION_BYTES``. In that case the opening of a ledger
+        ranges: The entries or records, in order.
+        entries: The most of them for a task; None for about ``PARTITION_BYTES``. In that case the opening of a ledger
             counts as bytes as well, so many small ledgers are read neither by a single task, nor each by a task of its
             own.
 
@@ -133,10 +158,10 @@ def split_into_tasks(ranges: Iterable[SizedRange], entries: int | None = None) -
     if total > task_size * PARTITIONS_MAX:
         raise UsageError(
             f"{total:.0f} entries in tasks of {task_size:.0f} would be more than {PARTITIONS_MAX} tasks; make "
-            "entriesPerPartition larger"
+            "entriesPerPartition or maxRecordsPerPartition larger"
         )
-    tasks: list[tuple[EntryRange, ...]] = []
-    task: list[EntryRange] = []
+    tasks: list[tuple[R, ...]] = []
+    task: list[R] = []
     left = task_size
     for entry_range, weight in given:
         first = entry_range.first
@@ -147,21 +172,19 @@ def split_into_tasks(ranges: Iterable[SizedRange], entries: int | None = None) -
                 task, left = [], task_size
                 continue
             last = min(entry_range.last, first + max(1, fits) - 1)
-            task.append(EntryRange(entry_range.ledger_id, first, last))
+            task.append(entry_range.part(first, last))
             left -= opening + len(task[-1]) * weight
             first = last + 1
     return [*tasks, tuple(task)] if task else tasks
 
 
-def first_entries(ranges: Iterable[SizedRange], entries: int | None) -> Iterator[SizedRange]:
+def first_entries(ranges: Iterable[SizedRange[EntryRange]], entries: int | None) -> Iterator[SizedRange[EntryRange]]:
     """Yield the ranges of the first ``entries`` entries; None for all."""
     for part in ranges:
         if entries is None:
             yield part
         elif entries > 0:
             entry_range = part.entry_range
-            entry_range = EntryRange(
-                entry_range.ledger_id, entry_range.first, min(entry_range.last, entry_range.first + entries - 1)
-            )
+            entry_range = entry_range.part(entry_range.first, min(entry_range.last, entry_range.first + entries - 1))
             entries -= len(entry_range)
             yield SizedRange(entry_range, part.entry_bytes)

@@ -78,9 +78,16 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # ---- in the driver -------------------------------------------------------------------------------------------
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
-        """Return the offset at which a query without a checkpoint begins."""
+        """Return the offset at which a query without a checkpoint begins.
+
+        Raises:
+            NoSuchLedgerError: No ledger has the selected type; or a ledger that is named does not exist, and
+                ``fail_on_data_loss`` is set.
+            PybkError: As ``LedgerCatalog.look``.
+        """
         catalog = self._on_driver()
         ledgers = catalog.look()
+        catalog.check_type()
         lost = [*catalog.missing, *catalog.absent(self._options.starting)]
         if lost and self._options.fail_on_data_loss:
             raise lost_ledgers_error(sorted({*lost}))

@@ -1,0 +1,189 @@
+"""Conversion of the records of a log to Arrow columns, without a Python object per record."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    DataType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from pybk.errors import CorruptError, UsageError
+from pybk.ledger.arrow import binary_array
+from pybk.spark.log_source.log_options import KAFKA
+from pybk.streams.format import NO_VALUE
+from pybk.streams.record_attributes import Pieces, RecordParts, record_parts
+
+if TYPE_CHECKING:
+    from pybk.spark.log_source.log_options import LogOptions
+    from pybk.streams.format import Int64s, Records
+
+_HEADERS: Final = ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())]))
+_KAFKA: Final[dict[str, DataType]] = {
+    "key": BinaryType(),
+    "value": BinaryType(),
+    "topic": StringType(),
+    "partition": IntegerType(),
+    "offset": LongType(),
+    "timestamp": TimestampType(),
+    "timestampType": IntegerType(),
+    "headers": _HEADERS,
+}
+_PYBK: Final[dict[str, DataType]] = {
+    "log": StringType(),
+    "seq": LongType(),
+    "position": StringType(),
+    "txid": LongType(),
+    "key": BinaryType(),
+    "value": BinaryType(),
+    "headers": _HEADERS,
+    "event_time": TimestampType(),
+    "append_time": TimestampType(),
+}
+_CREATE_TIME: Final = 0
+"""The type of Kafka's timestamps that producers set; -1 is that of records without one."""
+
+
+def columns_of(options: LogOptions) -> StructType:
+    """Return the schema of the columns that the options select."""
+    types = _KAFKA if options.columns == KAFKA else _PYBK
+    left_out = options.columns == KAFKA and not options.include_headers
+    return StructType([StructField(name, kind) for name, kind in types.items() if not (left_out and name == "headers")])
+
+
+def check_columns(options: LogOptions, schema: StructType) -> None:
+    """Check a schema, which the user may have given; it may have any of the columns, in any order.
+
+    Raises:
+        UsageError: A column does not exist in this form, or has another type.
+    """
+    types = _KAFKA if options.columns == KAFKA else _PYBK
+    for field in schema.fields:
+        kind = types.get(field.name)
+        if kind is None:
+            raise UsageError(f"the schema has a column {field.name!r:.100}; there are {', '.join(types)}")
+        if kind.simpleString() != field.dataType.simpleString():
+            raise UsageError(
+                f"the schema has column {field.name} as {field.dataType.simpleString()}; it is {kind.simpleString()}"
+            )
+
+
+class LogColumns:
+    """Makes the columns of one log.
+
+    Args:
+        schema: The columns wanted.
+        log: The log's name.
+    """
+
+    def __init__(self, schema: StructType, log: str) -> None:
+        self._schema: pa.Schema = to_arrow_schema(schema, timezone="UTC")
+        self._log = log
+
+    def batch(self, records: Records) -> pa.RecordBatch:
+        """Return records as rows, in their order; data, keys and headers are copied once.
+
+        Raises:
+            CorruptError: The key and headers of a record are damaged.
+        """
+        rows = _Rows(records, self._log)
+        columns = [rows.column(field) for field in self._schema]
+        return pa.RecordBatch.from_arrays(columns, schema=self._schema)
+
+
+class _Rows:
+    """The columns of some records, of which only those that are asked for are made."""
+
+    def __init__(self, records: Records, log: str) -> None:
+        self._records = records
+        self._log = log
+        self._count = len(records.starts)
+
+    def column(self, field: pa.Field) -> pa.Array:
+        """Return a column."""
+        match field.name:
+            case "key":
+                return self._keys()
+            case "value":
+                return self._pieces(self._parts.data)
+            case "topic" | "log":
+                return pa.repeat(pa.scalar(self._log, field.type), self._count)
+            case "partition":
+                return pa.repeat(pa.scalar(0, field.type), self._count)
+            case "offset" | "seq":
+                return pa.array(np.arange(self._records.first_seq, self._records.first_seq + self._count))
+            case "timestamp" | "event_time":
+                return self._times(field)
+            case "timestampType":
+                return self._time_types(field)
+            case "headers":
+                return self._headers(field)
+            case "position":
+                return self._positions()
+            case "txid":
+                return _or_null(self._records.txids, self._count)
+        return pa.nulls(self._count, field.type)  # append_time: no entry has it yet
+
+    @cached_property
+    def _parts(self) -> RecordParts:
+        return record_parts(self._records, where=f"log {self._log!r}")
+
+    def _pieces(self, pieces: Pieces) -> pa.Array:
+        found = binary_array(self._records.buffer, pieces.starts, pieces.sizes)
+        return found.cast(pa.binary())  # Spark does not support large_binary
+
+    def _keys(self) -> pa.Array:
+        if not self._parts.has_key.any():
+            return pa.nulls(self._count, pa.binary())
+        return pc.if_else(pa.array(self._parts.has_key), self._pieces(self._parts.keys), pa.scalar(None, pa.binary()))
+
+    def _headers(self, field: pa.Field) -> pa.Array:
+        """Return the headers, null for a record without any, as Kafka's source has it."""
+        parts = self._parts
+        kind = field.type.value_type
+        try:
+            names = self._pieces(parts.header_names).cast(pa.string())
+        except pa.ArrowInvalid as error:
+            raise CorruptError(f"log {self._log!r}: the name of a header is not UTF-8: {error}") from error
+        pairs = pa.StructArray.from_arrays([names, self._pieces(parts.header_values)], fields=list(kind))
+        offsets = np.concatenate(([0], np.cumsum(parts.header_counts))).astype(np.int32)
+        none = pa.array(parts.header_counts == 0)
+        return pa.ListArray.from_arrays(pa.array(offsets), pairs, type=field.type, mask=none)
+
+    def _times(self, field: pa.Field) -> pa.Array:
+        times = _or_null(self._records.times, self._count)
+        return pc.divide(times, 1000).cast(field.type)
+
+    def _time_types(self, field: pa.Field) -> pa.Array:
+        types = np.full(self._count, -1 if self._records.times is None else _CREATE_TIME, np.int32)
+        if self._records.times is not None:
+            types[self._records.times == NO_VALUE] = -1
+        return pa.array(types, field.type)
+
+    def _positions(self) -> pa.Array:
+        """Return the positions as ``str`` makes them."""
+        entries, slots = self._records.places()
+        seqs = np.arange(self._records.first_seq, self._records.first_seq + self._count)
+        numbers = (np.full(self._count, self._records.segment), entries, slots, seqs)
+        texts = [pa.array(each.astype(np.int64)).cast(pa.string()) for each in numbers]
+        return pc.binary_join_element_wise(*texts, ":")
+
+
+def _or_null(values: Int64s | None, count: int) -> pa.Array:
+    """Return numbers, null where there is none."""
+    if values is None:
+        return pa.nulls(count, pa.int64())
+    return pa.array(values, mask=values == NO_VALUE)
