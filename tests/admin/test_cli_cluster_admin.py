@@ -74,7 +74,7 @@ def test_the_status_of_a_cluster(cluster: Inside, capsys: pytest.CaptureFixture[
 
 def test_what_is_no_cluster_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     status, _, err = run(capsys, "cluster", "status", tmp_path)
-    assert (status, "is no metadata URL" in err) == (2, True)
+    assert (status, "is not a metadata URL" in err) == (2, True)
 
 
 def test_a_word_that_is_no_verb_is_the_directory_of_a_bookie(

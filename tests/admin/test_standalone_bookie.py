@@ -278,7 +278,7 @@ def test_wrong_settings_of_http_end_the_start_before_the_bookie_joins(
     (tmp_path / "pem").touch(mode=0o600)
     here, there = HttpSettings(listen="127.0.0.1:0"), HttpSettings(listen="0.0.0.0:0")
     for http, error in (
-        (replace(here, tokens=str(tmp_path / "wrong")), "line 1, is no token"),
+        (replace(here, tokens=str(tmp_path / "wrong")), "line 1, is not a token"),
         (replace(here, certificate=str(tmp_path / "pem")), "cannot be used"),
         (replace(here, key="key.pem"), "has no certificate"),
         (replace(there, tokens=str(tmp_path / "tokens")), "tokens and a certificate are needed"),

@@ -1,1 +1,1 @@
-"""Looking after stores: the command line and the demonstration."""
+"""The administration of stores and clusters: commands, the interface over HTTP and its page, local clusters."""

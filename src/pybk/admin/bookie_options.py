@@ -19,7 +19,7 @@ from pybk.flags import StorageHint
 from pybk.metadata.url import SCHEMES, parse_url
 
 CREDENTIALS: Final = "CREDENTIALS_DIRECTORY"
-"""The variable by which systemd says where the credentials of a service are."""
+"""The variable in which systemd passes the directory of a service's credentials."""
 
 CREDENTIAL: Final = "cluster-secret"
 """The name of the credential that has the cluster's secret."""
@@ -52,20 +52,20 @@ class BookieSettings:
     Attributes:
         directory: The bookie's own directory.
         listen: Addresses to listen on.
-        metadata: Where the cluster's metadata is.
-        secret: The cluster's secret, or where it is found; None for none.
-        advertise: Addresses to register for clients instead of ``listen``; empty for the same.
-        advertise_check: Whether the bookie makes sure that it can be reached at the first one.
-        bookie_id: Its name; None for that of the directory, or a new one if the directory is new.
-        rack: Where it stands.
-        moved: Whether its directory was moved since its last start, not copied.
+        metadata: The URL of the cluster's metadata store.
+        secret: The cluster's secret, or its source; None for none.
+        advertise: Addresses to register for clients instead of ``listen``; empty registers those of ``listen``.
+        advertise_check: Whether the bookie checks at its start that it can be reached at the first one.
+        bookie_id: Its name; None for the name in the directory, or a new one if the directory is new.
+        rack: Its location.
+        moved: Whether its directory was moved, and not copied, since its last start.
         replace: Whether it takes the name of a bookie whose directory is lost for good.
         config: The settings of its store.
-        tiers: The directories of tiers that have their own.
-        start_wait_s: How long the start is tried again while the metadata store cannot be reached.
-        drain_s: How long, at most, it lets writers leave when it is stopped.
-        drain_idle_s: Writers have left if no add came for so long.
-        http: Where it serves HTTP; None for nowhere.
+        tiers: The directories of tiers that lie outside of ``directory``.
+        start_wait_s: Seconds for which the start is repeated while the metadata store cannot be reached.
+        drain_s: The most seconds that it gives writers to leave when it is stopped.
+        drain_idle_s: Seconds without an add after which writers count as gone.
+        http: The settings of its HTTP port; None without one.
         log_format: ``text`` or ``json``.
         log_level: ``debug``, ``info``, ``warning`` or ``error``.
     """
@@ -110,7 +110,7 @@ def resolved(flags: Mapping[str, Any], environment: Mapping[str, str], file: Con
 
 
 def settings_of(settings: Mapping[str, Setting]) -> BookieSettings:
-    """Return what the options of a bookie amount to.
+    """Return the settings of a bookie from the values of its options.
 
     Raises:
         UsageError: Values contradict each other, or a file that one of them names cannot be read.
@@ -143,7 +143,7 @@ def settings_of(settings: Mapping[str, Setting]) -> BookieSettings:
 
 
 def check(settings: Mapping[str, Setting]) -> None:
-    """Check what can be checked on any host: addresses, names, the URL, directories, and the store's settings.
+    """Check the options that can be checked on any host: addresses, names, the URL, directories, store settings.
 
     Raises:
         UsageError: A value is wrong.
@@ -248,4 +248,4 @@ def _read_rack(path: str) -> str:
         with open(path, encoding="utf-8") as file:
             return file.read(4096).strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path} is to say where the bookie stands, and cannot be read: {error}") from error
+        raise UsageError(f"{path} is to hold the location of the bookie, and cannot be read: {error}") from error

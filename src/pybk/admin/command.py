@@ -1,4 +1,4 @@
-"""The command ``pybk`` as it is installed: its version and its completion at once, and all other commands late."""
+"""The installed command ``pybk``: prints version and completion at once, and imports all other commands late."""
 
 from __future__ import annotations
 
@@ -31,6 +31,6 @@ def main() -> int:
 
 
 def completion_of(shell: str) -> str:
-    """Return what completes the commands of pybk in a shell, which ``tools/completion`` has made."""
+    """Return the completion of pybk's commands for a shell, which ``tools/completion`` has made."""
     with open(os.path.join(os.path.dirname(__file__), "completion", shell), encoding="utf-8") as file:
         return file.read()

@@ -1,7 +1,7 @@
 """A process that shows and administers a cluster over HTTP until it is stopped: the interface, its page, and metrics.
 
 SIGTERM and SIGINT end it; SIGHUP reads tokens and certificates again; SIGUSR1 writes the stacks of all threads. It is
-only a client of the cluster, so it may end, and run several times, whenever that is convenient.
+only a client of the cluster, so it may end at any time, and several may run.
 """
 
 from __future__ import annotations
@@ -32,20 +32,19 @@ _TOKEN: Final = re.compile(rb"[A-Za-z0-9._~+/-]+=*")
 """The text that may follow ``Bearer`` in a header (RFC 6750)."""
 
 STORE: Final = "console"
-"""The label ``store`` of the metrics: what this client sees of the cluster."""
+"""The label ``store`` of the metrics, which are those of this client."""
 
 
 def bookie_ports(path: str, token: str = "", authority: str = "") -> BookiePorts:
-    """Return where the HTTP ports of bookies are, as a file says, which may change later.
+    """Return the HTTP ports of bookies, from a file that may change later.
 
     Args:
         path: A TOML file with the URL of each port by the name of its bookie.
-        token: The file of the token that they take; empty for none.
-        authority: The file of the certificates, in PEM, that sign theirs; empty for those of the system.
+        token: The file with the token for these ports; empty for none.
+        authority: The file of the authorities, in PEM, that signed their certificates; empty for those of the system.
 
     Raises:
-        UsageError: A file cannot be read, or is not what it should be; or every user of this host may read or change
-            that of the token.
+        UsageError: A file cannot be read or used; or every user of this host may read or change that of the token.
     """
 
     def urls() -> dict[str, str]:
@@ -85,10 +84,10 @@ def serve(
 
     Args:
         manager: A client of the cluster; it is not closed.
-        settings: Where to serve, and for whom.
+        settings: The address, the tokens and the certificate.
         ready: Called with the URL once it serves.
         hosts: The names that requests may give in ``Host``, as for ``AdminServer``.
-        **shown: What it shows besides, as for ``AdminServer``.
+        **shown: Further things that it shows, as for ``AdminServer``.
 
     Raises:
         UsageError: As ``AdminServer``.

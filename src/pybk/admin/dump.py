@@ -22,19 +22,19 @@ from pybk.storage.volumes import Volumes
 
 
 def dump_store(path: str, *, contents: bool = True) -> Iterator[DumpRow]:
-    """Yield what lies in a store's directories: a row per file, commit and record.
+    """Yield the contents of a store's directories: a row for each file, commit and record.
 
     The store may be open for writing meanwhile.
 
     Every row has a ``what``: store, directory, catalog, ledger, file, commit, record, problem. A record is ``sound`` if
-    its body has its checksum; None if that was not looked at.
+    its body has its checksum; None if that was not checked.
 
     Args:
         path: The store's directory.
-        contents: Whether the files are read; without it there is a row per file, and none of what it holds.
+        contents: Whether the contents of files are read; if False, there is only a row for each file.
 
     Raises:
-        CookieError: There is no store, or a directory is not what it should be.
+        CookieError: There is no store, or a directory is not the expected one.
         CorruptError: A cookie is damaged.
     """
     fs = OsFileSystem()

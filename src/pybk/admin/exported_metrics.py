@@ -1,4 +1,4 @@
-"""The labels and the meaning of each exported metric; ``docs/reference/metrics.md`` lists them, too."""
+"""The labels and the meaning of each exported metric; ``docs/reference/metrics.md`` lists them as well."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class Exported(NamedTuple):
 
     Attributes:
         kind: ``COUNTER``, ``GAUGE`` or ``HISTOGRAM``.
-        labels: The names of its labels besides ``store``.
+        labels: The names of its labels, except ``store``.
         help: Its meaning, a sentence.
     """
 

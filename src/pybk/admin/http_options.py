@@ -1,4 +1,4 @@
-"""The options that say where a program serves the administration interface."""
+"""The options of the administration interface of a program."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class HttpSettings:
     key: str = ""
 
     def read_tokens(self) -> tuple[Token, ...]:
-        """Return the valid tokens; raises UsageError if the file cannot be read, or is not one of tokens."""
+        """Return the valid tokens; raises UsageError if the file cannot be read, or is not a file of tokens."""
         from pybk.admin.http.tokens import read_tokens
 
         return read_tokens(self.tokens) if self.tokens else ()
@@ -43,7 +43,7 @@ class HttpSettings:
         """Check tokens and certificate before a bookie starts, because one that cannot serve must not register.
 
         Raises:
-            UsageError: As ``serve`` for a bookie, but for an address that cannot be listened on.
+            UsageError: As ``serve`` for a bookie, except for an address that cannot be listened on.
         """
         from pybk.admin.http.certificates import checked_context
 
@@ -54,7 +54,7 @@ class HttpSettings:
     def _files(self) -> tuple[str, str] | None:
         """The files of the certificate and its key; raises UsageError for a key alone."""
         if self.key and not self.certificate:
-            raise UsageError(f"the key {self.key!r} has no certificate: name that, too")
+            raise UsageError(f"the key {self.key!r} has no certificate: name that as well")
         return (self.certificate, self.key or self.certificate) if self.certificate else None
 
     def serve(

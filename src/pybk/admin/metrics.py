@@ -37,7 +37,7 @@ BUCKETS_BYTES: Final = tuple(1 << power for power in range(9, 34, 2))
 PAIRS_MAX: Final = 100
 """Pairs of ledger type and tier that are exported; the others are exported together, as type ``OTHER_TYPES``.
 
-A pair has 54 series, so that a scrape stays small.
+The number is bounded because a pair has 54 series, and a scrape has to stay small.
 """
 
 _Value = TypeVar("_Value", int, HistogramSnapshot)
@@ -60,14 +60,14 @@ class ManagerCollector(Collector):
         self._manager = manager
         self._store = store
         self._pairs: dict[tuple[str, str], None] = {}
-        """The pairs that were exported first: they stay those, so that no counter goes back."""
+        """The pairs that were exported first; they do not change, because a counter must not decrease."""
 
     def describe(self) -> Iterator[Metric]:
-        """Name nothing in advance: which series there are depends on the ledgers."""
+        """Name no series in advance, because the series depend on the ledgers."""
         return iter(())
 
     def collect(self) -> Iterator[Metric]:
-        """Yield all metrics as of now; of a closed manager, its last counters and latencies.
+        """Yield all present metrics; of a closed manager, its last counters and latencies.
 
         Cost: 0.1 ms and 10 µs for each pair of ledger type and tier, and a look at each directory's free space.
         """
@@ -187,7 +187,7 @@ def register(manager: LedgerManager, store: str = "", *, registry: CollectorRegi
     Args:
         manager: The manager of the metrics.
         store: Value of the label ``store``; managers in one registry need different ones.
-        registry: Where; prometheus_client's own by default.
+        registry: The registry; prometheus_client's own by default.
 
     Returns:
         The collector; ``registry.unregister(collector)`` ends it. Of a closed manager it shows the last counters.

@@ -1,4 +1,4 @@
-"""Profiles: clusters by name, so that commands need neither the URL of a cluster nor the file of its secret.
+"""Profiles: clusters by name; with one, commands need neither the URL of a cluster nor the file of its secret.
 
 A profile is a TOML file with its name in ``$XDG_CONFIG_HOME/pybk/profiles`` (``~/.config`` by default). It has
 ``metadata``, the URL of the cluster, and ``secret_file``, the file of its secret. ``pybk dev up`` adds ``directory``.
@@ -44,7 +44,7 @@ class Profile:
         """Return the profile with a name.
 
         Raises:
-            UsageError: There is none, or it cannot be read.
+            UsageError: The profile does not exist, or cannot be read.
         """
         path = path_of(name)
         try:
@@ -65,7 +65,7 @@ class Profile:
             ) from error
 
     def write(self) -> str:
-        """Write the profile, durably and for its owner alone; returns its file."""
+        """Write the profile, durably and for its owner alone; return its file."""
         from pybk.storage.io.filesystem import OsFileSystem, replace_file  # with numpy, which commands do without
 
         path = path_of(self.name)
@@ -78,10 +78,10 @@ class Profile:
 
 
 def path_of(name: str) -> str:
-    """Return the file of a profile; raises UsageError for a name that is none."""
+    """Return the file of a profile; raises UsageError for a name that is not valid."""
     if not _NAME.fullmatch(name):
         raise UsageError(
-            f"{name!r:.100} is no name of a profile: letters, digits, '_', '.' and '-' are allowed, 64 at most"
+            f"{name!r:.100} is not a name of a profile: letters, digits, '_', '.' and '-' are allowed, 64 at most"
         )
     home = os.environ.get("XDG_CONFIG_HOME") or os.path.join(os.path.expanduser("~"), ".config")
     return os.path.join(home, "pybk", "profiles", f"{name}.toml")

@@ -1,4 +1,4 @@
-"""Reports to systemd how a service is: the protocol of sd_notify(3), which is a datagram to a socket."""
+"""Reports the state of a service to systemd: the protocol of sd_notify(3), a datagram to a socket."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Final
 
 SOCKET: Final = "NOTIFY_SOCKET"
-"""The variable by which systemd names the socket; where it is not set, nothing is reported."""
+"""The variable by which systemd names the socket; if it is not set, nothing is reported."""
 
 
 def notify(*assignments: str) -> None:

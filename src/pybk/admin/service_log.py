@@ -14,7 +14,7 @@ from pybk.spans import current_operation
 from pybk.transport.logging_limit import LogLimit
 
 LINES_MAX: Final = 10
-"""Lines of one kind that are written each minute; the next one says how many were dropped."""
+"""The most lines of one kind in each minute; the next one has the number of dropped lines."""
 
 _PACKAGE: Final = "pybk"
 

@@ -1,4 +1,4 @@
-"""Text of others, such as names of ledger types, as terminals and logs show it."""
+"""Text from callers, such as names of ledger types, in a form for terminals and logs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _NAME_MAX: Final = 48
 
 
 def shown_name(name: str) -> str:
-    """Return a name as tables show it: a long one is cut in the middle, and JSON has the whole."""
+    """Return a name for tables: a long one is cut in the middle; JSON output has it whole."""
     if len(name) <= _NAME_MAX:
         return name
     kept = (_NAME_MAX - 1) // 2
@@ -17,5 +17,5 @@ def shown_name(name: str) -> str:
 
 
 def shown_text(text: str) -> str:
-    """Return a text without what terminals obey, and without ends of lines: each such character is escaped."""
+    """Return a text in which control characters of terminals, and ends of lines, are escaped."""
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)

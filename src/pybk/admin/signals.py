@@ -1,4 +1,4 @@
-"""The signals of a service: SIGTERM and SIGINT end it, SIGHUP has it read files again, SIGUSR1 writes its stacks.
+"""The signals of a service: SIGTERM and SIGINT end it, SIGHUP makes it read files again, SIGUSR1 writes its stacks.
 
 The stacks are written by a handler of Python's, so the main thread holds the interpreter's lock and no other thread
 runs meanwhile. ``faulthandler.register`` needs no lock and reads the frames of threads that run, which can end the
@@ -43,7 +43,7 @@ class Signals:
         """Return the next signal; None if none arrives in time.
 
         Args:
-            seconds: How long to wait; None for as long as it takes.
+            seconds: Seconds to wait; None waits without a limit.
         """
         end = math.inf if seconds is None else time.monotonic() + seconds
         while True:

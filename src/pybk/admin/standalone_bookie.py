@@ -6,9 +6,9 @@
 | SIGHUP | secrets, tokens, certificates, options and the log level are read again |
 | SIGUSR1 | the stacks of all threads are written to the standard error |
 
-Draining, the bookie registers as read-only and refuses the entries of writers, which then replace it by another one
-while it still serves reads; it ends once no add came for ``drain_idle_s``, or after ``drain_s``. Then it makes a
-checkpoint, so that the next start reads little, removes its registration and closes.
+While it drains, the bookie is registered as read-only and refuses the entries of writers, which then replace it by
+another bookie; it still serves reads. The drain ends once no add has come for ``drain_idle_s``, or after ``drain_s``.
+Then the bookie makes a checkpoint, with which the next start reads little, removes its registration and closes.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 
 _CHECK_SECONDS: Final = 1.0
 RETRY_SECONDS: Final = 2.0
-"""The time for which the start rests after a try for which the metadata store could not be reached."""
+"""The pause of the start after a try in which the metadata store could not be reached."""
 
 _SWITCH_SECONDS: Final = 0.0001
 """The time for which a thread may keep the interpreter while another one wants it.
@@ -91,15 +91,15 @@ def serve(
     A signal that comes while the bookie is starting takes effect as soon as it has started.
 
     Args:
-        settings: What it is to do.
+        settings: The settings of the bookie.
         ready: Called once it serves, with the URL of its HTTP port; an empty one if it has none.
-        reload: Returns the settings anew, at SIGHUP; None for the same.
+        reload: Returns the new settings, at SIGHUP; None if they never change.
 
     Returns:
         True if a signal ended it, False if an error did, which is logged.
 
     Raises:
-        PybkError: It cannot start, or its name is another process's by now, or was removed from the cluster.
+        PybkError: It cannot start, another process has its name by now, or it was removed from the cluster.
 
     Threads: the main thread, because signal handlers are set.
     """
@@ -151,7 +151,7 @@ def _checked_http(settings: BookieSettings) -> HttpSettings | None:
     from pybk.admin.http.extra import missing
 
     if said := missing():
-        logger.warning("the bookie serves clients, and no HTTP port: %s", said)
+        logger.warning("the bookie serves clients, but its HTTP port does not serve: %s", said)
         return None
     return settings.http
 

@@ -103,7 +103,7 @@ def test_old_runs_are_removed_after_a_question(store: Path, tmp_path: Path, caps
     assert "run 1 of" in (text := capsys.readouterr().out)
     assert "2 runs kept, from run 2 on; nothing was changed" in text
     assert main(["backup", "prune", str(backup), "--keep", "2"]) == 3
-    assert "are removed for good, and nobody can be asked" in capsys.readouterr().err
+    assert "are removed for good, and this is not a terminal" in capsys.readouterr().err
     assert main(["backup", "prune", str(backup), "--keep-for", "1d", "--yes"]) == 0
     assert "no run is removed; 3 runs kept" in capsys.readouterr().out
     found = run(capsys, "backup", "prune", backup, "--keep", 1, "--yes")

@@ -87,7 +87,7 @@ def test_zsh_completes_and_describes_all_commands(tmp_path: Path, capsys: pytest
         assert (run.returncode, run.stderr) == (0, "")
         return run.stdout.splitlines()
 
-    assert "cluster:show how a cluster is" in "\n".join(completed(""))
-    assert "--wait:until it can be drained" in "\n".join(completed("bookie", "drain", "--"))
+    assert "cluster:show the state of a cluster" in "\n".join(completed(""))
+    assert "--wait:wait until it can be drained" in "\n".join(completed("bookie", "drain", "--"))
     assert completed("ledger", "list", "--tier", "") == ["nvme", "ssd", "hdd"]
     assert completed("ledger", "list", "") == ["paths"]

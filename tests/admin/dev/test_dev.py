@@ -176,7 +176,7 @@ def test_a_wiped_bookie_takes_its_name_again_only_if_that_is_said(local: Local) 
     for words in (("start", "b2"), ("restart", "b2")):  # the first one makes a directory, which is not the lost one
         refused = local.ask("dev", *words)
         assert refused.returncode == 2
-        assert "b2 has lost what it kept, and is refused until you say so" in refused.stderr
+        assert "b2 has lost its data; it is refused until you confirm this" in refused.stderr
         assert "`pybk dev start b2 --replace`" in refused.stderr
         assert "`pybk bookie --replace`" not in refused.stderr
     local.run("dev", "start", "b2", "--replace")

@@ -30,7 +30,7 @@ def test_a_token_is_found_by_its_text_alone(tmp_path: Path) -> None:
 def test_a_line_that_is_no_token_is_named(tmp_path: Path, line: str) -> None:
     file = tmp_path / "tokens"
     file.write_text(f"\n{line}\n")
-    with pytest.raises(UsageError, match=r"tokens, line 2, is no token: .* read, operate, admin"):
+    with pytest.raises(UsageError, match=r"tokens, line 2, is not a token: .* read, operate, admin"):
         read_tokens(file)
 
 

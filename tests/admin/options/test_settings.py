@@ -91,7 +91,7 @@ def test_the_first_that_is_given_counts(tmp_path: Path) -> None:
         ("[bookie]\nid = 5", ["[bookie] id = '5'", "a text that is not empty"]),
         ('[bookie]\nlisten = "a"', ["[bookie] listen = 'a'", 'a list of texts, such as ["one", "two"]']),
         ('[bookie]\ncheck = "yes"', ["[bookie] check = 'yes'", "true or false"]),
-        ("[bookie]\nonce = true", ["[bookie] once", "it is of one start", "--bookie-once"]),
+        ("[bookie]\nonce = true", ["[bookie] once", "it concerns one start only", "--bookie-once"]),
         ("[store]\nlog_file_bytes = 5", ["log_file_bytes = '5'", "from 1048576 to 1073741824", "64MiB"]),
         ("[store]\nlog_file_bytes = true", ["log_file_bytes = 'True'", "a number of bytes"]),
         ('[store]\nlog_file_bytes = "5 apples"', ["log_file_bytes = '5 apples'"]),

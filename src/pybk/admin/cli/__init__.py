@@ -149,7 +149,7 @@ def _open_standard_streams() -> None:
 
 
 def completed(words: Sequence[str]) -> list[str]:
-    """Return a command line with older names replaced, and with the verb that is meant where none is given."""
+    """Return a command line with older names replaced, and with the default verb if none is given."""
     found = list(words)
     if found[:1] == ["upgrade"] and any(map(is_url, found)):
         found[:1] = ["cluster", "upgrade"]
@@ -178,11 +178,11 @@ def _check_no_verb(noun: Command, verbs: Collection[str], words: Sequence[str]) 
 
 
 def parser_of(names: Collection[str], profile: str = "") -> CommandParser:
-    """Return the parser of ``pybk``, in which the nouns with these names have their verbs, and others have none.
+    """Return the parser of ``pybk``, in which only the nouns with these names have their verbs.
 
     Args:
         names: The nouns.
-        profile: The name of the profile that stands for the PATH of a cluster that is left out; empty for none.
+        profile: The name of the profile that is used if the PATH of a cluster is left out; empty for none.
     """
     parser = CommandParser(
         prog="pybk",

@@ -1,4 +1,4 @@
-"""The parser of commands, made from the table of options, and what PATH may be."""
+"""The parser of commands, made from the table of options, and the checks of PATH."""
 
 from __future__ import annotations
 
@@ -38,8 +38,7 @@ class CommandParser(argparse.ArgumentParser):
     about the file that is missing would print the secret.
 
     Attributes:
-        profile: The name of the profile that stands for PATH where a command over clusters is given none; empty for
-            none.
+        profile: The name of the profile that is used if a command over clusters gets no PATH; empty for none.
     """
 
     def __init__(self, *arguments: Any, profile: str = "", **settings: Any) -> None:
@@ -48,13 +47,13 @@ class CommandParser(argparse.ArgumentParser):
         self._verbs: Any = None
 
     def add_subparsers(self, **settings: Any) -> Any:
-        """Have the parser take verbs; returns the object that adds their parsers."""
+        """Make the parser take verbs; return the object that adds their parsers."""
         made = partial(type(self), profile=self.profile)
         self._verbs = super().add_subparsers(**{"required": True, "metavar": "VERB", "parser_class": made, **settings})
         return self._verbs
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Parse as argparse does, after the PATH of the profile is put in where it is left out."""
+        """Parse as argparse does; if PATH is left out, insert that of the profile first."""
         if self.profile and args is not None and not self._names_path(args):
             try:
                 profile = Profile.read(self.profile)
@@ -113,7 +112,7 @@ class CommandParser(argparse.ArgumentParser):
             yield from verb.commands(*words, name)
 
     def error(self, message: str) -> NoReturn:
-        """End the process with what is wrong, and where the usage is shown, in one line."""
+        """End the process with one line: the error, and the command that shows the usage."""
         from pybk.metadata.store import without_secrets
 
         over_clusters = self.get_default("path_kind") in _OF_PROFILES
@@ -132,7 +131,7 @@ def fill(parser: CommandParser, command: Command, nouns: Collection[str] | None 
     Args:
         parser: The parser.
         command: The command.
-        nouns: Of which nouns the verbs are added; None for all.
+        nouns: The nouns whose verbs are added; None for all.
     """
     verbs = THE_TABLE.verbs(*command.words)
     if verbs:
@@ -164,7 +163,7 @@ def _run_of(words: tuple[str, ...]) -> Callable[[argparse.Namespace], int]:
 
 
 def check_path(parsed: argparse.Namespace) -> None:
-    """Raise UsageError if PATH is a file, of whatever command."""
+    """Raise UsageError if PATH is a file; no command takes one."""
     path: str | None = getattr(parsed, "path", None)
     if path is None or getattr(parsed, "path_kind", "export") == "export":  # of those, PATH may be a file
         return
@@ -187,7 +186,7 @@ def directory_of(parsed: argparse.Namespace) -> str:
 
 @contextmanager
 def secret_needed() -> Iterator[None]:
-    """Add to the error of a missing or wrong cluster secret how it is given."""
+    """Add the ways to give a secret to the error of a missing or wrong cluster secret."""
     try:
         yield
     except MetadataForgedError as error:

@@ -77,13 +77,13 @@ def _made(made: BackupReport, *, dry_run: bool) -> str:
 
 
 def print_left_out(left_out: Sequence[str]) -> None:
-    """Print what is not in a backup, or was not restored."""
+    """Print the ledgers and entries that are not in a backup, or were not restored."""
     for text in left_out:
         print(f"left out: {text}", file=sys.stderr)
 
 
 def unauthenticated_note(count: int) -> str:
-    """Return what is said of ledgers whose digests were not checked; empty for none."""
+    """Return a note on ledgers whose digests were not checked; empty without such ledgers."""
     if not count:
         return ""
     return f"; the entries of {counted(count, 'ledger')} were checked by checksum only, their digests {_NEEDS_PASSWORD}"
@@ -147,7 +147,7 @@ def _prune(parsed: argparse.Namespace) -> int:
     from pybk.backup import prune_backup
 
     if parsed.keep is None and parsed.keep_for is None:
-        raise UsageError("say which runs to keep: --keep N, --keep-for TIME, or both")
+        raise UsageError("give the runs to keep: --keep N, --keep-for TIME, or both")
     keep = 1 if parsed.keep is None else parsed.keep
     prune = partial(
         prune_backup,

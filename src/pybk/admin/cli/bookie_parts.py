@@ -1,4 +1,4 @@
-"""The parts that a bookie's store has: its ledgers are parts of the cluster's, with ids that only it knows."""
+"""The ledgers of a bookie's store: they are parts of the cluster's ledgers, with ids of their own."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class Part(NamedTuple):
 
     Attributes:
         ledger_id: The cluster's ledger.
-        first: Its entry that is the part's entry 0.
-        stride: The distance of its entries that follow each other in the part.
+        first: The entry of this ledger that is the part's entry 0.
+        stride: The distance between entries of this ledger that follow each other in the part.
     """
 
     ledger_id: int
@@ -32,7 +32,7 @@ class Part(NamedTuple):
     stride: int
 
     def entries(self, first: int, last: int) -> tuple[int, int]:
-        """Return the entries of the cluster's ledger that two of the part are."""
+        """Return the entries of the cluster's ledger that correspond to two entries of the part."""
         return self.first + first * self.stride, self.first + last * self.stride
 
 
@@ -52,7 +52,7 @@ class BookieParts:
     """The parts of a store.
 
     Args:
-        parts: By the ids of the store; empty for a store that is not a bookie's.
+        parts: The parts by the ledger ids of the store; empty for a store that is not a bookie's.
     """
 
     def __init__(self, parts: dict[int, Part]) -> None:
@@ -60,7 +60,7 @@ class BookieParts:
 
     @classmethod
     def of(cls, path: str, ids: Iterable[int]) -> BookieParts:
-        """Return the parts that ledgers of the store in a directory are; leaves out those of which it is unknown."""
+        """Return the parts that the ledgers of the store in a directory are; unknown ones are left out."""
         from pybk.manager.ledger_manager import LedgerManager
 
         wanted = sorted(set(ids))
@@ -74,20 +74,20 @@ class BookieParts:
 
     @classmethod
     def of_open(cls, manager: LedgerManager, ids: Iterable[int]) -> BookieParts:
-        """Return the parts that ledgers of an open store are; leaves out those of which it is unknown."""
+        """Return the parts that the ledgers of an open store are; unknown ones are left out."""
         found = {ledger_id: _extent(manager, ledger_id) for ledger_id in ids}
         return cls({key: Part(each.ledger_id, each.first, each.stride) for key, each in found.items() if each})
 
     def __bool__(self) -> bool:
-        """Return whether one of them is a part."""
+        """Return whether any ledger is a part."""
         return bool(self._parts)
 
     def get(self, ledger_id: int | None) -> Part | None:
-        """Return what a ledger of the store is a part of; None if it is none."""
+        """Return the part that a ledger of the store is; None if it is not a part."""
         return None if ledger_id is None else self._parts.get(ledger_id)
 
     def named(self, text: str) -> str:
-        """Return a text about ledgers of the store that names those of the cluster instead."""
+        """Return a text about ledgers of the store, with the cluster's ledgers named instead."""
         return _LEDGER.sub(self._replaced, text)
 
     def _replaced(self, found: re.Match[str]) -> str:
@@ -101,7 +101,7 @@ class BookieParts:
 
 
 class Replacements:
-    """The parts of a store that replace damaged entries of others.
+    """The parts of a store that replace damaged entries of other parts.
 
     Args:
         path: The directory of the store.
@@ -120,7 +120,7 @@ class Replacements:
                     self._found[extent.ledger_id].append((metadata.ledger_id, extent, last))
 
     def have(self, ledger_id: int, part: Part, first: int, last: int) -> bool:
-        """Return whether newer parts have all of some entries of a ledger of the store, inclusive."""
+        """Return whether newer parts have all entries of a range of a ledger of the store, both ends inclusive."""
         newer = [(extent, end) for number, extent, end in self._found[part.ledger_id] if number > ledger_id]
         begin, end = part.entries(first, last)
         return all(

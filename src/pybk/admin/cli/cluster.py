@@ -1,4 +1,4 @@
-"""The command ``pybk cluster``: how a cluster is, its rebalance, its settings and its upgrade."""
+"""The command ``pybk cluster``: the state of a cluster, its rebalance, its settings and its upgrade."""
 
 from __future__ import annotations
 

@@ -62,5 +62,5 @@ def destroy(parsed: argparse.Namespace) -> int:
     return print_result(
         parsed,
         {"cluster": cluster_id, "ledgers": ledgers, "bookies": names, "deleted": deleted},
-        f"{what} is deleted, {counted(deleted, 'value')}; what is in its bookies' directories can be removed",
+        f"{what} is deleted, {counted(deleted, 'value')}; the contents of its bookies' directories can be removed",
     )

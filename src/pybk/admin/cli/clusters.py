@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def person_of(parsed: argparse.Namespace) -> str:
-    """Return who gives the command: ``--by``, or the name of the user."""
+    """Return the name of the person who gives the command: ``--by``, or the user."""
     if parsed.by is not None:
         return str(parsed.by)
     try:
@@ -31,7 +31,7 @@ def person_of(parsed: argparse.Namespace) -> str:
 def url_of(parsed: argparse.Namespace) -> str:
     """Return the URL of the cluster; raises UsageError if PATH is a directory."""
     if not is_url(parsed.path):
-        raise UsageError(f"{parsed.path} is no metadata URL; PATH takes {CLUSTER}")
+        raise UsageError(f"{parsed.path} is not a metadata URL; PATH takes {CLUSTER}")
     return str(parsed.path)
 
 

@@ -1,4 +1,4 @@
-"""The command ``pybk completion``: prints what completes the commands of pybk in a shell, without running Python."""
+"""The command ``pybk completion``: prints the completion for a shell, which works without running Python."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command ``pybk config``: check a file of options, and show what a bookie would take and from where."""
+"""The command ``pybk config``: check a file of options, and show a bookie's values and their origins."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def command_of(parsed: argparse.Namespace) -> str:
-    """Return how commands reach the cluster: by the profile, or with its URL and the file of its secret."""
+    """Return the form of commands that reach the cluster: with the profile, or with its URL and secret file."""
     if parsed.profile and Profile.read(parsed.profile).metadata == parsed.path:
         return f"pybk --profile {shlex.quote(parsed.profile)} COMMAND"
     file = parsed.cluster_secret_file or os.environ.get(f"{CLUSTER_SECRET}_FILE")

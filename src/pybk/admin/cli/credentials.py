@@ -23,7 +23,7 @@ STORAGE_OPTIONS_FILE: Final = "PYBK_STORAGE_OPTIONS_FILE"
 
 
 def storage_options_of(parsed: argparse.Namespace) -> dict[str, Any] | None:
-    """Return what fsspec takes for a URL, from the file; None if none is given.
+    """Return the options of fsspec for a URL, from the file; None if no file is given.
 
     Raises:
         UsageError: The file cannot be read, every user may read or change it, or it is not TOML.
@@ -57,13 +57,13 @@ class Given(TypedDict):
 
 
 def given_in(parsed: argparse.Namespace) -> Given:
-    """Return what ``credentials_of`` does, as arguments of a call."""
+    """Return the result of ``credentials_of`` as arguments of a call."""
     given = credentials_of(parsed)
     return Given(password=given.password, secret=given.secret)
 
 
 def passwords_of(parsed: argparse.Namespace) -> Passwords:
-    """Return the passwords of ``--passwords``; what ``credentials_of`` returns is the default."""
+    """Return the passwords of ``--passwords``; the result of ``credentials_of`` is the default."""
     given = credentials_of(parsed)
     default, secret = given.password or None, given.secret
     if parsed.passwords is None:
@@ -72,6 +72,6 @@ def passwords_of(parsed: argparse.Namespace) -> Passwords:
 
 
 def secret_of(parsed: argparse.Namespace) -> Secret | None:
-    """Return where the cluster's secret is found, the file or the environment; None if neither is given."""
+    """Return the source of the cluster's secret, the file or the environment; None if neither is given."""
     secret = Secret(file=parsed.cluster_secret_file, variable=CLUSTER_SECRET, private=True)
     return secret if secret.read_all() else None

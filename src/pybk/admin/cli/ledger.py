@@ -285,9 +285,7 @@ def _shown_of_cluster(parsed: argparse.Namespace) -> list[dict[str, Any]]:
 
 def _cat(parsed: argparse.Namespace) -> int:
     if parsed.recover:
-        what = (
-            f"the end of ledger {parsed.ledger} is found, so that its writer, if there is one, cannot append any more"
-        )
+        what = f"the end of ledger {parsed.ledger} is found, and its writer, if it has one, cannot append any more"
         confirm(parsed, str(parsed.ledger), what)
     recover = parsed.recover
     with _manager(parsed, read_only=not recover) as manager, _open_ledger(manager, parsed, recover=recover) as reader:

@@ -18,7 +18,7 @@ def changes_settings(parsed: argparse.Namespace) -> bool:
 
 
 def changed_settings(parsed: argparse.Namespace, kept: LogSettings) -> LogSettings:
-    """Return the settings that a log keeps from now on."""
+    """Return the settings that a log keeps after the change."""
     from pybk.streams.ledger_spec import LogSettings
 
     return replace(LogSettings() if parsed.defaults else kept, **_given(parsed))
@@ -40,6 +40,6 @@ def _given(parsed: argparse.Namespace) -> dict[str, Any]:
 
 
 def fields_of(kept: LogSettings) -> dict[str, Any]:
-    """Return the settings that a log keeps, as JSON has them."""
+    """Return the settings that a log keeps, in the form of the JSON output."""
     quorums = None if kept.quorums == (None, None, None) else "/".join(map(str, kept.quorums))
     return {**kept.described(), "quorums": quorums}

@@ -55,10 +55,10 @@ class LogVerbs(ABC, Generic[L]):
     """The verbs that logs of both sorts have.
 
     Attributes:
-        record: What a sentence calls a record, before its number.
-        number: What JSON calls the number of a record.
-        contents: What a log has besides records.
-        columns: What the table of logs shows besides the records.
+        record: The word for a record in sentences, before its number.
+        number: The name of a record's number in JSON.
+        contents: The contents of a log other than records.
+        columns: The further columns of the table of logs.
     """
 
     record: ClassVar[str]
@@ -78,19 +78,19 @@ class LogVerbs(ABC, Generic[L]):
 
     @abstractmethod
     def described(self, log: L) -> dict[str, Any]:
-        """Return what a listing says of a log besides its records."""
+        """Return the further values of a log in a listing, in addition to its records."""
 
     @abstractmethod
     def records(self, log: L, first: Any, last: int | None, *, follow: bool = False) -> Iterable[Record]:
-        """Return the records from one up to another, None for the first and the last; or from one on, as they come."""
+        """Return the records between two, None for the first and the last; or those from one on, as they come."""
 
     @abstractmethod
     def appending(self, parsed: argparse.Namespace, log: L) -> AbstractContextManager[Append]:
-        """Return what appends to a log, and lets go of it at the end."""
+        """Return a context manager that appends to a log, and releases it at the end."""
 
     @abstractmethod
     def appended(self, last: Any) -> tuple[dict[str, Any], str]:
-        """Return what JSON and a sentence say of the last record that was appended; None for none."""
+        """Return the values, for JSON and for a sentence, of the last appended record; None without one."""
 
     @abstractmethod
     def truncate(self, log: L, first: Any) -> None:
@@ -98,10 +98,10 @@ class LogVerbs(ABC, Generic[L]):
 
     @abstractmethod
     def rebuild(self, manager: LedgerManager, name: str, first: int | None, given: Given) -> RebuiltList:
-        """Make the record of a log again."""
+        """Rebuild the record of a log."""
 
     def create(self, manager: LedgerManager, name: str, given: Given, *, insecure: bool) -> None:
-        """Make a log, which does not exist."""
+        """Create a log that does not exist."""
         if name in self.sort().names(manager, name):
             raise LogExistsError(f"log {name!r} exists in {manager.location}; choose another name")
         self.sort().open(manager, name, **given, insecure=insecure).close()
@@ -125,7 +125,7 @@ class LogVerbs(ABC, Generic[L]):
         }
 
     def open(self, parsed: argparse.Namespace, manager: LedgerManager, name: str, mode: str) -> L:
-        """Open a log that exists; one without password and secret is opened as such."""
+        """Open a log that exists, with or without a password or secret."""
         given = given_in(parsed)
         return self.sort().open(manager, name, mode=mode, create=False, **given, insecure=True)
 
@@ -249,10 +249,11 @@ def manager_of(parsed: argparse.Namespace, *, read_only: bool) -> LedgerManager:
 
 
 def append_lines(append: Callable[[bytes], RecordFuture[Any]]) -> tuple[int, Any]:
-    """Append each line of standard input; returns how many, and what the last append returned, None for none.
+    """Append each line of standard input; return their number, and the last append's result, None without lines.
 
     Raises:
-        PybkError: A line was not appended, or it is not known; the error names it and the last that was appended.
+        PybkError: A line was not appended, or may not have been; the error names it and the last line that was
+            appended.
     """
     count, last = 0, None
     futures: deque[RecordFuture[Any]] = deque()
@@ -283,7 +284,7 @@ def append_lines(append: Callable[[bytes], RecordFuture[Any]]) -> tuple[int, Any
 
 
 def print_records(records: Iterable[Record], *, as_json: bool) -> None:
-    """Print records as they come, a line each: their data, or JSON of all that they have."""
+    """Print records as they come, a line each: their data, or JSON with all their fields."""
     for record in records:
         if as_json:
             print_json_line({name: _encoded(value) for name, value in record._asdict().items()})
@@ -327,5 +328,5 @@ def _shown_of(column: str, value: Any) -> Any:
 
 
 def shown(value: Any) -> Any:
-    """Return a value as a table has it."""
+    """Return a value as text for a table."""
     return ", ".join(map(str, value)) if isinstance(value, (list, tuple)) else value

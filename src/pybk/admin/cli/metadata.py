@@ -22,7 +22,7 @@ _NAMED_MAX: Final = 20
 
 def _export(parsed: argparse.Namespace) -> int:
     if not is_url(parsed.path):
-        raise UsageError(f"{parsed.path} is no metadata URL; PATH takes {_URL}")
+        raise UsageError(f"{parsed.path} is not a metadata URL; PATH takes {_URL}")
     from pybk.operations.metadata_repair import export_metadata
 
     with secret_needed(), progress_bar(parsed, "export", "values") as progress:

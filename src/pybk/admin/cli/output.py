@@ -22,7 +22,7 @@ from pybk.errors import SafetyCheckError
 
 SOUND: Final = 0
 DAMAGED: Final = 1
-"""Damage was found, or something is not as it should be."""
+"""Damage or another problem was found."""
 
 FAILED: Final = 2
 """Wrong usage, or a store or cluster that cannot be opened."""
@@ -31,16 +31,16 @@ REFUSED: Final = 3
 """A safety check, or a person who was asked, refused a change; nothing was changed."""
 
 UNREACHABLE: Final = 4
-"""Something could not be reached, or took too long; another try may succeed."""
+"""A server could not be reached, or took too long; another try may succeed."""
 
 PARTLY: Final = 5
-"""A part was done, and the rest was not."""
+"""Only a part was done."""
 
 INTERRUPTED: Final = 130
 """Ended by Ctrl-C, as shells report it."""
 
 CUT_OFF: Final = 141
-"""Nobody reads its output any more, as shells report SIGPIPE."""
+"""Its output is no longer read, as shells report SIGPIPE."""
 
 EXIT_STATUSES: Final[Mapping[int, str]] = {
     SOUND: "done, or all is sound",
@@ -68,12 +68,12 @@ def counted(count: int, noun: str, plural: str = "") -> str:
 
 
 def shown_time(time_ns: int) -> str:
-    """Return how tables show a time; empty for 0."""
+    """Return a time as text for tables; empty for 0."""
     return "" if not time_ns else f"{datetime.fromtimestamp(time_ns // 1_000_000_000, UTC):%Y-%m-%d %H:%M:%S}"
 
 
 def age_of(since_ns: int) -> str:
-    """Return for how long something has been so; empty if unknown."""
+    """Return the age of a state as text; empty if unknown."""
     return f"{max(0.0, (time.time_ns() - since_ns) / 1e9):.0f} s" if since_ns else ""
 
 
@@ -101,7 +101,7 @@ def print_json_line(content: Mapping[str, Any]) -> None:
 
 
 def print_result(parsed: argparse.Namespace, content: Mapping[str, Any], *lines: str) -> int:
-    """Print what a command found or did, as JSON or in lines; returns the exit status of success."""
+    """Print the result of a command, as JSON or in lines; return the exit status of success."""
     if parsed.json:
         print_json(content)
     else:
@@ -119,20 +119,20 @@ def print_table(rows: Iterable[Sequence[Any]], headers: Sequence[str], *, last_c
 
 
 def print_note(parsed: argparse.Namespace, text: str) -> None:
-    """Print what is worth to know, and no result, to the standard error; not with ``--quiet``."""
+    """Print a note that is not a result to the standard error, unless ``--quiet`` is given."""
     if not parsed.quiet:
         print(text, file=sys.stderr)
 
 
 def coloured(verdict: str) -> str:
-    """Return a verdict as terminals show it: in colour, unless NO_COLOR is set."""
+    """Return a verdict for terminals: in colour, unless NO_COLOR is set."""
     colour = _COLOURS.get(verdict.lower())
     plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb" or not sys.stdout.isatty()
     return verdict if plain or colour is None else f"\x1b[{colour}m{verdict}\x1b[0m"
 
 
 def base64(data: bytes) -> str:
-    """Return bytes as JSON output has them."""
+    """Return bytes in base64, as JSON output has them."""
     return b2a_base64(data, newline=False).decode()
 
 
@@ -141,14 +141,15 @@ def base64(data: bytes) -> str:
 
 @contextmanager
 def progress_bar(parsed: argparse.Namespace, what: str, unit: str = "B") -> Iterator[Callable[[int, int], None]]:
-    """Provide a function of what is done and the total, 0 for unknown, which shows a bar after a second.
+    """Provide a function of the work done and the total, 0 for unknown, which shows a bar after a second.
 
-    It is on the standard error, and on terminals alone; ``--progress json`` prints a line a second instead, anywhere.
+    The bar is shown on the standard error, and only on terminals; ``--progress json`` always prints a line a second
+    instead.
 
     Args:
         parsed: The command line.
-        what: What proceeds.
-        unit: What is counted.
+        what: The name of the work.
+        unit: The unit of the counts.
     """
     mode = "none" if parsed.quiet else parsed.progress
     if mode == "json":
@@ -203,7 +204,7 @@ def _json_progress(what: str, unit: str) -> Callable[[int, int], None]:
 def watch(
     parsed: argparse.Namespace, look: Callable[[], int], done: Callable[[int], bool] = lambda status: False
 ) -> int:
-    """Print what ``look`` prints, once or, with ``--watch``, again and again; return its last exit status.
+    """Call ``look``, which prints, once or, with ``--watch``, repeatedly; return its last exit status.
 
     A terminal is cleared before each look.
 
@@ -230,21 +231,21 @@ def watch(
 
 
 def confirm(parsed: argparse.Namespace, name: str, what: str) -> None:
-    """Ask whether something is to be destroyed: its name has to be typed. ``--yes`` is the answer, too.
+    """Ask before a destruction: the name has to be typed, unless ``--yes`` is given.
 
     Args:
         parsed: The command line, of a command that takes ``--yes``.
-        name: What is to be typed.
-        what: What will happen, a sentence without its end.
+        name: The name to type.
+        what: The effect, a sentence without its end.
 
     Raises:
-        SafetyCheckError: The answer was another one, or nobody can be asked.
+        SafetyCheckError: The answer was another one, or there is no terminal to ask on.
     """
     if parsed.yes:
         return
     if not sys.stdin.isatty() or not sys.stderr.isatty():
         raise SafetyCheckError(
-            f"{what}, and nobody can be asked, as this is no terminal: give --yes; nothing was changed"
+            f"{what}, and this is not a terminal, so nobody can be asked: give --yes; nothing was changed"
         )
     print(f"{what}. Type {name} to do it: ", end="", file=sys.stderr, flush=True)
     if sys.stdin.readline().strip() != name:

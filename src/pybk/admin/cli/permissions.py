@@ -1,4 +1,4 @@
-"""The command ``pybk permissions``: show which files other users may use, or narrow that.
+"""The command ``pybk permissions``: show the files that other users may use, or narrow that.
 
 PATH is a store or the URL of a metadata store.
 """

@@ -1,4 +1,4 @@
-"""The verb ``probe`` of clusters and bookies: write, read and delete a small ledger, and see how long that takes."""
+"""The verb ``probe`` of clusters and bookies: write, read and delete a small ledger, and show the times."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _TYPE: Final = "pybk-probe"
 
 
 def probe(parsed: argparse.Namespace) -> int:
-    """Run the command; the ledger is deleted whatever happens.
+    """Run the command; the ledger is deleted in any case.
 
     The entries of a probe of a bookie are on that bookie alone.
     """
@@ -103,5 +103,5 @@ def _probed(manager: LedgerManager, parsed: argparse.Namespace, name: str | None
         "bookies": bookies,
         "entries": len(payloads),
         "seconds": seconds,
-        "result": "ok" if found == payloads else "what was read is not what was written",
+        "result": "ok" if found == payloads else "the entries that were read differ from those that were written",
     }

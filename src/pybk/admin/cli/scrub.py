@@ -1,4 +1,4 @@
-"""The command ``pybk scrub``: have stored entries be checked, and see how their checks proceed."""
+"""The command ``pybk scrub``: check stored entries, and show the progress of these checks."""
 
 from __future__ import annotations
 

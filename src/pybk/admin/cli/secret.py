@@ -65,15 +65,15 @@ def _next(status: SecretStatus) -> str:
         )
     if status.current != max(status.valid):
         return (
-            "give FILE.next to all bookies and to all clients, then `pybk secret switch`. Clients that are no bookies "
-            "are not known here; one without it cannot read what is written after the switch"
+            "give FILE.next to all bookies and to all clients, then `pybk secret switch`. Clients that are not bookies "
+            "are not known here; one without it cannot read values that are written after the switch"
         )
     if status.old_values:
         return "`pybk secret reseal`"
     if any(count > 0 for count in status.old_sessions.values()):
         return (
-            "give FILE.next to the clients that have the sessions of the old secret, repeat `pybk secret switch`, so "
-            "that they look for it, and then `pybk secret retire`"
+            "give FILE.next to the clients that have the sessions of the old secret, repeat `pybk secret switch`, "
+            "which makes them look for it, and then `pybk secret retire`"
         )
     if status.hindrances:
         return "`pybk secret status` again in some seconds, and once nothing is left before it, `pybk secret retire`"

@@ -11,7 +11,7 @@ from pybk.admin.options.settings import Setting, read_file
 
 
 def settings_given(parsed: argparse.Namespace, environment: Mapping[str, str] = os.environ) -> dict[str, Setting]:
-    """Return the value of each option of a bookie, and where it comes from: flag, environment, file or default.
+    """Return the value of each option of a bookie, and its origin: flag, environment, file or default.
 
     Raises:
         UsageError: The file or the environment has a wrong name or value.

@@ -1,6 +1,6 @@
 """The commands ``pybk spark …``: jobs over ledgers on the executors of Apache Spark; see ``docs/howto/spark.md``.
 
-Spark is imported when a job runs, so that all other commands work without it.
+Spark is imported when a job runs, so all other commands work without it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The command ``pybk store``: what is in a store's files, and how they are checked and mended."""
+"""The command ``pybk store``: shows the contents of a store's files, checks them and mends them."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ def tier_directory(text: str) -> tuple[StorageHint, str]:
     if not path or name not in set(StorageHint):
         names = ", ".join(hint.value for hint in StorageHint)
         raise argparse.ArgumentTypeError(
-            f"{text!r:.100} is no tier with its directory: TIER=DIRECTORY, TIER of {names}"
+            f"{text!r:.100} is not a tier with its directory: write TIER=DIRECTORY, with TIER one of {names}"
         )
     return StorageHint(name), path
 

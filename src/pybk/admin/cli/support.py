@@ -1,7 +1,7 @@
-"""The command ``pybk support bundle``: what helpers want to see of a cluster or a store, in one file without secrets.
+"""The command ``pybk support bundle``: facts about a cluster or a store for support, in one file without secrets.
 
-It has what commands print that only look, as JSON, with the exit status and the errors of each; the ends of logs; and
-the metrics of processes. Of a cluster that ``pybk dev up`` made, the logs and the HTTP ports are known.
+The file has the JSON output of commands that change nothing, with the exit status and the errors of each; the ends of
+logs; and the metrics of processes. Of a cluster that ``pybk dev up`` made, the logs and the HTTP ports are known.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def _end_of(path: str) -> str:
 def _answer(url: str) -> str:
     """Return what an HTTP port answers; ValueError for a URL of another kind."""
     if not url.startswith(("http://", "https://")):
-        raise ValueError("no URL of HTTP")
+        raise ValueError("not an HTTP URL")
     from http.client import HTTPException
     from urllib.request import urlopen
 
@@ -124,7 +124,7 @@ def _answer(url: str) -> str:
         with urlopen(url, timeout=_ANSWER_SECONDS) as answer:
             found: bytes = answer.read(_METRICS_BYTES_MAX)
     except HTTPException as error:
-        raise ValueError(f"no answer of HTTP: {error}") from error
+        raise ValueError(f"not an HTTP response: {error}") from error
     return found.decode(errors="replace")
 
 

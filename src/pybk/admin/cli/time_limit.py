@@ -1,4 +1,4 @@
-"""The time limit of a command, ``--timeout``: the command ends with an error, whatever it waits for."""
+"""The time limit of a command, ``--timeout``: it ends the command with an error even while the command waits."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _CLOSE_SECONDS: Final = 10.0
 
 
 class OutOfTimeError(BaseException):
-    """The time of a command is over. Like KeyboardInterrupt it is not an Exception, because it comes anywhere."""
+    """The time of a command is over. Like KeyboardInterrupt it is not an Exception, because it may come at any line."""
 
 
 @contextmanager
 def time_limit(seconds: float | None) -> Iterator[None]:
-    """Raise OutOfTimeError in the block after some seconds, and end the process if it does not close then.
+    """Raise OutOfTimeError in the block after some seconds; end the process if the block does not end soon after.
 
     For the main thread, because SIGALRM is taken over; None for no limit.
     """

@@ -76,9 +76,9 @@ class DevOptions:
     """The options of a local cluster.
 
     Attributes:
-        bookies: How many bookies.
-        any_port: Whether it takes whatever ports are free.
-        zones: Over how many zones the bookies are spread; 0 for none.
+        bookies: The number of bookies.
+        any_port: Whether it uses any free ports.
+        zones: The number of zones over which the bookies are spread; 0 for none.
         tiers: Whether each tier has a directory of its own.
     """
 
@@ -102,7 +102,7 @@ class DevCluster:
     Attributes:
         directory: Its directory.
         profile: The name of its profile.
-        options: What it is to be.
+        options: Its options.
         members: Its processes by name, the console last.
     """
 
@@ -142,8 +142,8 @@ class DevCluster:
         """Make a cluster in a directory that does not exist or is empty.
 
         Raises:
-            UsageError: The directory has files, which somebody else made; the profile is of another cluster; or the
-                options are not valid.
+            UsageError: The directory has files of other origin; the profile is of another cluster; or the options are
+                not valid.
         """
         options.check()
         if os.path.exists(path_of(profile)) and (before := Profile.read(profile)).directory != directory:
@@ -169,7 +169,7 @@ class DevCluster:
         return cluster
 
     def make_files(self) -> None:
-        """Make the files of a new cluster, and last the one that says that it is one."""
+        """Make the files of a new cluster; the last one marks the directory as a cluster's."""
         for name in ("data", "devices", "logs", "faults"):
             os.mkdir(self.path(name))
         from pybk.admin.http.tokens import Scope, Token
@@ -251,14 +251,14 @@ class DevCluster:
 
     @property
     def wanted(self) -> list[Member]:
-        """Its members that are to run: without the packages for HTTP all but the console."""
+        """Its members that should run: all, or without the packages for HTTP all except the console."""
         return self.bookies if missing() else list(self.members.values())
 
     def bookie(self, name: str) -> Member:
         """Return a bookie; raises UsageError if there is none with the name."""
         found = self.member(name)
         if found.name == CONSOLE:
-            raise UsageError(f"{CONSOLE} is no bookie; there are {', '.join(each.name for each in self.bookies)}")
+            raise UsageError(f"{CONSOLE} is not a bookie; there are {', '.join(each.name for each in self.bookies)}")
         return found
 
     def member(self, name: str) -> Member:
@@ -278,7 +278,7 @@ class DevCluster:
         """Start members that do not run; returns once they serve.
 
         Args:
-            names: Which; all that are to run if none are named.
+            names: The names of the members; without names, all that should run.
             options: More options of ``pybk bookie`` for this start, such as ``--replace``; the console takes none.
 
         Raises:
@@ -305,8 +305,8 @@ class DevCluster:
             except PybkError as error:
                 name = started.member.name
                 problems.append(
-                    f"{name} has lost what it kept, and is refused until you say so: `pybk dev start {name} --replace` "
-                    f"begins anew under its name; `pybk dev logs {name}` shows the refusal"
+                    f"{name} has lost its data; it is refused until you confirm this: `pybk dev start {name} --replace`"
+                    f" begins anew under its name; `pybk dev logs {name}` shows the refusal"
                     if started.member.lost and "--replace" not in options
                     else str(error)
                 )
@@ -372,14 +372,14 @@ class DevCluster:
         return [*module, "bookie", self._data(member), *given, *options]
 
     def stop(self, names: Sequence[str] = ()) -> list[str]:
-        """Have members end, all if none are named, the console first; returns what was unusual."""
+        """End members, all if none are named, the console first; return sentences about unusual events."""
         wanted = [self.member(name) for name in names] or list(self.members.values())
         notes: list[str] = []
         stop_all(sorted(wanted, key=lambda each: each.name != CONSOLE), notes.append)
         return notes
 
     def purge(self) -> list[str]:
-        """Remove what the cluster has made, and the profile; all members must have ended.
+        """Remove the files of the cluster and its profile; all members must have ended.
 
         Returns:
             The names of files in the directory that others have made, which stay there.
@@ -432,10 +432,10 @@ class DevCluster:
         self.member(name).signal(signal.SIGCONT)
 
     def slow(self, name: str, slow_ms: float) -> None:
-        """Have each durable write of a bookie take so much longer; 0 ends it.
+        """Delay each durable write of a bookie by this time; 0 ends the delay.
 
         Raises:
-            UsageError: No write can take so much longer; the process of the bookie would fail on it.
+            UsageError: The delay is too long.
         """
         if not 0 <= slow_ms <= SLOW_MS_MAX:
             raise UsageError(f"{slow_ms:g} ms longer; a write can take 0 to {SLOW_MS_MAX} ms longer")
@@ -443,7 +443,7 @@ class DevCluster:
         replace(self.faults(bookie), slow_ms=slow_ms).write(self._faults_file(bookie))
 
     def fill(self, name: str, tier: StorageHint | None, *, end: bool = False) -> None:
-        """Have the devices of a bookie be full, or end that.
+        """Make the devices of a bookie full, or end that.
 
         Args:
             name: The bookie.
@@ -462,7 +462,7 @@ class DevCluster:
         return [self._device(bookie, tier)] if self.options.tiers else [os.path.join(self._data(bookie), tier.value)]
 
     def wipe(self, name: str) -> None:
-        """Kill a bookie, and remove all that it keeps, as if its disks were lost."""
+        """Kill a bookie, and remove all its files, as if its disks were lost."""
         bookie = self.bookie(name)
         if bookie.alive:
             kill(bookie)
@@ -471,7 +471,7 @@ class DevCluster:
                 shutil.rmtree(path)
 
     def corrupt(self, name: str, count: int) -> int:
-        """Flip a bit in sealed records of a bookie, which may run; returns in how many.
+        """Flip a bit in sealed records of a bookie, which may run; return their number.
 
         Raises:
             UsageError: It has no sealed record yet.

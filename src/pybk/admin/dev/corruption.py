@@ -19,14 +19,14 @@ def flip_bits(directory: str, count: int) -> int:
     """Flip a bit in the middle of some sealed records.
 
     Sealed records are those that a start does not read again: in cold segments, and in log files before the one at
-    which the replay begins. Records of entries alone are damaged, each in its body.
+    which the replay begins. Only records of entries are damaged, each in its body.
 
     Args:
-        directory: Of a bookie, which may run.
-        count: In how many records at most; the newest ones.
+        directory: The directory of a bookie, which may run.
+        count: The most records to damage; the newest ones are taken.
 
     Returns:
-        In how many.
+        The number of damaged records.
     """
     tries = 0
     while not (chosen := list(_sealed(directory))[-count:]) and tries < _TRIES:

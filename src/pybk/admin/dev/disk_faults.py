@@ -2,8 +2,8 @@
 
 ``python -m pybk.admin.dev.disk_faults FILE ARGUMENTS`` is ``pybk ARGUMENTS``, whose file system obeys ``FILE``: JSON,
 which may change while the process runs. Each durable write takes ``slow_ms`` longer, and directories below a path in
-``full`` have no free byte and take no new file, as a device that is full. Without the file nothing is different. LMDB,
-which has the index and the SSD tier, makes its own calls of the system, so its writes are not slow.
+``full`` behave as on a full device: they have no free byte and take no new file. Without the file there are no faults.
+LMDB, which has the index and the SSD tier, makes its own calls of the system, so its writes are not slow.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class DiskFaults:
     """The faults of a bookie's disks.
 
     Attributes:
-        slow_ms: How much longer each durable write takes, milliseconds.
+        slow_ms: The additional time of each durable write, milliseconds.
         full: Directories on devices that are full.
     """
 
@@ -79,7 +79,7 @@ class _Disk:
 
 
 def obey(path: str) -> None:
-    """Have the file system of this process obey a file of faults from now on."""
+    """Make the file system of this process obey a file of faults from now on."""
     disk = _Disk(path)
     create, write, sync, free = OsFileSystem.create, OsFile.write_durable, OsFile.sync, OsFileSystem.free_bytes
 

@@ -36,10 +36,10 @@ class Member:
     Attributes:
         name: The name of the bookie, or ``console``.
         zone: The zone of the bookie; empty for none.
-        address: Where the bookie serves; empty for the console, and until it has served.
+        address: The address of the bookie; empty for the console, and until it has served.
         http: The URL of its HTTP port; empty until it has served.
-        pid: Its process; 0 if it was not started.
-        began: When that process began, clock ticks since the host did.
+        pid: The id of its process; 0 if it was not started.
+        began: The start of that process, in clock ticks since the host's boot.
         lost: Whether it was started after its directory was lost, and has not served since.
     """
 
@@ -89,9 +89,9 @@ class Started:
     """A process that was started and does not serve yet.
 
     Args:
-        member: Which it is.
-        arguments: What is run: the arguments of Python.
-        directory: Where its log and what it says are written.
+        member: The member.
+        arguments: The arguments of Python.
+        directory: The directory of its log and of its messages.
         environment: Its environment.
     """
 
@@ -115,10 +115,10 @@ class Started:
         self.member: Final = replace(member, pid=self._process.pid, began=status[1])
 
     def wait(self, until: float) -> dict[str, Any]:
-        """Return what it says once it serves.
+        """Return its message once it serves.
 
         Args:
-            until: When to give up, on the monotonic clock.
+            until: The end of the wait, on the monotonic clock.
 
         Raises:
             PybkError: It ended, or took too long; the text has the end of its log.
@@ -150,7 +150,7 @@ def environment_of_members() -> dict[str, str]:
 
 
 def stop_all(members: Sequence[Member], report: Callable[[str], None]) -> None:
-    """Have members end by themselves; kill those that do not.
+    """Let members end by themselves; kill those that do not.
 
     Args:
         members: The members; those that do not run are left out.
@@ -171,7 +171,7 @@ def stop_all(members: Sequence[Member], report: Callable[[str], None]) -> None:
 
 
 def kill(member: Member) -> None:
-    """Kill a member; returns once it is gone.
+    """Kill a member; return once it has ended.
 
     Raises:
         UsageError: It does not run.

@@ -26,7 +26,7 @@ _HOMES: Final = {
 
 
 def __getattr__(name: str) -> object:
-    """Import the module of a public name at its first use: commands need few, and those without the extra."""
+    """Import the module of a public name at its first use; commands need few, and work without the extra."""
     from importlib import import_module
 
     from pybk.admin.http.extra import check_installed

@@ -1,6 +1,6 @@
-"""The routes of what is under way: rates by ledger type and by bookie, free space, and events.
+"""The routes of current activity: rates by ledger type and by bookie, free space, and events.
 
-All come from what was seen a second ago.
+All values are at most about a second old.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ class TypeInfo:
     """The appends to, and reads from, the ledgers of a type.
 
     Attributes:
-        ledger_type: The type; ``.other`` stands for many.
-        open: How many are open, or in recovery; null if nobody counts them.
-        closed: How many are closed; null if nobody counts them.
-        rates: What is appended and read.
+        ledger_type: The type; ``.other`` for all types without a line of their own.
+        open: The number of open ledgers, those in recovery included; null if they are not counted.
+        closed: The number of closed ledgers; null if they are not counted.
+        rates: The rates of appends and reads.
     """
 
     ledger_type: str
@@ -44,10 +44,10 @@ class TypePage:
     """The appends and reads of all ledgers.
 
     Attributes:
-        seen_ns: When it was seen, nanoseconds since 1970.
+        seen_ns: The time of the values, nanoseconds since 1970.
         whose: The owner of the rates: a ``store``, the ``bookies`` together, or this process alone as
             ``client`` of the cluster, because it does not know the HTTP ports of the bookies.
-        answering: How many bookies answered; 0 unless the rates are theirs.
+        answering: The number of bookies that answered; 0 unless the rates are theirs.
         total: The rates of all types.
         types: The types, the busiest first.
     """
@@ -64,11 +64,11 @@ class BookieLoad:
     """The load of a bookie.
 
     Attributes:
-        append_entries: Entries that became durable there, a second.
+        append_entries: Entries that became durable there in a second.
         append_p99_s: The latency that 99 % of them did not exceed, seconds; null without any.
-        sync_p99_s: How long 99 % of the syncs of its log took at most, seconds; null without any.
-        limbo_ledgers: How many of its ledgers are in limbo; null if it did not say so.
-        process: What its process uses; null if it did not say so.
+        sync_p99_s: The longest time that 99 % of the syncs of its log took, seconds; null without any.
+        limbo_ledgers: The number of its ledgers that are in limbo; null if it did not report it.
+        process: The resources that its process uses; null if it did not report them.
     """
 
     append_entries: float
@@ -84,9 +84,10 @@ class Space:
 
     Attributes:
         name: The tiers of the devices, or the directory of the store's.
-        free_bytes: How many bytes are free, in all bookies that run.
-        capacity_bytes: How many bytes it has, used and free; null if that is not known.
-        days_left: In how many days it is full if it fills as of late; null if it does not, or not seen for a minute.
+        free_bytes: The free bytes, of all bookies that run.
+        capacity_bytes: All bytes, used and free; null if they are not known.
+        days_left: The days until it is full at the present rate; null if it does not fill, or was observed for less
+            than a minute.
     """
 
     name: str
@@ -97,11 +98,11 @@ class Space:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EventPage:
-    """Events, in the order in which this process got to know of them.
+    """Events, in the order in which this process learned of them.
 
     Attributes:
         events: The events.
-        next: What ``after`` is to get those that come later.
+        next: The value of ``after`` for a request for later events.
     """
 
     events: tuple[Event, ...]
@@ -110,13 +111,13 @@ class EventPage:
 
 @route("GET", f"{_ROOT}/load", cluster=False)
 def load(view: View) -> Load:
-    """Return what this process alone did in the last second."""
+    """Return the load of this process in the last second."""
     return view.seen.load
 
 
 @route("GET", f"{_ROOT}/loads")
 def loads(view: View) -> Mapping[str, BookieLoad]:
-    """Return what each bookie does, of those whose HTTP ports are known and that answer."""
+    """Return the load of each bookie whose HTTP port is known and answers."""
     return {
         name: BookieLoad(
             append_entries=each.total.append_entries,
@@ -131,7 +132,7 @@ def loads(view: View) -> Mapping[str, BookieLoad]:
 
 @route("GET", f"{_ROOT}/types", cluster=False)
 def types(view: View) -> TypePage:
-    """Return what is appended and read, by ledger type."""
+    """Return the rates of appends and reads, by ledger type."""
     seen = view.seen
     names = dict.fromkeys((*seen.types, *seen.ledgers))
     found = []
@@ -169,10 +170,10 @@ def space(view: View) -> tuple[Space, ...]:
 def series(view: View, since: Annotated[int, Meta(ge=0, le=INT64_MAX)] = 0) -> Series:
     """Return rates and latencies of the last quarter of an hour, second by second.
 
-    They begin with the first request to this process. What is read, appended and free is kept also while nobody asks.
+    They begin with the first request to this process. Rates and free space are recorded even without requests.
 
     Args:
-        since: Only what came after this moment, milliseconds since 1970.
+        since: Only values after this moment, milliseconds since 1970.
     """
     return view.history.since(since)
 
@@ -182,7 +183,7 @@ def events(view: View, after: Annotated[int, Meta(ge=0, le=INT64_MAX)] = 0) -> E
     """Return the last events, at most 200.
 
     Args:
-        after: Only those after this one, by ``number``.
+        after: Only events after this one, by ``number``.
     """
     found = view.events.after(after)
     return EventPage(events=found, next=found[-1].number if found else after)

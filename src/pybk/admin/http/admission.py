@@ -1,8 +1,8 @@
 """The checks that a request has to pass before it is answered.
 
-These, in this order: the ``Host`` it names, against other sites that had a browser resolve their name to this address;
-its ``Origin``, against pages of other sites; its token; its right to the route; its body, which is bounded; its
-arguments (``routes``); the rate of changes.
+The checks are, in this order: the ``Host`` of the request, against other sites that made a browser resolve their name
+to this address; its ``Origin``, against pages of other sites; its token; its right to the route; its body, which is
+bounded; its arguments (``routes``); the rate of changes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ LOOPBACK_NAMES: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 """The hosts that a request may name if nothing else is given."""
 
 LATER: Final = {"Retry-After": "1"}
-"""The header of a refusal that ends by itself."""
+"""The header of a refusal that is only temporary."""
 
 
 class Admission:
@@ -38,8 +38,8 @@ class Admission:
 
     Args:
         tokens: The valid tokens.
-        hosts: The names that requests may give in ``Host``, besides those of loopback; ``"*"`` allows all.
-        open_reads: Whether everybody may look.
+        hosts: The names that requests may give in ``Host``, in addition to those of loopback; ``"*"`` allows all.
+        open_reads: Whether everybody may read.
 
     Attributes:
         tokens: The valid tokens, which may be set.
@@ -73,7 +73,7 @@ class Admission:
             )
 
     def token_of(self, request: Request) -> Token | None:
-        """Return the token of a request; None for one without, if everybody may look; raises ProblemError for none."""
+        """Return the token of a request; None without one, if everybody may read; else raises ProblemError."""
         given = request.headers.get("authorization")
         if given is None and self._open_reads:
             return None
@@ -86,7 +86,7 @@ class Admission:
         return found
 
     def check_rate(self) -> None:
-        """Raise ProblemError for one change too many in a second."""
+        """Raise ProblemError if a request is one change too many in a second."""
         with self._lock:
             now = time.monotonic()
             if len(self._changes) == CHANGES_PER_SECOND and now - self._changes[0] < 1:
@@ -116,7 +116,7 @@ def check_right(token: Token | None, route: Route) -> None:
 
 
 def bounded(request: Request, receive: Receive) -> Receive:
-    """Return what receives the body of a request; raises ProblemError for one that is too long before it is read."""
+    """Return a receiver of the body of a request; raises ProblemError, before it reads, if that is too long."""
     received = 0
 
     async def receiving() -> Message:

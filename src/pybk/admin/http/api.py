@@ -1,7 +1,7 @@
 """The routes of the interface, ``/api/v1``; docs/reference/http.md lists them.
 
-Reads of what is asked often come from ``View.seen``; the others read the metadata store, a page at a time. Nothing here
-runs in a bookie's thread.
+Values that are requested often come from ``View.seen``; other routes read the metadata store, a page at a time. Nothing
+here runs in a bookie's thread.
 """
 
 from __future__ import annotations
@@ -47,17 +47,17 @@ class Overview:
     """The state of the cluster, or of the store.
 
     Attributes:
-        seen_ns: When that was seen, nanoseconds since 1970.
-        name: What people call it; without a name, the beginning of its id.
+        seen_ns: The time of the values, nanoseconds since 1970.
+        name: Its name for people; without a name, the beginning of its id.
         id: Its identity, hexadecimal, which never changes.
-        location: Where it is.
-        command: How commands reach it: ``COMMAND`` stands for what follows ``pybk``.
+        location: The URL of the cluster, or the directory of the store.
+        command: The form of commands that reach it; ``COMMAND`` stands for the words after ``pybk``.
         is_cluster: Whether it is a cluster.
         state: The state of this process's manager.
-        reasons: Why it has that state; of a cluster, the reasons for its verdict are in ``cluster``.
-        cluster: How the cluster is; null for a store, or as long as nothing is known of it.
-        trouble: Why ``cluster`` is older than the rest; empty if it is not.
-        opens_logs: Whether this interface was given what opens logs, so that their records can be looked at.
+        reasons: The reasons for that state; for a cluster, the reasons for its verdict are in ``cluster``.
+        cluster: The state of the cluster; null for a store, or while the state is not known.
+        trouble: The reason why ``cluster`` is older than the rest; empty if it is not.
+        opens_logs: Whether this interface was given the secret or password of logs, so it can show their records.
     """
 
     seen_ns: int
@@ -78,7 +78,7 @@ class BookiePage:
     """The bookies of a cluster.
 
     Attributes:
-        seen_ns: When they were seen, nanoseconds since 1970.
+        seen_ns: The time of the values, nanoseconds since 1970.
         bookies: The bookies.
     """
 
@@ -111,8 +111,8 @@ class LedgerInfo:
         ensemble_size: Number of bookies in an ensemble.
         write_quorum: Number of bookies that an entry is written to.
         ack_quorum: Number of bookies that must acknowledge an entry.
-        created_ns: When it was created, nanoseconds since 1970.
-        last_add_confirmed: Its last entry that readers may read; null if only its bookies know.
+        created_ns: The creation time, nanoseconds since 1970.
+        last_add_confirmed: The last entry that readers may read; null if only its bookies know it.
         length: Its payload bytes up to there; null if they are not known.
         sealed: Whether its end has a seal.
         custom_metadata: The application's metadata, hexadecimal.
@@ -140,7 +140,7 @@ class LedgerPage:
 
     Attributes:
         ledgers: The ledgers.
-        next: What ``after`` is for the next page; null at the end.
+        next: The value of ``after`` for the next page; null at the end.
     """
 
     ledgers: tuple[LedgerInfo, ...]
@@ -155,12 +155,12 @@ class RepairInfo:
         ledger_id: The ledger.
         bookie: The name of the bookie that misses entries, or is to be replaced.
         first_entry_id: The first entry that it may miss.
-        reason: Why.
-        state: How far the repair is.
-        since_ns: Since when, nanoseconds since 1970; 0 if unknown.
-        size_bytes: About how many bytes have to be copied; 0 if unknown.
-        tries: How often the repair has failed.
-        error: Why it failed last.
+        reason: The reason.
+        state: The state of the repair.
+        since_ns: The time of the first report, nanoseconds since 1970; 0 if unknown.
+        size_bytes: The bytes to copy, about; 0 if unknown.
+        tries: The number of failed repairs.
+        error: The error of the last failed repair.
         target: The name of the bookie that takes the copies; empty if any does.
     """
 
@@ -181,10 +181,10 @@ class RepairPage:
     """The repairs of a cluster, the most urgent first.
 
     Attributes:
-        total: How many there are.
+        total: The number of all repairs.
         repairs: The first of them.
-        held: How many more ledgers have fewer copies than they should, and are not queued yet.
-        held_because: Why, and until when, a sentence each.
+        held: The number of further ledgers that have fewer copies than they should, and are not queued yet.
+        held_because: The reasons why these are not queued, and until when, a sentence each.
     """
 
     total: int
@@ -198,13 +198,13 @@ class OwnBookie:
     """The bookie of the process that answers, as it sees itself.
 
     Attributes:
-        seen_ns: When that was seen, nanoseconds since 1970.
+        seen_ns: The time of the values, nanoseconds since 1970.
         name: Its name.
         instance: Its instance, hexadecimal.
-        addresses: Where it serves clients.
+        addresses: The addresses at which it serves clients.
         version: Its version of pybk.
-        state: How it is.
-        reasons: Why it has that state.
+        state: Its state.
+        reasons: The reasons for that state.
         outstanding_bytes: Bytes that are not durable yet.
         tail_bytes: Bytes of the log that its next start reads.
         free_bytes: Free bytes by directory.
@@ -227,7 +227,7 @@ class OwnBookie:
 
 @route("GET", f"{_ROOT}/cluster", cluster=False)
 def cluster(view: View) -> Overview:
-    """Return how the cluster, or the store, is."""
+    """Return the state of the cluster, or of the store."""
     seen = view.seen
     return Overview(
         seen_ns=seen.seen_ns,
@@ -252,7 +252,7 @@ def bookies(view: View) -> BookiePage:
 
 @route("GET", f"{_ROOT}/bookies/{{name}}")
 def bookie(view: View, name: BookieName) -> BookieStatus:
-    """Return a bookie, also one that was removed.
+    """Return a bookie, even one that was removed.
 
     Args:
         name: Its name.
@@ -262,7 +262,7 @@ def bookie(view: View, name: BookieName) -> BookieStatus:
 
 @route("GET", f"{_ROOT}/bookies/{{name}}:drain")
 def drain_progress(view: View, name: BookieName) -> DrainProgress:
-    """Return how far the drain of a bookie is.
+    """Return the progress of the drain of a bookie.
 
     Args:
         name: Its name.
@@ -272,7 +272,7 @@ def drain_progress(view: View, name: BookieName) -> DrainProgress:
 
 @route("POST", f"{_ROOT}/bookies/{{name}}:drain", Scope.OPERATE)
 def drain(view: View, name: BookieName) -> DrainProgress:
-    """Begin to copy all that a bookie has to others.
+    """Begin to copy all entries of a bookie to others.
 
     Args:
         name: Its name.
@@ -298,7 +298,7 @@ def maintenance(
 
     Args:
         name: Its name.
-        seconds: How long.
+        seconds: The seconds for which it may be absent.
     """
     return view.admin.maintenance(name, seconds)
 
@@ -358,9 +358,9 @@ def ledgers(
 
     Args:
         after: The last ledger of the page before.
-        limit: How many ledgers, 1 to 1000.
-        ledger_type: Ledgers of this type alone.
-        state: Ledgers in this state alone.
+        limit: The most ledgers, 1 to 1000.
+        ledger_type: Only ledgers of this type.
+        state: Only ledgers in this state.
     """
     found = list(islice(view.manager.ledgers(ledger_type=ledger_type, state=state, first=after + 1), limit))
     following = found[-1].ledger_id if len(found) == limit else None
@@ -409,7 +409,7 @@ def repairs(view: View, limit: PageSize = 100) -> RepairPage:
     """Return the repairs, the most urgent first.
 
     Args:
-        limit: How many, 1 to 1000.
+        limit: The most repairs, 1 to 1000.
     """
     found = view.admin.repairs()
     status = view.seen.cluster
@@ -445,7 +445,7 @@ def pause_repairs(
     """Pause the repairs; they resume by themselves.
 
     Args:
-        seconds: How long, at most a day.
+        seconds: The length of the pause in seconds, at most a day.
         by: The name of the person who pauses them.
     """
     return view.admin.pause_repair(seconds, by)
@@ -464,7 +464,7 @@ def resume_repairs(view: View, by: Person = "", accept_loss_of: tuple[str, ...] 
 
 @route("GET", f"{_ROOT}/scrubs")
 def scrubs(view: View) -> tuple[ScrubStatus, ...]:
-    """Return how the checks of stored entries proceed."""
+    """Return the progress of the checks of stored entries."""
     return view.admin.scrub_status()
 
 
@@ -473,7 +473,7 @@ def run_scrub(view: View, kind: ScrubKind = ScrubKind.DEEP, by: Person = "") -> 
     """Ask all bookies to check all their entries now.
 
     Args:
-        kind: How.
+        kind: The kind of check.
         by: The name of the person who asks.
     """
     return view.admin.scrub(kind, by)
@@ -500,7 +500,7 @@ def change_settings(
     Args:
         values: The new values by name, such as ``repair.grace_s``.
         by: The name of the person who changes them.
-        if_match: The ``ETag`` of the settings that are to be changed; status 412 if they are others by now.
+        if_match: The ``ETag`` of the settings to change; the response has status 412 if they were changed meanwhile.
     """
 
     def changed(old: ClusterSettings) -> ClusterSettings:

@@ -1,8 +1,8 @@
-"""The interface as an ASGI application: Starlette's router, and what answers; ``admission`` has what is refused.
+"""The interface as an ASGI application: Starlette's router, and the answers; ``admission`` has the refusals.
 
-Requests wait for the metadata store, for as long as that does not answer. So they are answered in threads, by which the
-event loop keeps running, ``ANSWERS_MAX`` at once, and one without a place is refused; but a probe without a place is
-answered by what is known, without a wait.
+Requests wait for the metadata store, for as long as that does not answer. So they are answered in threads, and the
+event loop keeps running. At most ``ANSWERS_MAX`` are answered at once, and further ones are refused; but a further
+probe is answered from known values, without a wait.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 ANSWERS_MAX: Final = 24
-"""The most requests that are answered at once. There are more threads than these, ``THREADS``, for probes."""
+"""The most requests that are answered at once. There are more threads than that (``THREADS``), for probes."""
 
 THREADS: Final = 32
 Endpoint = Callable[[Request], Awaitable[Response]]
@@ -75,12 +75,12 @@ class AdminApplication:
         tokens: The valid tokens. Without one nothing can be changed.
         hosts: The names that requests may give in ``Host``, without ports; those of loopback are always among them.
             ``"*"`` allows all, for a server that checks them itself.
-        open_reads: Whether everybody may look; else each request but those of probes and of the page's files needs a
-            token.
-        bookie: The bookie in this process, to show it alone: probes, metrics and ``bookies/self``, for which nothing is
-            read from the metadata store. None shows the whole cluster, or the store, and has the page.
+        open_reads: Whether everybody may read; if False, each request needs a token, except those for probes and for
+            the page's files.
+        bookie: The bookie in this process, to show it alone: probes, metrics and ``bookies/self``, which read nothing
+            from the metadata store. None shows the whole cluster, or the store, and has the page.
         store: The label ``store`` of the metrics; that of a bookie is its name.
-        **shown: What it shows besides.
+        **shown: Further things that it shows.
 
     Threads: that of an event loop.
     """
@@ -131,11 +131,11 @@ class AdminApplication:
         self.close()
 
     def close(self) -> None:
-        """Look at the manager no more; it stays open. Idempotent."""
+        """Stop looking at the manager, which stays open. Idempotent."""
         self.view.close()
 
     async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
-        """Answer a request, as ASGI has it; an error is a response, too."""
+        """Answer a request, as ASGI defines it; errors become responses."""
         if scope["type"] != "http":
             await self._router(scope, receive, send)
             return

@@ -1,4 +1,4 @@
-"""The interface as an ASGI application, to mount in one that is there, such as FastAPI's."""
+"""The interface as an ASGI application, to mount in another one, such as FastAPI's."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ def asgi_app(
     Args:
         manager: The manager of a store or of a cluster; it stays open when the application ends.
         tokens: The valid tokens; without one nothing can be changed.
-        hosts: The names that requests may give in ``Host``, besides those of loopback; ``"*"`` allows all.
-        open_reads: Whether everybody whom the server lets in may look.
-        **shown: What it shows besides: ``ports``, ``name``, ``command``, ``password`` and ``secret``, as for
+        hosts: The names that requests may give in ``Host``, in addition to those of loopback; ``"*"`` allows all.
+        open_reads: Whether everybody whom the server admits may read.
+        **shown: Further things that it shows: ``ports``, ``name``, ``command``, ``password`` and ``secret``, as for
             ``AdminServer``.
     """
     return AdminApplication(manager, tokens=tokens, hosts=hosts, open_reads=open_reads, **shown)

@@ -1,8 +1,8 @@
 """The loads and events of a cluster's bookies, from their HTTP ports.
 
 Only a bookie's own process knows its rates. So a process that shows the whole cluster asks each of them, once in
-``LOOK_SECONDS``, in threads of its own: a bookie that does not answer, or sends a byte now and then, delays neither the
-verdict nor, for longer than ``ANSWER_SECONDS``, the others.
+``LOOK_SECONDS``, in threads of its own: so a bookie that does not answer, or sends a byte now and then, does not delay
+the verdict, and delays other bookies by at most ``ANSWER_SECONDS``.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ ANSWER_SECONDS: Final = 2.0
 """The time that a bookie may take to connect, and then to send its answer."""
 
 FRESH_SECONDS: Final = 8.0
-"""The time for which a load counts; afterwards the bookie's rates are unknown."""
+"""The time for which a load is valid; afterwards the bookie's rates are unknown."""
 
 _AT_ONCE: Final = 8
 _ANSWER_BYTES_MAX: Final = 1 << 20
@@ -50,8 +50,8 @@ class BookiePorts:
 
     Attributes:
         urls: Returns their URLs by the names of the bookies; called every other second, in a thread.
-        token: A token with the scope ``read``; empty where none is needed, as on loopback.
-        context: How the certificates of ``https`` URLs are checked; None for the authorities of the system.
+        token: A token with the scope ``read``; empty if none is needed, as on loopback.
+        context: The context that checks the certificates of ``https`` URLs; None for the authorities of the system.
     """
 
     urls: Callable[[], Mapping[str, str]]
@@ -71,7 +71,7 @@ class BookieLoads:
     """Asks the bookies until ``close``.
 
     Args:
-        ports: Where they are.
+        ports: Their HTTP ports.
         events: Gets their events.
 
     Threads: any; it has some of its own.
@@ -86,7 +86,7 @@ class BookieLoads:
         start_thread(self._thread)
 
     def fresh(self) -> dict[str, Load]:
-        """Return the loads by bookie, of those that answered of late."""
+        """Return the loads, by bookie, of the bookies that answered recently."""
         oldest = time.monotonic() - FRESH_SECONDS
         return {
             name: known.load
@@ -95,7 +95,7 @@ class BookieLoads:
         }
 
     def close(self) -> None:
-        """Ask no more. Idempotent."""
+        """Stop asking. Idempotent."""
         self._closed.set()
 
     def _run(self) -> None:

@@ -14,7 +14,7 @@ from pybk.errors import UsageError
 def checked_context(
     host: str, tokens: Collection[Token], certificate: tuple[str, str] | None, *, of_bookie: bool
 ) -> ssl.SSLContext | None:
-    """Return how TLS is spoken at an address, None for without; raises UsageError as ``AdminServer``."""
+    """Return the TLS context for an address, None without TLS; raises UsageError as ``AdminServer``."""
     probes_alone = of_bookie and not tokens
     if not is_loopback(host) and not probes_alone and (not tokens or certificate is None):
         raise UsageError(
@@ -24,7 +24,7 @@ def checked_context(
 
 
 def context_of(certificate: tuple[str, str]) -> ssl.SSLContext:
-    """Return a new context for a certificate; one that is in use would have lost its key if the new one is wrong."""
+    """Return a new context for a certificate, because a context in use would lose its key if the new one is wrong."""
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     read_secret_file(certificate[1], private=True)
     try:

@@ -1,13 +1,13 @@
 """The connections of the server, bounded where uvicorn does not bound them.
 
-A probe must be answered although others keep all connections, or else they could have a process ended that is well. So
-the connection that is one too many, or leaves too few descriptors to the rest of the process, takes the place of
-another one, whose client still sends its request, or takes the response: the oldest of the peer that has most of them.
-Only what is being answered keeps its place, and the application answers fewer requests at once than there are
-connections.
+A probe must be answered even if other clients keep all connections; otherwise they could cause the end of a healthy
+process. So a connection that is one too many, or leaves too few descriptors to the rest of the process, takes the place
+of another one whose client is still sending its request or receiving the response: the oldest of the peer that has most
+of these. A connection whose request is being answered keeps its place, and the application answers fewer requests at
+once than there are connections.
 
-uvicorn knows a connection once its handshake is done, and the event loop asks the listening socket for it before. So
-that gives the places; a connection ends by a shutdown of its socket, as if its client had gone.
+uvicorn knows a connection only after its handshake, but the event loop asks the listening socket for it earlier. So the
+listening socket gives the places. A connection is ended by a shutdown of its socket, as if its client had left.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ class Place:
         return asyncio.get_running_loop().call_later(REQUEST_SECONDS, self.end)
 
     def wait(self) -> None:
-        """Give its client the time that it has, from now on."""
+        """Give its client the allowed time, from now on."""
         self.answer()
         self.waits = True
         self._timer = self._begin()
 
     def answer(self) -> None:
-        """Wait no longer: its request is here as a whole."""
+        """Stop waiting: its request has arrived as a whole."""
         self.waits = False
         self._timer.cancel()
 
@@ -76,7 +76,7 @@ class Listener(socket.socket):
 
     Raises:
         OSError: It cannot listen there.
-        ValueError: No name of a host has such parts.
+        ValueError: The address cannot be a host name.
 
     Threads: that of the event loop.
     """
@@ -113,7 +113,7 @@ class Listener(socket.socket):
         return True
 
     def serving(self, application: ASGIApp) -> ASGIApp:
-        """Return an application that passes requests to another one, and notes what each connection waits for."""
+        """Return an application that passes requests to another, and notes whether each connection waits."""
 
         async def answer(scope: Scope, receive: Receive, send: Send) -> None:
             place = self._places.get(scope["client"])
@@ -151,7 +151,7 @@ class Protocol(H11Protocol):
         self.access_log = False  # uvicorn's own setting would change the logger of all servers of the process
 
     def eof_received(self) -> bool:  # type: ignore[override]  # as asyncio's
-        """Answer a client that sends nothing more, if its request is here; with TLS its connection ends."""
+        """Answer a client that sends no more, if its request has arrived; with TLS its connection ends."""
         self.shutdown()
         cycle: RequestResponseCycle | None = self.cycle  # None before the first request, whatever uvicorn declares
         return self.scheme == "http" and cycle is not None and not cycle.more_body

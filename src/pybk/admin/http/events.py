@@ -1,7 +1,7 @@
 """The last events: what was logged under a name of ``pybk.log_events``, and changes of the cluster that were seen.
 
-Logging calls ``Events`` in the thread that logs, which adds to a short list and waits for nothing. What the level of
-the logger ``pybk`` keeps out of the log is not here either.
+Logging calls ``Events`` in the thread that logs; it adds to a short list and never waits. Events below the level of the
+logger ``pybk`` are missing here, too.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ SEEN: Final[Mapping[str, str]] = {
     "cluster.verdict": "The verdict of the cluster changed.",
     "cluster.bookie": "A bookie began or ceased to run, or to take entries, or its state changed.",
 }
-"""Events that are seen, and not logged; by name."""
+"""Events that this process observes and does not log, by name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """Something that happened.
+    """An event.
 
     Attributes:
-        number: Its number, which grows in the order in which this process got to know of events; below 2**53, as
-            JavaScript takes numbers.
-        time_ns: When it happened, nanoseconds since 1970.
+        number: Its number, which grows in the order in which this process learned of events; below 2**53, the limit of
+            JavaScript's numbers.
+        time_ns: The time of the event, nanoseconds since 1970.
         level: ``info``, ``warning`` or ``error``.
         event: Its name.
-        message: What happened, a sentence.
+        message: The event in a sentence.
         bookie: The bookie whose process logged it; empty for the process that answers.
     """
 
@@ -52,7 +52,7 @@ _LOGGER: Final = logging.getLogger("pybk")
 
 
 class Events(logging.Handler):
-    """Keeps events; between ``begin`` and ``close`` those that are logged, too.
+    """Keeps events; between ``begin`` and ``close`` also those that are logged.
 
     Threads: any.
     """
@@ -60,7 +60,7 @@ class Events(logging.Handler):
     def __init__(self) -> None:
         super().__init__()
         self._kept: deque[Event] = deque(maxlen=EVENTS_MAX)
-        """The lock of the handler guards it, which logging makes anew in a forked child."""
+        """The kept events. Guarded by the lock of the handler, which logging renews in a forked child."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """Keep a record of an event; others are not kept."""
@@ -69,11 +69,11 @@ class Events(logging.Handler):
             self.add(name, record.getMessage(), level=record.levelno, time_ns=int(record.created * 1e9))
 
     def begin(self) -> None:
-        """Keep what is logged from now on."""
+        """Keep events that are logged from now on."""
         _LOGGER.addHandler(self)
 
     def close(self) -> None:
-        """Keep nothing more of the log. Idempotent."""
+        """Stop keeping logged events. Idempotent."""
         _LOGGER.removeHandler(self)
         super().close()
 
@@ -103,7 +103,7 @@ class Events(logging.Handler):
         """Keep events of a bookie, as its interface sent them; return the number of the last, or 0.
 
         Raises:
-            KeyError, TypeError, ValueError, AttributeError: One is not an event.
+            KeyError, TypeError, ValueError, AttributeError: A value is not an event.
         """
         last = 0
         for each in events:

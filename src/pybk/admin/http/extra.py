@@ -11,12 +11,12 @@ _PACKAGES: Final = ("msgspec", "starlette", "uvicorn")
 
 
 def missing() -> str:
-    """Return what is not installed, and the command that installs it; empty if nothing is missing."""
+    """Return a sentence with the missing packages and the command that installs them; empty if none is missing."""
     found = [each for each in _PACKAGES if find_spec(each) is None]
     return f"HTTP takes {' and '.join(found)}: pip install 'pybk[http]'" if found else ""
 
 
 def check_installed() -> None:
-    """Raise UsageError with the command that installs what is missing."""
+    """Raise UsageError, with the command that installs them, if packages are missing."""
     if said := missing():
         raise UsageError(said)

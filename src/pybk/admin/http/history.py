@@ -1,8 +1,8 @@
 """The last quarter of an hour, second by second: rates by ledger type and by bookie, and the free space.
 
-A sample is added by the thread that looks (``View``), and never by a request. Lines are few: all together, and the
-first ``LINES_MAX`` ledger types and bookies that do anything, of which each keeps its line until its samples are gone;
-the others share a line. So a history has at most ``SAMPLES_MAX`` times 35 small tuples, some megabytes.
+A sample is added by the thread that looks (``View``), and never by a request. There are few lines: one for the total,
+and one for each of the first ``LINES_MAX`` active ledger types and bookies, which keeps its line until its samples are
+dropped; all others share a line. So a history has at most ``SAMPLES_MAX`` times 35 small tuples, some megabytes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SAMPLES_MAX: Final = 900
 """Samples that are kept, one a second."""
 
 LINES_MAX: Final = 16
-"""Ledger types that have a line of their own, and bookies."""
+"""The most ledger types, and the most bookies, that have a line of their own."""
 
 TREND_SECONDS: Final = 60.0
 """The least time between two samples from which a trend is concluded."""
@@ -39,8 +39,8 @@ class FreeSpace(NamedTuple):
     """The free space of a tier, or of a directory.
 
     Attributes:
-        free_bytes: How many bytes are free.
-        members: The bookies that have it; only sums of the same bookies can be compared.
+        free_bytes: The free bytes.
+        members: The bookies that have the tier; only sums over the same bookies can be compared.
     """
 
     free_bytes: int
@@ -51,8 +51,8 @@ class Sample(NamedTuple):
     """The values that were seen at one moment.
 
     Attributes:
-        at_ns: When, nanoseconds since 1970.
-        total: Rates of everything together.
+        at_ns: The time, nanoseconds since 1970.
+        total: The total rates.
         types: Rates by ledger type.
         bookies: Rates by bookie; empty for a store.
         free: Free space by tier, or by directory.
@@ -67,11 +67,11 @@ class Sample(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeriesLine:
-    """A line of each chart; its values are those of ``Series.at_ms``, null where nothing is known.
+    """A line of each chart; its values belong to the times in ``Series.at_ms``, null where they are unknown.
 
     Attributes:
         by: ``all``, ``type`` or ``bookie``.
-        name: The ledger type or the bookie; ``.other`` for all that have no line of their own.
+        name: The ledger type or the bookie; ``.other`` for all others.
         append_entries: Entries appended a second.
         append_p50_s: Seconds.
         append_p99_s: Seconds.
@@ -90,10 +90,10 @@ class SeriesLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Series:
-    """Rates and latencies of the last quarter of an hour, or of what came after a moment.
+    """Rates and latencies of the last quarter of an hour, or since a moment in it.
 
     Attributes:
-        at_ms: When, milliseconds since 1970, ascending, about one a second.
+        at_ms: The times, milliseconds since 1970, ascending, about one a second.
         lines: The lines.
     """
 
@@ -112,10 +112,10 @@ class History:
         """Guards the attributes below."""
         self._samples: deque[tuple[int, dict[_Line, Rates], Mapping[str, FreeSpace]]] = deque(maxlen=SAMPLES_MAX)
         self._used: dict[_Line, int] = {}
-        """Lines, and in how many of the samples each is."""
+        """The lines, each with the number of samples that have it."""
 
     def add(self, sample: Sample) -> None:
-        """Add a sample; the oldest one goes."""
+        """Add a sample, and drop the oldest."""
         with self._lock:
             lines: dict[_Line, Rates] = {(ALL, ""): sample.total}
             for by, found in ((BY_TYPE, sample.types), (BY_BOOKIE, sample.bookies)):
@@ -154,7 +154,7 @@ class History:
         )
 
     def days_left(self, name: str) -> float | None:
-        """Return in how many days a tier or directory is full if it fills as of late; None if it does not fill."""
+        """Return the days until a tier or directory is full at the present rate; None if it does not fill."""
         with self._lock:
             found = [(at_ns, free[name]) for at_ns, _, free in self._samples if name in free]
         if not found:

@@ -1,7 +1,7 @@
 """The values of the interface as JSON, and the types of those values as JSON Schema.
 
-Both follow from the type: dataclasses and named tuples are objects of their fields, enumerations their values, bytes
-hexadecimal strings, tuples arrays, mappings objects. So what the interface documents is what it sends.
+Both follow from the type: dataclasses and named tuples become objects of their fields, enumerations their values, bytes
+hexadecimal strings, tuples arrays, and mappings objects. So the documented schema is that of the values sent.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Schema = dict[str, Any]
 
 
 def as_json(value: Any) -> Any:
-    """Return a value as ``json.dumps`` takes it."""
+    """Return a value in a form that ``json.dumps`` takes."""
     if isinstance(value, Enum):
         return value.value
     if value is None or isinstance(value, bool | int | float | str):
@@ -100,7 +100,7 @@ def _described(schema: Schema) -> Schema:
 
 
 def attributes_of(docstring: str) -> dict[str, str]:
-    """Return what a docstring says of attributes or arguments, by name."""
+    """Return the texts of a docstring on attributes or arguments, by name."""
     found: dict[str, str] = {}
     name, margin = "", -1
     for line in docstring.expandtabs().splitlines():

@@ -1,7 +1,7 @@
 """The lags of durable subscriptions in the last quarter of an hour.
 
-The thread that looks (``View``) notes the backlog of each subscription once in ``LAG_SECONDS`` while anybody asks: of
-the first ``LOGS_MAX`` logs, whose records it reads from the metadata store.
+While there are requests, the thread that looks (``View``) notes the backlog of each subscription once in
+``LAG_SECONDS``, for the first ``LOGS_MAX`` logs, whose records it reads from the metadata store.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from pybk.manager.ledger_manager import LedgerManager
 LAG_SECONDS: Final = 10.0
 LOGS_MAX: Final = 100
 LINES_MAX: Final = 8
-"""The most subscriptions of a log of which the lag is kept, the slowest ones."""
+"""The most subscriptions of a log whose lag is kept; the slowest ones are taken."""
 
 _SAMPLES_MAX: Final = 90
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LagLine:
-    """The lag of a subscription; its values are those of ``LagSeries.at_ms``, null where nothing is known.
+    """The lag of a subscription; its values belong to the times in ``LagSeries.at_ms``, null where they are unknown.
 
     Attributes:
         name: The subscription.
@@ -42,8 +42,8 @@ class LagSeries:
     """The lag of a log's subscriptions in the last quarter of an hour.
 
     Attributes:
-        at_ms: When, milliseconds since 1970, ascending, about one in ten seconds while anybody asks.
-        lines: The subscriptions; of many, the slowest ones.
+        at_ms: The times, milliseconds since 1970, ascending, about one in ten seconds while there are requests.
+        lines: The subscriptions; if there are many, the slowest ones.
     """
 
     at_ms: tuple[int, ...]
@@ -68,7 +68,7 @@ class LagHistory:
         """The times of the samples, each with the backlogs of subscriptions by log."""
 
     def note(self) -> None:
-        """Note the lags of now, unless they were noted just before; raises PybkError without the metadata store."""
+        """Note the present lags, unless noted just before; raises PybkError without the metadata store."""
         if time.monotonic() - self._noted < LAG_SECONDS:
             return
         self._noted = time.monotonic()

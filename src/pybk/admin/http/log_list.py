@@ -1,4 +1,4 @@
-"""The named logs as their records have them; nothing is read from their ledgers."""
+"""The facts of named logs in their records; nothing is read from their ledgers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class SubscriptionInfo:
 
     Attributes:
         name: Its name.
-        needs_from: It has acknowledged all records before this one, and maybe later ones.
+        needs_from: The first record that it may need: it has acknowledged all earlier ones, and maybe later ones.
         backlog_max: The most records of the log's closed ledgers that it has not acknowledged.
     """
 
@@ -37,8 +37,8 @@ class SegmentInfo:
         first_seq: Its first record; null if it is not known yet.
         last_seq: Its last record; null while it is open, or if it has none.
         bytes: Its payload bytes; 0 while it is open.
-        created_ns: When it was added, nanoseconds since 1970.
-        closed_ns: When it was closed, nanoseconds since 1970; 0 while it is open.
+        created_ns: The time when it was added, nanoseconds since 1970.
+        closed_ns: The time when it was closed, nanoseconds since 1970; 0 while it is open.
     """
 
     ledger_id: int
@@ -51,18 +51,18 @@ class SegmentInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogInfo:
-    """A named log, as its record has it; nothing is read from its ledgers.
+    """The facts of a named log in its record; nothing is read from its ledgers.
 
     Attributes:
         name: Its name.
         first_seq: Its first record.
         end_seq: The sequence number after the last record of its closed ledgers.
         bytes: Payload bytes of its closed ledgers.
-        ledgers: How many ledgers it has.
+        ledgers: The number of its ledgers.
         open: Whether its last ledger is open: it has records after ``end_seq`` that are not counted here.
         sealed: Whether it has ended for good.
         subscriptions: Its durable subscriptions.
-        trouble: Why its record cannot be used, and the rest is empty; empty if it can.
+        trouble: The reason why its record cannot be used, in which case the rest is empty; empty if it can.
     """
 
     name: str
@@ -83,7 +83,7 @@ def log_names(manager: LedgerManager, contains: str = "") -> list[str]:
 
 
 def log_infos(manager: LedgerManager, names: Iterable[str]) -> Iterator[LogInfo]:
-    """Yield what the records of logs say; nothing of a log that does not exist."""
+    """Yield the facts of logs in their records; a log that does not exist is left out."""
     for name in names:
         if (found := log_info(manager, name)) is not None:
             yield found[0]
@@ -92,7 +92,7 @@ def log_infos(manager: LedgerManager, names: Iterable[str]) -> Iterator[LogInfo]
 def log_info(
     manager: LedgerManager, name: str, segments_max: int = 0
 ) -> tuple[LogInfo, tuple[SegmentInfo, ...]] | None:
-    """Return what the record of a log says, and its newest ledgers; None if it does not exist.
+    """Return the facts of a log in its record, and its newest ledgers; None if it does not exist.
 
     Args:
         manager: The manager.

@@ -1,7 +1,8 @@
-"""The routes of named logs: their list, one of them, and a look at its records.
+"""The routes of named logs: their list, one log, and its records.
 
-List and view come from the metadata store. Records are read from their ledgers, which takes their password or secret:
-only for those who have a token with the scope ``operate``, and only where the interface was given what opens them.
+List and view come from the metadata store. Records are read from the ledgers, which takes the logs' password or secret.
+So they are shown only to holders of a token with the scope ``operate``, and only if the interface was given the
+password or secret.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class LogPage:
 
     Attributes:
         logs: The logs.
-        next: What ``after`` is for the next page; null at the end.
+        next: The value of ``after`` for the next page; null at the end.
     """
 
     logs: tuple[LogInfo, ...]
@@ -63,7 +64,7 @@ class LogView:
     Attributes:
         log: The log.
         segments: Its newest ledgers, the newest first.
-        lags: The lags of its subscriptions; nothing of logs after the first hundred.
+        lags: The lags of its subscriptions; empty for logs after the first hundred.
     """
 
     log: LogInfo
@@ -76,7 +77,7 @@ class Excerpt:
     """The beginning of some bytes.
 
     Attributes:
-        size: How many bytes they are in all.
+        size: The number of all bytes.
         text: The beginning as text; null if it is not UTF-8.
         hex: The beginning, hexadecimal; null if it is text.
     """
@@ -126,7 +127,7 @@ def logs(
 
     Args:
         after: The last log of the page before.
-        limit: How many, 1 to 200.
+        limit: The most logs, 1 to 200.
         contains: Only logs whose names contain this, in letters of any case.
     """
     names = log_names(view.manager, contains)
@@ -155,12 +156,12 @@ def peek(
     first: Annotated[int, Meta(ge=0, le=INT64_MAX)] | None = None,
     limit: Annotated[int, Meta(ge=1, le=RECORDS_MAX)] = 20,
 ) -> RecordPage:
-    """Return records of a log, where the interface was given its password or secret; nothing is changed.
+    """Return records of a log, if the interface was given its password or secret; nothing is changed.
 
     Args:
         name: The name of the log.
         first: The first record; left out, the last records are returned.
-        limit: How many, 1 to 50.
+        limit: The most records, 1 to 50.
     """
     if not view.opens_logs:
         raise ProblemError(

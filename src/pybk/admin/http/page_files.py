@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 from pybk.admin.http.tags import tag_of
 
 POLICY: Final = "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-"""The content security policy: nothing from elsewhere, nothing inline, no frame of another site around it."""
+"""The content security policy: no content of other sites, no inline content, and no frame of another site around it."""
 
 HEADERS: Final = (
     ("Content-Security-Policy", POLICY),

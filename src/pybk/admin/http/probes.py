@@ -1,8 +1,9 @@
-"""Probes for those who run processes: answered from what was seen last.
+"""Probes for supervisors of processes, answered from the values that were seen last.
 
-*Live*: a restart would not help. *Ready*: it can serve. *Health*: how the cluster is. A probe never depends on others:
-a process is live although the metadata store is gone, and ready although other bookies are not. If it may wait, it
-waits for the first look, or that after a rest; and if not, it is answered by what is known.
+*Live* means that a restart would not help, *ready* that the process can serve; *health* is the state of the cluster.
+The first two do not depend on other processes: a process is live even without the metadata store, and ready even if
+other bookies are not. A probe that may wait does so for the first look, or for the next one after a pause without
+requests; any other is answered from known values.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ _OF_OTHERS: Final = frozenset({"no_bookie", "too_few_bookies"})
 """Codes of reasons with which a client is fit, and the bookies that it needs are not there."""
 
 TURN_SECONDS: Final = 30.0
-"""A bookie whose serving thread has not turned for so long hangs; it turns each second, also without requests.
+"""The time after which a bookie whose serving thread has not turned hangs; it turns each second, even without requests.
 
-So does the thread that looks; what was seen before that says nothing of now.
+The same time holds for the thread that looks; older values are not used.
 """
 
 SEEN_SECONDS: Final = 0.5

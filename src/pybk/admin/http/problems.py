@@ -28,7 +28,7 @@ PROBLEM: Final = "application/problem+json"
 TEXT: Final = "text/plain; charset=utf-8"
 
 NO_STORE: Final = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
-"""Headers of what shows data."""
+"""The headers of responses with data."""
 
 _STATUSES: Final[tuple[tuple[type[PybkError], HTTPStatus], ...]] = (
     (SafetyCheckError, HTTPStatus.CONFLICT),
@@ -56,11 +56,11 @@ class Problem(msgspec.Struct, kw_only=True):
     """An error (RFC 9457).
 
     Attributes:
-        type: What kind of problem it is.
+        type: The kind of problem.
         title: The phrase of the status.
         status: The status of the response.
         code: A stable name of the error.
-        detail: What is wrong, and what to do.
+        detail: The cause and the remedy.
         retryable: Whether the same request may succeed later.
         failures: The safety checks that failed.
         passing: Whether these checks pass by themselves within a minute.
@@ -82,7 +82,7 @@ class ProblemError(HTTPException):
     Args:
         status: The status of the response.
         code: A stable name, for programs.
-        detail: What is wrong, and what to do, for people.
+        detail: The cause and the remedy, for people.
         headers: Headers of the response.
         retryable: Whether the same request may succeed later.
         **checks: ``failures`` and ``passing``, as the document has them.
@@ -116,7 +116,7 @@ class ProblemError(HTTPException):
 
 
 def problem_of(error: HTTPException | PybkError) -> ProblemError:
-    """Return the problem that an error of pybk, or of the router, is to a client; its code is the name of the class."""
+    """Return the problem document for an error of pybk or of the router; its code is the name of the class."""
     if isinstance(error, ProblemError):
         return error
     if isinstance(error, HTTPException):

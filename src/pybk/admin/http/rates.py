@@ -1,4 +1,4 @@
-"""Rates per second and latencies of the last moment, from the counters of two moments."""
+"""Rates per second and latencies, from the counters of two moments."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from pybk.metrics import (
 )
 
 TYPES_MAX: Final = 200
-"""The most ledger types of which rates are sent; the others are sent together, as type ``OTHER_TYPES``."""
+"""The most ledger types whose rates are sent; the others are sent together, as type ``OTHER_TYPES``."""
 
 _READS: Final = MetricKey(BOOKIE_REQUEST, labels=(("op", "read"),))
 """The times of clients' reads at a bookie, which does not know their ledger types."""
@@ -71,7 +71,7 @@ class ProcessUse(NamedTuple):
         cpu: The number of cores that it kept busy in the last second.
         sessions: The number of sessions that clients have with its bookie; null without a bookie.
         metadata_requests: Its requests to the metadata store a second.
-        metadata_p99_s: The time that 99 % of them took at most, seconds; null without any.
+        metadata_p99_s: The longest time that 99 % of them took, seconds; null without any.
         session_losses: The number of times that its session with the metadata store has ended other than by closing.
     """
 
@@ -87,8 +87,8 @@ class LedgerCounts(NamedTuple):
     """The numbers of ledgers.
 
     Attributes:
-        open: Those that are open, or in recovery.
-        closed: Those that are closed.
+        open: The open ledgers, those in recovery included.
+        closed: The closed ledgers.
     """
 
     open: int
@@ -100,12 +100,12 @@ class Load(NamedTuple):
 
     Attributes:
         seen_ns: When that was seen, nanoseconds since 1970.
-        total: Of all ledger types together.
-        types: By ledger type.
-        sync_p99_s: How long 99 % of the syncs of its log took at most, seconds; null without any.
-        limbo_ledgers: How many ledgers are in limbo at its bookie; null without a bookie.
+        total: The rates of all ledger types together.
+        types: The rates by ledger type.
+        sync_p99_s: The longest time that 99 % of the syncs of its log took, seconds; null without any.
+        limbo_ledgers: The number of ledgers in limbo at its bookie; null without a bookie.
         ledgers: The cluster's ledgers by type, if its auditor leads; empty otherwise.
-        process: What the process uses; null if it did not say so, as one of an older version.
+        process: The resources that the process uses; null if it did not report them, as an older version.
     """
 
     seen_ns: int
@@ -129,7 +129,7 @@ class RateMeter:
         self._cpu_s = time.process_time()
 
     def measure(self, now_ns: int, metrics: MetricsSnapshot) -> Load:
-        """Return what was done since the last call; nothing at the first one.
+        """Return the load since the last call; empty at the first call.
 
         Args:
             now_ns: The time of the snapshot, nanoseconds since 1970.
@@ -277,7 +277,7 @@ def _ledgers_of(gauges: Mapping[MetricKey, float]) -> dict[str, LedgerCounts]:
 
 
 def together(rates: Iterable[Rates]) -> Rates:
-    """Return the rates of several processes: their sums, and of latencies the longest."""
+    """Return the rates of several processes together: the sums of rates, and the longest latencies."""
     found = tuple(rates)
 
     def longest(latency: Callable[[Rates], float | None]) -> float | None:

@@ -2,8 +2,8 @@
 
 A route is a function with ``@route(...)``. Its first argument is the ``View``; the others are the names in the path,
 the headers in ``HEADERS``, and then the parameters of the query for ``GET``, or the members of the JSON object in the
-body for other methods. msgspec converts them: their types say what is accepted, with limits as ``msgspec.Meta``, their
-defaults what may be left out, and the docstring what is documented.
+body for other methods. msgspec converts them: the types define the accepted values, with limits as ``msgspec.Meta``; a
+parameter with a default may be left out; and the docstring becomes the documentation.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class Route(NamedTuple):
     Attributes:
         method: The method.
         template: The path, with names in braces.
-        scope: What a token has to allow.
-        function: What answers.
+        scope: The scope that a token needs.
+        function: The function that answers.
         parameters: The class of its parameters, as msgspec converts and describes them.
         result: The type of the result.
         cluster: Whether it exists only for clusters.
@@ -55,7 +55,7 @@ class Route(NamedTuple):
         return self.function.__name__
 
     def place(self, argument: str) -> str:
-        """Return where an argument of the function stands: in the path, a header, the query or the body."""
+        """Return the place of an argument of the function: the path, a header, the query or the body."""
         if argument in _NAME.findall(self.template):
             return "path"
         return "header" if argument in HEADERS else "query" if self.method == "GET" else "body"
@@ -71,7 +71,7 @@ class Route(NamedTuple):
             headers: The headers by name in small letters.
 
         Raises:
-            ProblemError: One is missing, unknown, of another type, or out of range.
+            ProblemError: An argument is missing, unknown, of another type, or out of range.
         """
         named = {argument: headers[name] for argument, name in HEADERS.items() if name in headers}
         if given.keys() & (path.keys() | HEADERS.keys()):
@@ -91,12 +91,12 @@ def _bad(detail: str) -> ProblemError:
 def route(
     method: str, template: str, scope: Scope = Scope.READ, *, cluster: bool = True
 ) -> Callable[[Callable[..., Any]], Route]:
-    """Return what makes a route of a function.
+    """Return a decorator that makes a route of a function.
 
     Args:
         method: The method.
         template: The path, with names in braces.
-        scope: What a token has to allow.
+        scope: The scope that a token needs.
         cluster: Whether it exists only for clusters.
     """
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
 
 AGE_SECONDS: Final = 1.0
-"""A scrape that comes so soon after another one gets the same text."""
+"""The seconds after a scrape in which another one gets the same text."""
 
 
 class Scrapes:
@@ -35,13 +35,13 @@ class Scrapes:
         self._lock = threading.Lock()
         """Guards the attributes below."""
         self._registry: CollectorRegistry | None = None
-        """The same for all scrapes, because the collector knows which pairs it has exported."""
+        """The registry; one for all scrapes, because the collector keeps the pairs that it has exported."""
         self._text = b""
         self._type = ""
         self._made = float("-inf")
 
     def answer(self) -> Response:
-        """Return the metrics of now, or of ``AGE_SECONDS`` ago."""
+        """Return the metrics, at most ``AGE_SECONDS`` old."""
         try:
             from prometheus_client import CollectorRegistry
             from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest

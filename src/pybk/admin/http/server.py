@@ -1,9 +1,10 @@
 """The interface on a port of its own: uvicorn, in a thread with an event loop of its own.
 
-What uvicorn does not bound is bounded by ``connections``. It takes no signals over, and its loggers stay as they are.
+``connections`` has the bounds that uvicorn lacks. The server takes over no signals, and the loggers of uvicorn stay as
+they are.
 
 A child of a fork has copies of all descriptors: a port would stay taken, and connections open, after the parent has
-closed them. The child closes its copies, without a word to the clients.
+closed them. The child closes its copies, which the clients do not notice.
 """
 
 from __future__ import annotations
@@ -42,26 +43,26 @@ class AdminServer:
         host: The address to listen on.
         port: The port; 0 for any that is free.
         tokens: The valid tokens; without one nothing can be changed.
-        hosts: The names that requests may give in ``Host``, besides those of loopback and ``host``. If none are given,
-            and others than this host could reach the port, all names are accepted: everything but the probes takes a
-            token there, which no page of another site has.
+        hosts: The names that requests may give in ``Host``, in addition to those of loopback and ``host``. If none are
+            given, and other hosts could reach the port, all names are accepted, because there everything except the
+            probes takes a token, which a page of another site does not have.
         certificate: Files of a certificate and its key, in PEM; None serves without TLS.
-        bookie: The bookie in this process, to show it alone: probes, metrics and ``bookies/self``. Its port may be one
-            that others can reach, without tokens and certificate: it answers nothing but probes then.
+        bookie: The bookie in this process, to show it alone: probes, metrics and ``bookies/self``. Without tokens and
+            certificate, other hosts may reach its port, which then answers probes only.
         store: The label ``store`` of the metrics; that of a bookie is its name.
-        **shown: What it shows besides, each of which may be left out. ``ports``: where the HTTP ports of the cluster's
-            bookies are, to show what they do, and not what this process does alone. ``name``: what people call the
-            cluster or the store, instead of the beginning of its id. ``command``: how commands reach it, which the page
-            shows to be copied, ``pybk COMMAND`` with what they need besides, and not its location alone. ``password``
-            or ``secret``: what opens the logs whose records those may look at who have a token with the scope
-            ``operate``; without them no record is shown.
+        **shown: Further things that it shows; each may be left out. ``ports``: the HTTP ports of the cluster's bookies,
+            whose load is then shown instead of this process's. ``name``: the name of the cluster or the store for
+            people, instead of the beginning of its id. ``command``: the form of commands that reach it, ``pybk
+            COMMAND`` with the options that they need, which the page offers for copying instead of its location only.
+            ``password`` or ``secret``: what opens the logs whose records those may look at who have a token with the
+            scope ``operate``; without them no record is shown.
 
     Attributes:
-        url: Where it is.
+        url: Its URL.
 
     Raises:
-        UsageError: Others than this host could reach it, and there are no tokens or no certificate; or the address,
-            the tokens or the certificate cannot be used, or every user of this host may read or change its key.
+        UsageError: Other hosts could reach it, and tokens or the certificate are missing; or the address, the tokens or
+            the certificate cannot be used; or every user of this host may read or change its key.
 
     Threads: any; its own accept and answer.
     """
@@ -129,11 +130,11 @@ class AdminServer:
         asyncio.run(self._server.serve(sockets=[self._listener]))
 
     def reload(self, tokens: Iterable[Token]) -> None:
-        """Take other tokens, and read the files of the certificate again, from the next connection on.
+        """Replace the tokens, and read the files of the certificate again; both count from the next connection on.
 
         Raises:
-            UsageError: The certificate cannot be used, or tokens would be sent without one by others than this host;
-                certificate and tokens stay as they were.
+            UsageError: The certificate cannot be used, or other hosts would send tokens without TLS; certificate and
+                tokens stay as they were.
         """
         tokens = tuple(tokens)
         if tokens and not self._tokens_allowed:
@@ -143,7 +144,7 @@ class AdminServer:
         self.application.admission.tokens = tokens
 
     def close(self) -> None:
-        """Stop; returns when no request is being answered any more. Idempotent; a forked child has nothing to stop."""
+        """Stop; return when no request is being answered any more. Idempotent; in a forked child it does nothing."""
         if self._listener.fileno() < 0:
             return
         self.application.close()

@@ -1,4 +1,4 @@
-"""The arguments with which the interface is served: what it shows besides its manager."""
+"""The arguments with which the interface is served: the things that it shows in addition to its manager."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pybk.credentials import Secret
 class OpensLogs(TypedDict, total=False):
     """The secret of the logs whose records may be looked at with a token of the scope ``operate``.
 
-    Without both no record is shown.
+    Without a password and a secret, no record is shown.
 
     Attributes:
         password: Their password.
@@ -26,11 +26,11 @@ class Shown(OpensLogs, total=False):
     """The arguments with which the interface is served; each may be left out.
 
     Attributes:
-        ports: Where the HTTP ports of the cluster's bookies are, to show what they do; None, or left out, shows what
-            this process does alone.
-        name: What people call the cluster or the store; empty, or left out, for the beginning of its id.
-        command: How commands reach it, which the page shows to be copied: ``pybk COMMAND`` with what they need besides;
-            empty, or left out, for its location alone.
+        ports: The HTTP ports of the cluster's bookies, whose load is shown; None, or left out, shows the load of this
+            process only.
+        name: The name of the cluster or the store for people; empty, or left out, for the beginning of its id.
+        command: The form of commands that reach it, ``pybk COMMAND`` with the options that they need, which the page
+            offers for copying; empty, or left out, for its location only.
     """
 
     ports: BookiePorts | None
@@ -39,7 +39,7 @@ class Shown(OpensLogs, total=False):
 
 
 def opens_logs(shown: Shown) -> OpensLogs:
-    """Return what opens logs, of all that is shown; empty for nothing."""
+    """Return the password or secret of logs among the arguments; empty without one."""
     found = OpensLogs()
     if "password" in shown:
         found["password"] = shown["password"]

@@ -1,4 +1,4 @@
-"""Tags of responses: what a client has already, and whether it knows what it is about to change (RFC 9110, 13)."""
+"""Tags of responses: whether a client has a response already, and knows the values that it changes (RFC 9110, 13)."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ def tag_of(body: bytes) -> str:
 
 
 def has(if_none_match: str, tag: str) -> bool:
-    """Return whether a client has the response with a tag already, as its ``If-None-Match`` says."""
+    """Return whether a client has the response with a tag already, by its ``If-None-Match``."""
     given = {each.strip().removeprefix("W/") for each in if_none_match.split(",")}
     return tag in given or "*" in given
 
 
 def check_match(if_match: str, body: bytes) -> None:
-    """Raise ProblemError unless a client means what has a body, as its ``If-Match`` says."""
+    """Raise ProblemError unless a client's ``If-Match`` has the tag of a body."""
     given = {each.strip() for each in if_match.split(",")}
     if tag_of(body) not in given and "*" not in given:
         raise ProblemError(

@@ -1,4 +1,4 @@
-"""A connection whose messages have to pass as a whole in some seconds.
+"""A connection whose messages have to pass as a whole within some seconds.
 
 The time-out of a socket is for each piece: a peer that sends, or takes, a byte now and then holds a thread for ever.
 """
@@ -25,7 +25,7 @@ class TimedConnection(io.RawIOBase):
         self._until = 0.0
 
     def begin(self, seconds: float) -> None:
-        """Give what is received and sent from now on so many seconds together."""
+        """Set the seconds for all that is received and sent from now on, together."""
         self._until = time.monotonic() + seconds
 
     def readable(self) -> bool:
@@ -37,12 +37,12 @@ class TimedConnection(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int:
-        """Receive what has arrived; raises TimeoutError once the time is over."""
+        """Receive the bytes that have arrived; raises TimeoutError once the time is over."""
         self._limit()
         return self._connection.recv_into(buffer)
 
     def write(self, data: Any) -> int:
-        """Send what the peer takes now; raises TimeoutError once the time is over."""
+        """Send the bytes that the peer takes now; raises TimeoutError once the time is over."""
         self._limit()
         return self._connection.send(data)
 

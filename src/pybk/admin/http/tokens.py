@@ -1,8 +1,8 @@
-"""Tokens: what a person or a program may do over HTTP.
+"""Tokens: the rights of a person or a program over HTTP.
 
 A file has one token a line: ``NAME SCOPE SHA256``, the last as 64 hexadecimal digits. The token itself is random, 256
-bits, and is nowhere but with the person who uses it, so reading the file gives nobody a right. Several tokens may be
-valid; so one is replaced by another without a gap.
+bits, and only its holder has it, so reading the file gives nobody a right. Several tokens may be valid, so one can be
+replaced by another without a gap.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Scope(IntEnum):
     """The right to look."""
 
     OPERATE = 1
-    """The right to change what can be taken back, such as a pause or a drain."""
+    """The right to changes that can be undone, such as a pause or a drain."""
 
     ADMIN = 2
     """Everything."""
@@ -43,7 +43,7 @@ class Token(NamedTuple):
 
     Attributes:
         name: The name of its holder, for the log.
-        scope: What it allows.
+        scope: Its rights.
         digest: SHA-256 of it.
     """
 
@@ -53,10 +53,10 @@ class Token(NamedTuple):
 
     @classmethod
     def new(cls, name: str, scope: Scope) -> tuple[Token, str]:
-        """Make a token; return what is kept of it, and itself.
+        """Make a token; return the entry for the file of tokens, and the token itself.
 
         Raises:
-            UsageError: The name has spaces, or none of its characters.
+            UsageError: The name is empty, or has spaces.
         """
         if not re.fullmatch(r"[^\s#]\S{0,99}", name):
             raise UsageError(f"name of a token {name!r:.120}: 1 to 100 characters without spaces are needed")
@@ -90,7 +90,7 @@ def read_tokens(path: str | os.PathLike[str]) -> tuple[Token, ...]:
 
 
 def add_token(path: str, token: Token) -> None:
-    """Add a token to a file, which is made if it is missing; durable on return. Threads and processes: any.
+    """Add a token to a file, which is created if it is missing; durable on return. Threads and processes: any.
 
     The file is replaced by a new one with its mode and owner, so after a crash at any point it has its old or its new
     lines. Another process that adds a token meanwhile waits.
@@ -134,7 +134,7 @@ def _token(path: str | os.PathLike[str], number: int, line: str) -> Token:
     if found is None or scope is None:
         scopes = ", ".join(each.name.lower() for each in Scope)
         raise UsageError(
-            f"{os.fspath(path)}, line {number}, is no token: NAME SCOPE SHA256 is needed; scopes are {scopes}"
+            f"{os.fspath(path)}, line {number}, is not a token: NAME SCOPE SHA256 is needed; scopes are {scopes}"
         )
     return Token(found[1], scope, bytes.fromhex(found[3]))
 

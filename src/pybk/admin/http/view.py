@@ -1,8 +1,8 @@
 """The view of the routes: a manager, the administration of its cluster, and the last looks at both.
 
-A page and its probes ask often, and a bookie must not notice. So a thread looks once in ``LOOK_SECONDS``, and routes
-that are asked often read what it has seen; none of them calls the manager. While nobody asks, the thread only adds to
-the ``history``, for which it reads counters of this process, and nothing from the metadata store.
+A page and probes ask often, which must not burden a bookie. So a thread looks once in ``LOOK_SECONDS``, and routes that
+are asked often read the values that it has seen; none of them calls the manager. Without requests, the thread only adds
+to the ``history``, for which it reads counters of this process, and nothing from the metadata store.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ SEEN_SECONDS: Final = 10.0
 """The time for which a request waits for the first look, or for the next one after a pause without requests."""
 
 IDLE_SECONDS: Final = 30.0
-"""The thread looks no more once nobody has asked for so long, and only adds to the history."""
+"""The time without requests after which the thread stops looking, and only adds to the history."""
 
 
 COUNT_SECONDS: Final = 10.0
-"""The ledgers of a store are counted once in so long."""
+"""The seconds between two counts of a store's ledgers."""
 
 COUNTED_MAX: Final = 20_000
 """The most ledgers that are counted."""
@@ -55,18 +55,18 @@ class Seen(NamedTuple):
     """The values that were seen at one moment.
 
     Attributes:
-        seen_ns: When, nanoseconds since 1970.
+        seen_ns: The time, nanoseconds since 1970.
         health: The health of the manager.
-        load: What this process did.
-        loads: What the bookies did, by name, of those that are asked and answer; empty for a store.
-        total: What the bookies did together, or this process if none is asked.
+        load: The load of this process.
+        loads: The loads of the bookies that are asked and answer, by name; empty for a store.
+        total: The load of the bookies together, or of this process if none is asked.
         types: The same by ledger type.
-        ledgers: How many ledgers there are by type; empty if nobody counts them.
+        ledgers: The numbers of ledgers by type; empty if they are not counted.
         free: Free space by tier of the cluster, or by directory of the store.
-        cluster: How the cluster is; None for a store.
+        cluster: The state of the cluster; None for a store.
         bookies: The bookies of the cluster; empty for a store.
-        trouble: Why ``cluster`` and ``bookies`` are older than the rest; empty if they are not.
-        looked: When, on the monotonic clock, seconds.
+        trouble: The reason why ``cluster`` and ``bookies`` are older than the rest; empty if they are not.
+        looked: The time on the monotonic clock, seconds.
     """
 
     seen_ns: int
@@ -88,16 +88,16 @@ class View:
 
     Args:
         manager: The manager; it is not closed.
-        bookie: The bookie in this process, if it is looked at alone.
-        **shown: What is shown besides.
+        bookie: The bookie in this process, if only that is shown.
+        **shown: Further things that are shown.
 
     Attributes:
         name: The name.
-        command: How commands reach it.
+        command: The form of commands that reach it.
         manager: The manager.
-        bookie: The bookie that is looked at alone; None for the whole cluster, or a store.
-        opens_logs: What opens logs whose records may be looked at; empty for none.
-        history: What was seen in the last quarter of an hour.
+        bookie: The bookie, if only that is shown; None for the whole cluster, or a store.
+        opens_logs: The password or secret of logs whose records may be shown; empty for none.
+        history: The values of the last quarter of an hour.
         lags: The lags of subscriptions.
         events: The last events.
 
@@ -141,12 +141,12 @@ class View:
 
     @property
     def seen(self) -> Seen:
-        """The last look, ``LOOK_SECONDS`` old at most while others ask, too; raises ProblemError if there is none."""
+        """The last values, at most ``LOOK_SECONDS`` old under frequent requests; raises ProblemError without any."""
         return self._seen_by(SEEN_SECONDS)
 
     @property
     def seen_now(self) -> Seen:
-        """The same without a wait for the first look, or for that after a rest."""
+        """The same, without a wait for the first look, or for the next one after a pause without requests."""
         return self._seen_by(0.0)
 
     def _seen_by(self, seconds: float) -> Seen:
@@ -161,7 +161,7 @@ class View:
         return seen
 
     def seen_within(self, seconds: float) -> Seen | None:
-        """Return what was seen last; None if nothing is seen in some seconds, as without the metadata store."""
+        """Return the last values; None if there are none within some seconds, as without the metadata store."""
         with self._condition:
             if self._closed:
                 raise ProblemError(HTTPStatus.SERVICE_UNAVAILABLE, "closed", "the manager is being closed")
@@ -272,7 +272,7 @@ class View:
                 self.events.add("cluster.bookie", f"bookie {each.name}: {standing}", level=level)
 
     def close(self) -> None:
-        """Look no more. Idempotent; the manager stays open."""
+        """Stop looking. Idempotent; the manager stays open."""
         self.events.close()
         with self._condition:
             self._closed = True

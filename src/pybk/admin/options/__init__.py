@@ -1,1 +1,1 @@
-"""The options of commands and services: one table, and what is made from it."""
+"""The options of commands and services: one table, and the parsers and readers that are made from it."""

@@ -1,4 +1,4 @@
-"""Adds what the table declares to parsers of argparse."""
+"""Adds the arguments that the table declares to parsers of argparse."""
 
 from __future__ import annotations
 

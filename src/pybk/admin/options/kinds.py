@@ -1,6 +1,6 @@
 """The kinds of options that the table names, for flags and arguments, variables and TOML.
 
-One reader of each serves all of them, so a time or a size is written alike everywhere.
+Each kind has one reader for all of them, so a time or a size is written alike everywhere.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ class Kind:
     """The kind of an option.
 
     Attributes:
-        name: For the table of the documents, with the unit if there is one.
-        takes: What is accepted, for errors.
-        of_toml: Returns the option's value of a value in TOML; raises ValueError if it is none.
-        other_text: The same of the text of a flag or a variable, if that is not what TOML has.
+        name: The name in the table of the documents, with the unit if it has one.
+        takes: The accepted values, for errors.
+        of_toml: Returns the option's value for a value in TOML; raises ValueError for a wrong one.
+        other_text: The same for the text of a flag or a variable, if that has another form than in TOML.
     """
 
     name: str
@@ -39,11 +39,11 @@ class Kind:
     other_text: Callable[[str], Any] | None = None
 
     def of_text(self, text: str) -> Any:
-        """Return the option's value of the text of a flag or a variable; raises ValueError if it is none."""
+        """Return the option's value for the text of a flag or a variable; raises ValueError for a wrong one."""
         return (self.other_text or self.of_toml)(text)
 
     def wrong(self, value: object) -> str:
-        """Return what is said of a value that it does not take, which is not shown of a secret."""
+        """Return the error for a value that is not accepted; the value of a secret is not shown."""
         takes = f"it takes {self.takes}"
         return takes if self is KINDS["secret"] else f"{cut_value(value, _SHOWN_MAX)} is not accepted, {takes}"
 

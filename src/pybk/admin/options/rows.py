@@ -15,18 +15,18 @@ class Row:
 
     Attributes:
         flags: Its flags; none for an argument without one.
-        metavar: What it takes, as ``--help`` names that.
-        count: How often it is given: ``?``, ``*``, ``+`` or ``...``; empty for once.
+        metavar: The name of its value in ``--help``.
+        count: The number of times that it may be given: ``?``, ``*``, ``+`` or ``...``; empty for once.
         kind: The name of its kind, or its choices; empty for a text, or a switch.
         default: Its default as text; None for none.
-        dest: Its name in the code; empty if that is made of the flag or the metavar.
-        const: What a flag without a value stands for; empty for true.
-        excludes: ``^`` or ``^!``, if it excludes the others that have it; empty if it does not.
-        words: What else the table says of it: ``!``, ``once``, ``reload``.
+        dest: Its name in the code; empty if that follows from the flag or the metavar.
+        const: The value of a flag that takes none; empty for true.
+        excludes: ``^`` or ``^!`` if it excludes the other rows that have it; empty if it does not.
+        words: The further words of its row: ``!``, ``once``, ``reload``.
         title: The title of its group in ``--help``; empty for none.
         section: The table in TOML of an option of a service; empty for others.
         key: The key of the option there.
-        help: What it is or does.
+        help: Its meaning.
         shown_default: The default in words; empty for none.
     """
 
@@ -62,7 +62,7 @@ class Row:
 
     @property
     def choices(self) -> list[str]:
-        """The values that it may have; none if any value is allowed."""
+        """The values that it may have; empty if any value is allowed."""
         return self.kind.split(",") if "," in self.kind else []
 
     @property
@@ -76,10 +76,10 @@ class Command:
 
     Attributes:
         words: The words by which it is called.
-        text: What it does.
+        text: Its effect.
         rows: Its arguments; none for a noun with verbs.
-        verb: The verb of a noun that is meant where the next word is none; empty if one is needed.
-        verbs_name: What ``--help`` calls the verbs.
+        verb: The default verb of a noun, if the next word is not a verb; empty if a verb is needed.
+        verbs_name: The name of the verbs in ``--help``.
     """
 
     def __init__(self, words: tuple[str, ...], text: str, rows: Sequence[Row], verb: str, verbs_name: str) -> None:
@@ -92,12 +92,12 @@ class Command:
 
     @property
     def description(self) -> str:
-        """The effect of the option, with the verb that is meant where none is given."""
+        """The effect of the command, with the default verb if it has one."""
         return f"{self.text}. Where the next word is no verb, {self.verb} is meant" if self.verb else self.text
 
 
 class Table:
-    """The table: what it declares.
+    """The commands and sets that the table declares.
 
     Args:
         text: Its text.

@@ -1,4 +1,4 @@
-"""The options of a service: one reader of flags, variables and a file, which names what is wrong in them.
+"""The options of a service: one reader of flags, variables and a file, which names the errors in them.
 
 An option's value is the first of these that is given: its flag, its variable ``PYBK_SECTION_KEY``, its key in the file,
 its default. A name or a value that no option takes is an error, because it would change nothing.
@@ -30,17 +30,17 @@ _STORE_DEFAULTS: Final[Mapping[str, Any]] = {each.name: each.default for each in
 
 
 class Option:
-    """One option of a service, of a row of the table.
+    """One option of a service, from a row of the table.
 
     Attributes:
         row: The row.
         section: Its table in TOML, and a part of its variable's name.
         key: Its key there.
-        kind: What it takes.
-        default: Its value where none is given.
-        required: Whether there is no service without it.
-        once: Whether it is of one start, so that it stands neither in a file nor in the environment.
-        secret: Whether it is a secret, so that the environment alone may have it, and it is never shown.
+        kind: The kind of its values.
+        default: Its value if none is given.
+        required: Whether the service needs it.
+        once: Whether it concerns one start only; it may then stand neither in a file nor in the environment.
+        secret: Whether it is a secret, which only the environment may have, and which is never shown.
     """
 
     def __init__(self, row: Row) -> None:
@@ -67,12 +67,12 @@ class Option:
 
     @property
     def variable(self) -> str:
-        """Its environment variable; "" if none may have it."""
+        """Its environment variable; "" if it has none."""
         return "" if self.once else f"{PREFIX}_{self.section}_{self.key}".upper()
 
     @property
     def flag(self) -> str:
-        """Its flag as people type it, or ``PATH``, which has none; "" for a secret."""
+        """Its flag, or ``PATH`` for an argument without one; "" for a secret."""
         if self.secret or self.row.metavar == "PATH":
             return "" if self.secret else "PATH"
         return self.row.flags[0] if self.row.flags else f"--{self.section}-{self.key}".replace("_", "-")
@@ -84,11 +84,11 @@ class Option:
 
     @property
     def shown_default(self) -> str:
-        """Its default as people read it; "" for none."""
+        """Its default as text for people; "" for none."""
         return self.row.shown_default or self.shown(self.default)
 
     def shown(self, value: Any) -> str:
-        """Return a value as ``config show`` and the documents have it."""
+        """Return a value as text for ``config show`` and the documents."""
         if value is None or value == ():
             return ""
         if self.secret:
@@ -105,7 +105,7 @@ class Option:
 
 
 class Setting(NamedTuple):
-    """The value of an option, and where it comes from.
+    """The value of an option, and its origin.
 
     Attributes:
         option: The option.
@@ -124,7 +124,7 @@ class ConfigFile(NamedTuple):
     Attributes:
         path: The file.
         values: Values by the names of options.
-        problems: What is wrong in it, a sentence each; the values in question are left out.
+        problems: The errors in it, a sentence each; the wrong values are left out.
     """
 
     path: str
@@ -182,9 +182,9 @@ def _shown(name: str, value: object, option: Option | None) -> str:
 
 def _no_such_key(name: str, option: Option | None, options: Sequence[Option]) -> str:
     if option is not None and option.secret:
-        return f"no secret stands in this file; name a file that holds it, or set {option.variable}"
+        return f"this file may not hold a secret; name a file that holds it, or set {option.variable}"
     if option is not None:
-        return f"it is of one start, so it stands in no file; give {option.flag}"
+        return f"it concerns one start only, so it may not stand in a file; give {option.flag}"
     names = [each.name for each in options if each.in_file]
     section, _, key = name.rpartition(".")
     close = difflib.get_close_matches(name, names, 1)
@@ -206,14 +206,14 @@ def resolve(
     *,
     variables: Iterable[str] = (),
 ) -> dict[str, Setting]:
-    """Return the value of each option, by its name, and where it comes from.
+    """Return the value of each option, and its origin, by the option's name.
 
     Args:
         options: The options.
         flags: The values of flags, by the names of options.
         environment: The environment of the process.
         file: The file.
-        variables: Names of variables that mean something else, though they begin as those of options do.
+        variables: Names of variables that are not options, although they begin like those of options.
 
     Raises:
         UsageError: The file or a variable has a wrong name or value; the text has all of them.
@@ -262,5 +262,5 @@ def _of_environment(
 
 
 def missing(settings: Mapping[str, Setting]) -> list[Option]:
-    """Return the options that have no value and are needed."""
+    """Return the options that are needed and have no value."""
     return [each.option for each in settings.values() if each.option.required and not each.value]
