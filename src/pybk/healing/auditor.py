@@ -4,21 +4,21 @@ Theory of operation
 -------------------
 
 One process of a cluster is elected auditor. It decides only; workers copy, and each copy counts by a compare-and-set of
-its ledger's metadata. So two auditors at a time do no harm, and an auditor that was suspended neither.
+its ledger's metadata. So two auditors at a time do no harm, and neither does an auditor that was suspended.
 
     FOLLOWING --Elected--> READING --the last page of LedgersRead--> LEADING --LostElection--> FOLLOWING
 
 After its election the machine asks for everything. Until it has read all ledgers, marks, bookies and settings, it
 changes no mark. Then each event brings a change, and each step ends with a comparison: the marks that ``plan`` wants
 against the existing marks. Missing marks are published, at most ``WINDOW`` queued ones, the most urgent first, and more
-of them once half are done. A mark that the auditor published and does not want any more is withdrawn. The driver
+of them once half are done. A mark that the auditor published and no longer wants is withdrawn. The driver
 reports every attempt by a ``MarksChanged`` with the present values, so a refused effect corrects the machine.
 
-Time. ``now_ns`` is nanoseconds since 1970 at the election, and counts on by a monotonic clock. Absences are saved as
-durations, because clocks of machines differ; the next auditor continues to count them unless the bookie has started
+Time. ``now_ns`` is nanoseconds since 1970 at the election, and then advances by a monotonic clock. Absences are saved
+as durations, because clocks of machines differ; the next auditor continues to count them unless the bookie has started
 again. The time during which the metadata store could not be reached is not counted, because bookies may have been back.
 
-A step after the end of the lease has no effects but reports, because another auditor may have been elected.
+A step after the end of the lease only reports, without other effects, because another auditor may have been elected.
 """
 
 from __future__ import annotations
@@ -69,13 +69,13 @@ from pybk.metadata.underreplication import RepairReason, RepairState, UnderRepli
 from pybk.values import from_base64, to_base64
 
 REREAD_NS: Final = 3600 * SECOND_NS
-"""The time after a reading when everything is read again, against changes that the feed may have missed."""
+"""The time after which everything is read again, in case the feed has missed changes."""
 
 SAVE_NS: Final = 10 * SECOND_NS
 """The interval at which durations are saved while bookies are absent; a new or ended absence is saved at once."""
 
 ASK_AGAIN_NS: Final = 60 * SECOND_NS
-"""The time that an effect may take before it is asked for again."""
+"""The time that an effect may take before the machine asks for it again."""
 
 SUSPICION_NS: Final = 600 * SECOND_NS
 """The least time between two checks that denied an entry before the bookie is marked."""
@@ -104,7 +104,7 @@ class SavedAbsence:
     """The absence of a bookie at the time when it was saved.
 
     Attributes:
-        boots: The number of its last start; another one means that it was back.
+        boots: The number of its last start; another number means that it has returned since.
         absent_ns: The time for which it is absent; None if it was registered.
         absences_ns: How long ago its recent absences began.
     """
@@ -115,7 +115,7 @@ class SavedAbsence:
 
 
 class Judged(NamedTuple):
-    """A stuck mark, by its token, and the signature of what it was judged by."""
+    """A stuck mark, by its token, and the signature of the facts by which it was judged."""
 
     token: bytes
     signature: int
@@ -128,7 +128,7 @@ class SavedState:
     Attributes:
         absences: How long bookies have been absent.
         since_read_ns: How long ago all ledgers were read.
-        judged: The signatures by which stuck marks were judged; without them these would be tried again after each
+        judged: The signatures by which stuck marks were judged; without them workers would try these again after each
             election.
     """
 
@@ -200,7 +200,7 @@ class Elected:
 
     Attributes:
         saved: The state that the previous auditor has left.
-        until_ns: The lease lasts until then at least.
+        until_ns: The earliest end of the lease.
         session_ns: The time when the session with the metadata store began.
     """
 
@@ -211,7 +211,7 @@ class Elected:
 
 @dataclass(frozen=True, slots=True)
 class LeaseExtended:
-    """The lease of the election lasts until ``until_ns`` at least."""
+    """The lease of the election was extended; it lasts at least until ``until_ns``."""
 
     until_ns: int
 
@@ -226,10 +226,10 @@ class LedgersRead:
     """A page of all ledgers' metadata was read, in answer to ``ReadEverything``; pages ascend.
 
     Attributes:
-        reading: That of ``ReadEverything``.
+        reading: The number of the reading, from ``ReadEverything``.
         after: The ledger before the page; -1 for the first page.
         through: The last ledger of the page; None for the last page.
-        ledgers: Metadata and version of each ledger, but for those below.
+        ledgers: Metadata and version of each ledger, except those in the next two.
         unknown: Ledgers that could not be read.
         same: Ledgers that have the version that the map has.
     """
@@ -246,7 +246,7 @@ class LedgersRead:
 class LedgersChanged:
     """Ledgers changed: metadata and version of each; None for one that was deleted.
 
-    ``unknown`` are ledgers that changed and could not be read; they stay as they are, and are asked for again.
+    ``unknown`` are ledgers that changed and could not be read; they stay as they are, and are read again.
     """
 
     ledgers: Mapping[int, tuple[LedgerMetadata, int] | None]
@@ -298,7 +298,7 @@ class StoreBack:
 
 @dataclass(frozen=True, slots=True)
 class WritersMoved:
-    """Writers of open ledgers gave a sign of life: a bookie says that they have a session there."""
+    """Writers of open ledgers gave a sign of life: they have a session with a bookie."""
 
     ledgers: frozenset[int]
 
@@ -310,7 +310,7 @@ class ReplicaChecked:
     Attributes:
         ledger_id: The ledger.
         bookie: The bookie.
-        checked_ns: The time of the check by a clock that is not set; it is compared with that of other checks alone.
+        checked_ns: The time of the check by a clock that is never set; only compared with the times of other checks.
         result: Its result.
         first_entry_id: The first entry that is missing or damaged.
     """
@@ -354,7 +354,7 @@ class ReadEverything:
 
     Attributes:
         reading: The number of the reading; pages of earlier ones are ignored.
-        spread: Nothing is known to be missing, so it may take its time.
+        spread: Whether the reading may be slow, because nothing is known to be missing.
     """
 
     reading: int
@@ -370,14 +370,14 @@ class ReadLedgers:
 
 @dataclass(frozen=True, slots=True)
 class PublishMark:
-    """Add a cause to the mark of a ledger and bookie, which is made if there is none.
+    """Add a cause to the mark of a ledger and bookie, which is created if it does not exist.
 
     Attributes:
         key: The ledger and bookie.
         reason: The cause.
         first_entry_id: The first entry that the bookie misses.
-        since_ns: Since when.
-        size_bytes: About how many bytes have to be copied.
+        since_ns: The time since which the cause holds.
+        size_bytes: The bytes to copy, about.
         state: The state of a new mark; no worker tries one in a terminal state.
     """
 
@@ -399,7 +399,7 @@ class WithdrawMark:
 
 @dataclass(frozen=True, slots=True)
 class ChangeMark:
-    """Give a mark another state, and no tries, if it is still as it was read."""
+    """Give a mark another state and reset its tries, if it is still as it was read."""
 
     mark: UnderReplicatedLedger
     state: RepairState
@@ -505,12 +505,12 @@ class _Progress:
 
 
 class AuditorMachine:
-    """Decides what is to be repaired. ``step`` handles one event; see the theory of operation above.
+    """Decides which repairs are made. ``step`` handles one event; see the theory of operation above.
 
     Attributes:
         map: The ledgers.
-        situation: Everything else that is known.
-        wanted: The tasks that are to be marked now, by the keys of their marks.
+        situation: All other knowledge.
+        wanted: The tasks that should be marked now, by the keys of their marks.
         holds: The reasons to hold repairs.
         misplaced: The ledgers that span too few zones.
 
@@ -562,12 +562,12 @@ class AuditorMachine:
 
     @property
     def leading(self) -> bool:
-        """True if everything was read after an election; only then marks are published."""
+        """True if everything was read after an election; marks are published only then."""
         return self._phase is _Phase.LEADING
 
     @property
     def open_short(self) -> list[int]:
-        """The open ledgers that are not whole, ascending: for these it matters whether their writers live."""
+        """The open ledgers that are not whole, ascending; whether their writers live matters for them."""
         return sorted(self._open_short)
 
     @property

@@ -3,33 +3,34 @@
 Theory of operation
 -------------------
 
-Every process with a bookie has an ``AuditorDriver``; the one that is elected leads. It is a chore (``chores``): one
-call at a time is made. Other threads, those of the metadata store, only put calls into its inbox: each call reads what
-has changed, and yields events for the machine. Between these calls the next page of all ledgers is read, if that is
-under way, and every ``TICK_S`` the bookies are read again, because a registration that changes need not be reported;
+Every process with a bookie has an ``AuditorDriver``; the one that is elected leads. It is a chore (``chores``), so it
+makes one call at a time. Other threads, those of the metadata store, only put calls into its inbox: each call reads
+what has changed, and yields events for the machine. Between these calls the next page of all ledgers is read, if that
+is under way, and every ``TICK_S`` the bookies are read again, because a changed registration may not be reported; or
 earlier, when the grace of an absent bookie ends.
 
     feed of ledgers, of marks; watches of bookies, cookies, settings; election -> inbox -> events -> step -> effects
 
 Reading everything. The first reading after the election decodes all ledgers. Later ones decode those whose version is
-not the known one. A reading after missed changes takes what it needs; one that is made only because the last was long
-ago takes ``1 / (1 + SPREAD)`` of a core. Tombstones that a reading finds are announced.
+not the known one. A reading after missed changes takes all the time that it needs; one that is made only because the
+last was long ago takes ``1 / (1 + SPREAD)`` of a core. Tombstones that a reading finds are announced.
 
 The feeds' keys are collected, and read together when their turn comes: first the marks, then the metadata of the same
 ledgers. A worker changes a ledger before it removes the mark (H5). So a mark that is gone is never compared with
 metadata from before its repair, which would publish it again.
 
-A step looks at all marks that are wanted, however few have changed. So between two readings of changes passes
-``_REST`` times as long as the first of them took, and what changes meanwhile is handled by one step.
+A step looks at all marks that are wanted, however few have changed. So after a reading of changes the driver rests
+``_REST`` times as long as the reading took, and one step handles all changes that came meanwhile.
 
-Each write of a mark takes a round trip, and a plan may want a thousand. After ``TRUST_NS`` the effects that are left
-are given up, and what has come in since is read. Then the machine asks again for those that it still wants.
+Each write of a mark takes a round trip, and a plan may want a thousand. After ``TRUST_NS`` the remaining effects are
+given up, and the changes that came meanwhile are read. Then the machine asks again for the effects that it still wants.
 
-Losing the election, or the metadata store, ends what is under way and nothing else: the machine starts from nothing
-when it is elected again. While the store cannot be reached, it is tried once per tick, and the machine is notified
-of that, because what cannot be seen is not absent.
+A lost election, or a lost metadata store, only ends the work under way: the machine starts from nothing when it is
+elected again. While the store cannot be reached, it is tried once per tick, and the machine is notified, because a
+bookie that cannot be seen does not count as absent.
 
-What the effects wrote is read again at once and reported to the machine, which corrects itself if one was refused.
+The marks that effects wrote are read again at once and reported to the machine, which corrects itself if an effect was
+refused.
 """
 
 from __future__ import annotations
@@ -113,10 +114,11 @@ ANNOUNCE_S: Final = 60.0
 """Seconds between two pages of deleted ledgers."""
 
 TRUST_NS: Final = 10**9
-"""The time after a check of the lease in which its effects may still be performed."""
+"""The time after a check of the lease in which effects may still be performed."""
 
 SPREAD: Final = 9
-"""The wait before the next page of a reading, in multiples of the last page's time, if nothing is known missing."""
+"""The wait before the next page of a reading, in multiples of the last page's time, if nothing is known to be
+missing."""
 
 _REST: Final = 100
 """The time for which the next changes are collected, in multiples of the time that the last took to handle.
@@ -129,7 +131,7 @@ _REST_MAX_S: Final = 1.0
 T = TypeVar("T")
 
 Call = Callable[[], Iterable[Event]]
-"""A function that another thread wants called: it reads something, and returns the events that follow."""
+"""A function that another thread passes to the driver: it reads changes, and returns the resulting events."""
 
 
 class AuditorDriver:
@@ -139,7 +141,7 @@ class AuditorDriver:
         metadata: The cluster's metadata.
         name: The name of the bookie of this process, for people.
         metrics: Counts what is found.
-        wake: Has the thread of the chores ask again what is due.
+        wake: Makes the thread of the chores ask again for due work.
 
     Attributes:
         report: The machine's last report; None while this process does not lead.
@@ -156,7 +158,8 @@ class AuditorDriver:
         self._wake = wake
         self._machine = AuditorMachine()
         self._machine_lock = threading.Lock()
-        """Held while the machine takes an event, and while others look into it; not while the store is asked."""
+        """Held while the machine takes an event, and while other threads read its state; not during requests to the
+        store."""
         self.report: Report | None = None
         self.reported_ns = 0
         self._inbox: SimpleQueue[Call] = SimpleQueue()
@@ -172,7 +175,7 @@ class AuditorDriver:
         self._tick_at = time.monotonic() + TICK_S
         """The time of the next report of the time to the machine, by the monotonic clock."""
         self._deleted: set[int] = set()
-        """Ledgers whose metadata are gone, and that were not announced to bookies yet."""
+        """Ledgers whose deletion was not announced to bookies yet."""
         self._swept = False
         """True if all deletions from before the election were announced to bookies."""
         self._announce_at = 0.0
@@ -187,11 +190,12 @@ class AuditorDriver:
         self._changes_due = False
         """True if one of the sets above is not empty."""
         self._was_elected = False
-        """True if changes are collected; an auditor reads everything when it is elected, so before that none are."""
+        """True if changes are collected; before its election an auditor collects none, because it then reads
+        everything."""
         self._rest_until = 0.0
         """The time until which changes are collected, by the monotonic clock."""
         self._gave_up = False
-        """True if the last step has given up effects; then changes that have come in since are read without a rest."""
+        """True if the last step has given up effects; later changes are then read without a rest."""
         with ExitStack() as undo:
             watches = (
                 metadata.watch_ledgers(partial(self._feed, self._note_ledgers)),
@@ -218,7 +222,7 @@ class AuditorDriver:
         return int(self._machine.situation.settings.repair.grace_s * 1e9)
 
     def report_check(self, event: ReplicaChecked) -> None:
-        """Give the machine the result of a check of a bookie's replica of a ledger; any thread."""
+        """Report to the machine the result of a check of a bookie's replica of a ledger; any thread."""
         self._post(lambda: (event,))
 
     def ledger_ids(self) -> list[int]:
@@ -242,13 +246,13 @@ class AuditorDriver:
         self._wake()
 
     def close(self) -> None:
-        """Leave the election, and watch nothing more; once the thread of the chores has ended."""
+        """Leave the election, and end the watches; to be called once the thread of the chores has ended."""
         self._watches.close()
 
     # ---- what is due ---------------------------------------------------------------------------------------------
 
     def due(self, now: float) -> Work | float:
-        """Return the next work: a tick, changes, a call, or a page of a reading; or the time when the first is due."""
+        """Return the next work: a tick, changes, a call, or a page of a reading; or the time of the next."""
         if now >= self._tick_at:
             return partial(self._make, self._tick)
         again = self._tick_at
@@ -351,7 +355,7 @@ class AuditorDriver:
         try:
             return decode_state(self._metadata.read_auditor_state())
         except (CorruptError, MetadataForgedError, UnsupportedFormatError, ValueError, KeyError, TypeError) as error:
-            logger.warning("what the last auditor has left cannot be used, so absences are counted anew: %s", error)
+            logger.warning("the last auditor's state cannot be used, so absences are counted from now on: %s", error)
             return SavedState()
 
     def _follow(self) -> Iterator[Event]:

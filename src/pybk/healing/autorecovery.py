@@ -1,4 +1,4 @@
-"""Self-healing in the process of a bookie: everything that works for the cluster there in the background."""
+"""Self-healing in the process of a bookie: all services that work for the cluster in the background."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class Autorecovery:
         self.scrub.wake()
 
     def begin_stop(self) -> None:
-        """Begin nothing more; returns at once. What is under way ends when the client's driver is closed."""
+        """Begin no more work; returns at once. The work under way ends when the client's driver is closed."""
         self._ended = True
         self._settings_watch.cancel()
         self.worker.begin_stop()

@@ -1,4 +1,4 @@
-"""The one thread of a bookie's self-healing: it asks each chore for work that is due, which a few workers do.
+"""The one thread of a bookie's self-healing: it asks each chore for due work, which a few workers do.
 
 Theory of operation
 -------------------
@@ -7,13 +7,13 @@ A *chore* is one kind of work that comes again and again, such as an audit or a 
 has no work under way what is ``due``. The answer is a call, which a worker makes, or the time at which to ask again.
 The thread rests until the earliest of these times; the end of any work, and ``wake``, end the rest.
 
-So a chore decides by what it has in memory, at a time that it is given, and its decision neither waits nor reads.
-Reading and waiting is work. Of one chore at most one work is under way, so what only its work and its ``due`` use needs
-no lock: the thread asks after the work has ended.
+So a chore decides by its memory and the time that it is given, and neither waits nor reads for a decision: reading and
+waiting is work. Each chore has at most one work under way, and the thread asks again after it has ended. So data that
+only the work and ``due`` of a chore use need no lock.
 
-Works are short pieces, a page or a ledger, but for the repair of a batch, and so ``AT_ONCE`` of them suffice. At rest
-one at a time does: another one is admitted once something that is due has waited for ``PATIENCE_S``. A work may have
-the workers make further calls, such as copies, which are not counted.
+Works are short pieces, a page or a ledger, except for the repair of a batch, so ``AT_ONCE`` of them suffice. At rest
+one at a time suffices: another one is admitted once due work has waited for ``PATIENCE_S``. A work may give the workers
+further calls, such as copies, which are not counted.
 
 A work that raises is logged, and its chore is asked again ``FAILED_S`` later at the earliest. Nothing ends the thread.
 """
@@ -34,16 +34,16 @@ from pybk.threads.workers import Workers, start_thread
 logger = logging.getLogger(__name__)
 
 AT_ONCE: Final = 4
-"""Works that are under way at most: a repair, a check of a disk that may hang, and two others."""
+"""The most works under way: a repair, a check of a disk that may hang, and two others."""
 
 WORKERS: Final = AT_ONCE + 2
-"""Threads that do them and their further calls; each is started when there is need for it."""
+"""Threads that do the works and their further calls; each is started when it is needed."""
 
 PATIENCE_S: Final = 0.5
-"""Seconds for which work that is due waits for other work before one more is admitted."""
+"""Seconds for which due work waits for other work before one more is admitted."""
 
 FAILED_S: Final = 0.1
-"""The least seconds between a work that raised and the next one of its chore, which mostly rests for longer."""
+"""The least seconds between a work that raised and the next one of its chore; most chores rest for longer."""
 
 _REST_MAX_S: Final = 60.0
 
@@ -57,10 +57,10 @@ class Chore(Protocol):
 
     @property
     def trouble(self) -> str:
-        """The work that is not done while this chore fails, as the log has it."""
+        """The name, for the log, of the work that is not done while this chore fails."""
 
     def due(self, now: float) -> Work | float:
-        """Return the work that is due, or when to ask again, by the monotonic clock; reads nothing and does not wait.
+        """Return the due work, or the time to ask again, by the monotonic clock; neither reads nor waits.
 
         Args:
             now: The time, by the monotonic clock.
@@ -68,9 +68,9 @@ class Chore(Protocol):
 
 
 class Rounds:
-    """A chore that makes rounds, which are generators: each yields the seconds after which it is to be continued.
+    """A chore that makes rounds, which are generators: each yields the seconds after which it is continued.
 
-    A round that raised or ended is followed by a new one at once. So it begins with a rest, and does nothing before.
+    A round that raised or ended is followed by a new one at once. So a round begins with a rest, before any work.
 
     Args:
         make_round: Begins a round.
@@ -84,7 +84,7 @@ class Rounds:
         self._at = -math.inf
 
     def due(self, now: float) -> Work | float:
-        """Return the next step of the round, or when that is due."""
+        """Return the next step of the round, or the time when it is due."""
         if self._round is None:
             self._round = self._make_round()
             self._at = now + next(self._round)
@@ -100,10 +100,10 @@ class Rounds:
 
 
 class ChoreThread:
-    """The thread that asks chores for work that is due, and its workers; from ``start`` until ``stop``.
+    """The thread that asks chores for due work, and its workers; from ``start`` until ``stop``.
 
     Attributes:
-        workers: The workers; a work may have them make further calls.
+        workers: The workers; a work may give them further calls.
 
     Raises:
         StorageRefusedError: The operating system gives no thread.
@@ -120,9 +120,9 @@ class ChoreThread:
         self._failed: dict[Chore, float] = {}
         """The chores whose last work failed, each with the time when it is asked again."""
         self._admitted = 1
-        """Works that may be under way."""
+        """The number of works that may be under way."""
         self._waits_since = math.inf
-        """Since when something has been due that was not admitted; infinite if nothing is."""
+        """The time since which due work has waited for admission; infinite if none waits."""
         self._news = threading.Event()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="pybk-healing", daemon=True)

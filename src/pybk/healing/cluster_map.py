@@ -1,14 +1,15 @@
 """The ledgers of a cluster and the bookies that hold them, kept by deltas.
 
-A cluster has many more ledgers than an auditor can read again for each question. So the map keeps of each ledger what
-repairs need, and for each bookie the ledgers whose fragments name it. The loss of a bookie then costs what that bookie
-held, and a healthy cluster costs nothing.
+A cluster has many more ledgers than an auditor can read again for each question. So the map keeps the facts of each
+ledger that repairs need, and for each bookie the ledgers whose fragments name it. The loss of a bookie then costs time
+for the ledgers of that bookie only, and a healthy cluster costs none.
 
-A ledger takes about 500 bytes with its entries in the index. Bookies are numbers, fragments are packed bytes, and what
-many ledgers have in common is kept once.
+A ledger takes about 500 bytes with its entries in the index. Bookies are numbers, fragments are packed bytes, and
+common properties of many ledgers are kept once.
 
-The whole metadata are read in pages, and take minutes, while deltas arrive. ``begin_read`` remembers from then on which
-ledgers a delta has changed, and pages neither remove nor add those, because a page may have been read before the delta.
+The whole metadata are read in pages, and take minutes, while deltas arrive. From ``begin_read`` on the map records the
+ledgers that a delta has changed, and pages neither remove nor add these, because a page may have been read before the
+delta.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class MappedLedger(NamedTuple):
 
     Attributes:
         version: The version of the metadata in the metadata store.
-        shape: What it has in common with others.
+        shape: The properties that it shares with other ledgers.
         last_entry_id: The last entry; -1 for none, and for a ledger that is not closed.
         length: The payload bytes of all entries; 0 for a ledger that is not closed.
         packed: The fragments: for each the first entry and the numbers of its bookies.
@@ -69,7 +70,8 @@ class MappedFragment(NamedTuple):
 
     Attributes:
         first_entry_id: The first entry.
-        last_entry_id: The last entry, less than the first one if it has none; None if the fragment has no end yet.
+        last_entry_id: The last entry, lower than the first one for an empty fragment; None if the fragment has no end
+            yet.
         places: The numbers of its bookies, by place.
     """
 
@@ -144,7 +146,7 @@ class ClusterMap:
         return self._held[number]
 
     def written_on(self, number: int) -> list[int]:
-        """Return the open ledgers whose writers write to a bookie, or did before they ended; ascending."""
+        """Return the open ledgers whose writers write to a bookie, or wrote to it before they ended; ascending."""
         found = sorted(self._held[number] & self.open_ledgers)
         return [each for each in found if number in self.fragments(self._ledgers[each])[-1].places]
 
@@ -160,7 +162,7 @@ class ClusterMap:
         return [MappedFragment(row[0], end, row[1:]) for row, end in zip(rows, ends, strict=True)]
 
     def apply(self, ledger_id: int, metadata: LedgerMetadata | None, version: int) -> bool:
-        """Take over what a delta says of a ledger.
+        """Apply a delta of a ledger.
 
         Args:
             ledger_id: The ledger.
@@ -187,7 +189,7 @@ class ClusterMap:
         *,
         unknown: Iterable[int],
     ) -> list[int]:
-        """Take over a page of the metadata of all ledgers: those that it does not list were deleted.
+        """Apply a page of the metadata of all ledgers: ledgers that it does not list were deleted.
 
         Args:
             after: The ledger before the page.
@@ -214,7 +216,7 @@ class ClusterMap:
         return changed
 
     def bytes_of_place(self, ledger: MappedLedger, fragment: MappedFragment) -> int:
-        """Return about how many payload bytes each place of a fragment holds; 0 if the length is not known."""
+        """Return the payload bytes, about, of each place of a fragment; 0 if the length is not known."""
         if fragment.last_entry_id is None or ledger.last_entry_id < 0:
             return 0
         entries = fragment.last_entry_id - fragment.first_entry_id + 1

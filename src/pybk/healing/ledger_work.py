@@ -1,6 +1,6 @@
 """The work of one bookie's worker for a marked ledger, judged by the present state and not by that of the mark.
 
-A worker writes copies to its own bookie alone, so what comes in there has one owner and one throttle. For each
+A worker writes copies to its own bookie alone, so all copies to a bookie have one owner and one throttle. For each
 fragment that has an end:
 
 | bookie of the fragment | cause of its mark | the worker of |
@@ -14,12 +14,12 @@ fragment that has an end:
 | absent | missing, damaged alone | nobody yet: it may come back within the grace |
 | any | missing, damaged, from an entry after its end on | nobody: without other fragments the cause is over |
 
-A rebalance moves one fragment, and is over once that fragment does not name the bookie any more, or names the target.
+A rebalance moves one fragment, and is over once that fragment no longer names the bookie, or names the target.
 
 A fragment without an end is its writer's. If the writer is gone, the ledger has to be recovered first. A mark does not
-say where the missing entries end. So the mark of a bookie in such a fragment stays when the fragments before are filled
-up, and is then about the last one alone (``partly``). The bookie's worker removes it once it has seen that its bookie
-misses nothing there.
+say where the missing entries end. So the mark of a bookie in such a fragment stays when the earlier fragments are
+filled up, and then concerns the last one alone (``partly``). The bookie's worker removes it once it has found that its
+bookie misses no entry there.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ class FragmentWork(NamedTuple):
 
     Attributes:
         first_entry_id: Its first entry.
-        replaced: The bookie whose place the own bookie takes; None if the own bookie has a place, and gets missing
-            entries.
+        replaced: The bookie whose place the own bookie takes; None if the own bookie has a place, and gets the entries
+            that it misses.
     """
 
     first_entry_id: int
@@ -65,7 +65,7 @@ class FragmentWork(NamedTuple):
 
 
 Fits = Callable[[Fragment, int, frozenset[RepairReason]], bool]
-"""A test whether a bookie may take a place of a fragment: it has space, and the rules of placement allow it."""
+"""A test whether a bookie may take a place of a fragment: it needs space, and the rules of placement must allow it."""
 
 
 class LedgerWork(NamedTuple):
@@ -76,7 +76,7 @@ class LedgerWork(NamedTuple):
         filled: Marks that are removed once all of ``fragments`` is done, because it filled up the own bookie.
         partly: Marks of the own bookie that it fills up as well, and that stay, because it has a place in the fragment
             without an end, too, and may miss entries of that one.
-        over: Marks that are removed now, because nothing is left to do for them.
+        over: Marks that are removed now, because their causes are over.
         unended: Bookies with a place in the fragment without an end that are lost, leave, or may miss entries of it.
     """
 
@@ -137,7 +137,7 @@ def live_copies(
         metadata: The ledger's metadata.
         marks: All marks of the ledger.
         presence: Whether a bookie serves.
-        ended: Leave out the fragment without an end, of which no worker copies anything.
+        ended: Whether to leave out the fragment without an end, which no worker copies.
     """
     quorum = Quorum(metadata.ensemble_size, metadata.write_quorum, metadata.ack_quorum)
     short = {mark.bookie: mark for mark in marks if mark.causes_by_reason().keys() & _FILLED}

@@ -1,17 +1,18 @@
-"""The check that a bookie misses nothing of a fragment without an end, so that its mark can be removed (H13).
+"""The check that a bookie misses no entry of a fragment without an end, after which its mark can be removed (H13).
 
-A writer that continues without a bookie marks it from the first entry that it misses, and does not say where the
-missing ones end: when the bookie is back, the writer begins a fragment, often with the same ensemble.
-The fragments before are filled up. For the last one, the bookie's worker finds out itself, after it has read the mark:
+A writer that continues without a bookie marks it from the first entry that it misses, but not to the last one: when the
+bookie is back, the writer begins another fragment, often with the same ensemble. The earlier fragments are filled up.
+For the last one, the bookie's worker itself checks, after it has read the mark, whether the bookie misses entries:
 
 1. It asks the other bookies of the fragment for the last entry that each holds. An entry that was acknowledged before,
-   and that this bookie misses, is on Qa others of its write set. So of each write set no such entry is beyond the
-   Qa-highest of the answers, where no answer counts as the highest.
+   and that this bookie misses, is on Qa other bookies of its write set. So in each write set no such entry is beyond
+   the Qa-highest answer, where a missing answer counts as the highest.
 2. It reads the entries up to there that this bookie should have, from this bookie alone, with their checksums.
 
-If all came sound, the bookie misses nothing that was confirmed before the mark was read. What it misses from then on
-the writer reports again: before the fragment ends, and after each pause with which it tries to fill the place of a
-bookie that it has given up. So a mark that was read before that is not removed, and one that was removed comes back.
+If all entries came sound, the bookie misses none that was confirmed before the mark was read. The writer reports
+entries that the bookie misses later again: before the fragment ends, and after each pause with which it tries to fill
+the place of a bookie that it has given up. So if the report comes before the mark is removed, the mark is not removed;
+if it comes later, it makes a new mark.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ _UNKNOWN: Final = 1 << 63
 
 
 def misses_nothing(driver: Driver, ledger: RemoteLedger, bookie: Bookie) -> bool:
-    """Return whether a bookie holds all that was acknowledged of its ledger's last fragment before the call.
+    """Return whether a bookie holds all entries of its ledger's last fragment that were acknowledged before the call.
 
     Args:
         driver: Sends the requests.
@@ -46,10 +47,11 @@ def misses_nothing(driver: Driver, ledger: RemoteLedger, bookie: Bookie) -> bool
         bookie: A bookie of its last fragment.
 
     Returns:
-        True if so; False if it misses entries, cannot read some, or if that is not known, because others do not answer.
+        True if so; False if it misses entries or cannot read some, or if this is not known, because others do not
+        answer.
 
-    Cost: One short request to each other bookie; then all that the bookie holds of the fragment is read, if it holds
-        the last of its entries.
+    Cost: One short request to each other bookie; then all entries that the bookie holds of the fragment are read, if it
+        holds the last one.
     """
     fragment = ledger.metadata.fragments[-1]
     machine = LastEntryMachine(ledger.ledger_id, (each for each in fragment.ensemble if each != bookie))
@@ -85,10 +87,10 @@ def needed_of(metadata: LedgerMetadata, bookie: Bookie, held: Mapping[Bookie, in
     Args:
         metadata: The ledger.
         bookie: The bookie.
-        held: The last entry that each other bookie holds; those are left out that did not say.
+        held: The last entry that each other bookie holds; bookies that did not answer are left out.
 
     Returns:
-        A span for each residue of which an entry may have been acknowledged; None if that is not known of one.
+        A span for each residue with entries that may have been acknowledged; None if this is not known for a residue.
     """
     fragment = metadata.fragments[-1]
     quorum = Quorum(metadata.ensemble_size, metadata.write_quorum, metadata.ack_quorum)

@@ -1,16 +1,16 @@
 """The repairs that a cluster needs, and their order: ``plan`` is the definition that the auditor's machine follows.
 
 ``assess`` judges one ledger by the standings of its bookies and by its marks. Its result is a task for each bookie of
-the ledger that is to be replaced or filled up. ``select`` orders the tasks of all ledgers, leaves out what is held or
-has no target, and returns those that are to be marked. Both are shared with the machine, which keeps the assessments
-of all ledgers by deltas; ``plan`` makes them all again.
+the ledger that has to be replaced or filled up. ``select`` orders the tasks of all ledgers, leaves out those that are
+held or have no target, and returns those that should be marked. Both are shared with the machine, which keeps the
+assessments of all ledgers by deltas; ``plan`` makes them all again.
 
 The order: the fewest live sound copies of an entry come first, whatever the reason; then urgent tasks, the reason, the
 oldest. A copy is *urgent* if an entry is down to one live sound copy of several, unless the only failure is a bookie
-within its grace. Of a write quorum of two, each restart of a bookie leaves one copy: that is waited for.
+within its grace. With a write quorum of two, each restart of a bookie leaves one copy, so repairs wait for the restart.
 
-A bookie that flaps may be gone before a copy is done, so copies wait for a steadier target. Urgent ones do not, because
-a copy that may be gone soon is better than none, and the others not for longer than ``FLAPPING_PAUSE_NS``.
+A bookie that flaps may be absent before a copy is done, so copies wait for a steadier target, at most for
+``FLAPPING_PAUSE_NS``. Urgent copies do not wait, because a copy that may be lost soon is better than none.
 
 The last fragment of an open ledger is left to its writer. A ledger whose writer is gone waits for its owner; a worker
 recovers a ledger in that state if the settings allow it.
@@ -49,7 +49,7 @@ WINDOW: Final = 1000
 """The most queued marks that the auditor publishes; the same number of each terminal state."""
 
 DERIVED: Final = (RepairReason.LOST, RepairReason.DRAINING, RepairReason.MISPLACED)
-"""The reasons that the auditor derives; it withdraws a mark of them when they do not hold any more."""
+"""The reasons that the auditor derives; it withdraws marks for them when they no longer hold."""
 
 STUCK_NS: Final = 3600 * SECOND_NS
 """The longest time for which a mark stays stuck before workers try it again, as long as nothing changes."""
@@ -69,14 +69,14 @@ class Task(NamedTuple):
         reason: The most urgent reason.
         state: QUEUED, or LOST or WAITING_FOR_OWNER, which no worker can mend.
         copies: The fewest live sound copies of an entry that the task copies.
-        urgent: Whether it is done in spite of a hold and within a grace.
+        urgent: Whether it is done even during a hold and within a grace.
         first_entry_id: The first entry of the first fragment that it mends.
-        since_ns: Since when there is the reason; 0 if unknown.
-        size_bytes: About how many bytes are copied.
+        since_ns: The time since which the reason holds; 0 if unknown.
+        size_bytes: The bytes to copy, about.
         tier: The tier of the entries.
-        recover: The ledger waits for its owner, and the settings allow any member to recover it.
-        derived: The reason to be published; None if the mark that is there already is enough.
-        stays: The bookie keeps its place and is filled up; no target is needed.
+        recover: Whether the ledger waits for its owner, and the settings allow any member to recover it.
+        derived: The reason to publish; None if the existing mark suffices.
+        stays: Whether the bookie keeps its place and is filled up; no target is needed then.
     """
 
     ledger_id: int
@@ -113,8 +113,8 @@ class Assessment(NamedTuple):
 
     Attributes:
         copies: The fewest live sound copies of an entry.
-        write_quorum: The number of copies that there should be.
-        tasks: The repairs, also those that no worker can make.
+        write_quorum: The number of copies that the ledger should have.
+        tasks: The repairs, including those that no worker can make.
         lost: Whether there are entries without any sound copy that is expected to come back.
         left_to_writer: Whether its last fragment has places short, and its writer is expected to replace them.
     """
@@ -382,7 +382,7 @@ def _zones(cluster: ClusterMap, situation: Situation, fragment: MappedFragment) 
 
 
 def misplaced_place(zones: Sequence[str], masks: Iterable[int], wanted: int) -> int | None:
-    """Return a place to move so that a write set spans more zones; None if all span enough, or a zone is not known."""
+    """Return a place whose move lets a write set span more zones; None if all span enough, or a zone is not known."""
     if not all(zones):
         return None
     for mask in masks:
@@ -396,7 +396,7 @@ def misplaced_place(zones: Sequence[str], masks: Iterable[int], wanted: int) -> 
 def signature_of(cluster: ClusterMap, standings: Sequence[Standing], now_ns: int, ledger_id: int) -> int:
     """Return a number that changes with a ledger's metadata, with the status of its bookies, and once an hour.
 
-    The hour is for causes that are not seen here, such as a network that is slow between two bookies.
+    The hour covers causes that are not visible here, such as a slow network between two bookies.
     """
     ledger = cluster.get(ledger_id)
     if ledger is None:
@@ -412,7 +412,7 @@ def assess(
 
     Args:
         cluster: The ledgers.
-        situation: What else is known.
+        situation: All other knowledge.
         standings: The standings of the map's bookies, by number.
         now_ns: The time.
         ledger_id: The ledger.
@@ -424,7 +424,7 @@ def assess(
 def suspects(cluster: ClusterMap, situation: Situation, standings: Sequence[Standing]) -> Collection[int]:
     """Return the ledgers that may need repairs; all others are whole.
 
-    Cost: what the bookies hold that are not well; every ledger if misplaced ledgers are moved.
+    Cost: the ledgers of the bookies that are not well; every ledger if misplaced ledgers are moved.
     """
     if situation.moves_misplaced:
         return list(cluster)
@@ -447,16 +447,16 @@ def select(
     now_ns: int,
     window: int = WINDOW,
 ) -> dict[MarkKey, Task]:
-    """Return the tasks that are to be marked, by key, with the states that their marks should have.
+    """Return the tasks that should be marked, by key, with the states that their marks should have.
 
     Args:
         cluster: The ledgers.
-        situation: What else is known.
+        situation: All other knowledge.
         tasks: The queued tasks, in order.
         found: The same by key.
         terminal: The tasks that no worker can make.
         targets: The bookies that may take copies.
-        held: Whether only urgent tasks are to be done.
+        held: Whether only urgent tasks are done.
         now_ns: The time.
         window: The most marks of each kind.
 
@@ -489,7 +489,7 @@ def select(
 
 
 def cannot_wait(task: Task, now_ns: int) -> bool:
-    """Return whether a task takes a flapping target if it has no steadier one."""
+    """Return whether a task takes a flapping target if no steadier one exists."""
     return task.urgent or (task.since_ns > 0 and now_ns - task.since_ns >= FLAPPING_PAUSE_NS)
 
 
@@ -511,7 +511,7 @@ class _Space:
 def has_target(cluster: ClusterMap, situation: Situation, task: Task, space: _Space) -> bool:
     """Return whether a bookie can take the place of the task's bookie in one of its fragments.
 
-    The policy of placement may forbid it, and a ledger that is misplaced has to gain a zone.
+    The policy of placement may forbid it; and a misplaced ledger has to gain a zone.
     """
     ledger = cluster.get(task.ledger_id)
     able = space.count(task.tier, task.size_bytes)
@@ -563,7 +563,7 @@ class Shortage(NamedTuple):
 
     Attributes:
         ledgers: Their number.
-        bytes: About how many bytes their tasks copy, also those that no worker can make.
+        bytes: The bytes, about, that their tasks copy, including those that no worker can make.
         oldest_since_ns: The oldest reason of a task; 0 if there is none.
     """
 
@@ -581,14 +581,14 @@ class Counts(NamedTuple):
     """The counts of a cluster's ledgers, for its health.
 
     Attributes:
-        short: Ledgers with fewer live sound copies of an entry than they should have: by how many copies there are,
+        short: Ledgers with fewer live sound copies of an entry than they should have: by the number of these copies,
             "0", "1", "2" or "more".
         reasons: Ledgers with tasks, by the most urgent reason.
         states: Tasks by state.
-        bytes: About how many bytes queued tasks copy.
+        bytes: The bytes, about, that queued tasks copy.
         lost: Ledgers with entries that are lost.
         left_to_writer: Open ledgers whose writer is expected to replace a bookie.
-        misplaced: Ledgers that span fewer zones than the settings ask for, whether they are to be moved or not.
+        misplaced: Ledgers that span fewer zones than the settings ask for, whether they will be moved or not.
         oldest_since_ns: The oldest reason of a task; 0 if there is none.
         shortages: The ledgers of ``short``, also by the most urgent reason of a task, ``WITHIN_GRACE`` or
             ``LEFT_TO_WRITER``: by reason and copies.
@@ -661,9 +661,9 @@ class Plan:
         tasks: The queued tasks, in order.
         terminal: The tasks that no worker can make: LOST or WAITING_FOR_OWNER.
         holds: The reasons why only urgent tasks are done; empty if there is none.
-        frozen: Whether it is not known which bookies are registered; then no mark is to be changed.
+        frozen: Whether it is not known which bookies are registered; no mark is changed then.
         paused: Whether a person has paused all repairs.
-        wanted: The tasks that are to be marked now.
+        wanted: The tasks that should be marked now.
         counts: The numbers for the cluster's health.
     """
 
@@ -677,11 +677,11 @@ class Plan:
 
 
 def plan(cluster: ClusterMap, situation: Situation, now_ns: int, *, window: int = WINDOW) -> Plan:
-    """Return all repairs that a cluster needs, in order, and those that are to be marked now.
+    """Return all repairs that a cluster needs, in order, and those that should be marked now.
 
     Args:
         cluster: The ledgers.
-        situation: What else is known.
+        situation: All other knowledge.
         now_ns: The time.
         window: The most marks that are published.
 

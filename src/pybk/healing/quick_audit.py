@@ -1,14 +1,14 @@
-"""Quick audits: a few entries of each replica are read, and only what a bookie itself said counts against it.
+"""Quick audits: a few entries of each replica are read, and only a bookie's own answers count against it.
 
 An audit of a ledger asks each of its bookies for the first and the last entry that it should have of each fragment, and
-for two random ones between. The fragment of an open ledger without an end is left to its writer. What the checks of all
-fragments at one bookie found is one result, which the auditor takes (``ReplicaChecked``):
+for two random ones between. The fragment of an open ledger without an end is left to its writer. The checks of all
+fragments at one bookie have one result, which the auditor takes (``ReplicaChecked``):
 
 | what the bookie answered | result |
 |---|---|
 | an entry has a wrong checksum | ``DAMAGED`` from the first such entry on |
 | it never had an entry | ``MISSING`` from the first such entry on |
-| nothing, or that it cannot say | ``UNKNOWN``, which is evidence of nothing (H4) |
+| no answer, or that it cannot decide | ``UNKNOWN``, which is not evidence (H4) |
 | all entries, sound | ``SOUND`` |
 
 The auditor marks the bookie once two audits at least ten minutes apart have found the same. So a bookie that failed is
@@ -46,20 +46,20 @@ RANDOM_ENTRIES: Final = 2
 """Random entries that are read of each replica, next to the first and the last."""
 
 SUSPECTS_MAX: Final = 1000
-"""Bookies of ledgers that are to be audited again; more are audited in the next period."""
+"""The most suspects that are audited again; others are audited in the next period."""
 
 AGAIN_NS: Final = SUSPICION_NS + 10**9
 """The delay after a failed audit before the next one."""
 
 
 LOOK_S: Final = 10.0
-"""Seconds between two looks whether something is due."""
+"""Seconds between two looks for due audits."""
 
 PAUSE_S: Final = 0.02
-"""Seconds between two ledgers, so that at most fifty metadata are read per second."""
+"""Seconds between two ledgers; so the metadata of at most fifty ledgers are read per second."""
 
 SILENT_S: Final = 60.0
-"""Seconds for which a bookie that did not answer is not asked: each question would cost two time-outs."""
+"""Seconds for which a bookie that did not answer is not asked, because each question would cost two time-outs."""
 
 SAVE_S: Final = 60.0
 
@@ -150,7 +150,7 @@ def result_of(checks: Iterable[ReplicaCheckMachine | None]) -> tuple[Check, int]
 
 
 def is_unknown(check: ReplicaCheckMachine) -> bool:
-    """Return whether a bookie did not answer, or could not say."""
+    """Return whether a bookie did not answer, or could not decide."""
     return check.silent or bool(check.unknown)
 
 
@@ -162,16 +162,16 @@ def failed_entries(suspects: Suspects, ledger_id: int) -> set[int]:
 def forget_others(suspects: Suspects, ledger_id: int, bookies: Collection[Bookie]) -> None:
     """Forget the bookies that failed an audit of a ledger, and that are not among those of its present audit.
 
-    They have lost their places, or the ledger was deleted. Nothing would end their suspicion any more.
+    These have lost their places, or the ledger was deleted, so nothing would end their suspicion.
     """
     for key in [key for key in suspects if key[0] == ledger_id and key[1] not in bookies]:
         del suspects[key]
 
 
 def note_result(suspects: Suspects, ledger_id: int, bookie: Bookie, result: tuple[Check, int], now_ns: int) -> None:
-    """Have a bookie that failed be audited again, and one that did not be trusted.
+    """Note a bookie that failed for another audit, and end the suspicion of one that passed.
 
-    One that did not answer keeps its place, and is asked later once more.
+    A bookie that did not answer stays noted, and is asked once more later.
     """
     check, entry_id = result
     key = ledger_id, bookie
@@ -191,8 +191,8 @@ class QuickAudits(Rounds):
     """Audits a few entries of each replica while this process leads.
 
     The ledgers are those that the auditor's machine knows, so they cost no listing; their metadata are read in pages
-    when they are due. The time when each part was audited last stands in the metadata store, and the next auditor
-    continues there. The bookies that are suspected do not stand there, and are audited anew.
+    when they are due. The metadata store has the time when each part was audited last, where the next auditor
+    continues. It does not have the suspects, which are audited anew.
 
     Args:
         backend: The client of this process.
@@ -207,7 +207,7 @@ class QuickAudits(Rounds):
         self._random = Random()
         self._schedule: ScrubSchedule | None = None
         self.suspects: Suspects = {}
-        """The replicas that failed an audit, and are audited again. For the rounds alone."""
+        """The replicas that failed an audit, and are audited again. Used by the rounds alone."""
         self._silent_until: dict[Bookie, float] = {}
         self._saved_at = float("-inf")
         self.audited = 0
@@ -215,7 +215,7 @@ class QuickAudits(Rounds):
 
     @property
     def oldest_ns(self) -> int | None:
-        """Since when every replica was audited, nanoseconds since 1970; None while this process does not lead."""
+        """The time since which each replica was audited, nanoseconds since 1970; None unless this process leads."""
         schedule = self._schedule
         return None if schedule is None else schedule.oldest_ns
 
@@ -260,7 +260,7 @@ class QuickAudits(Rounds):
             notes = self._metadata.read_quick_audit()
             return ScrubSchedule(now_ns) if notes is None else ScrubSchedule.decode(notes["quick"])
         except (CorruptError, MetadataForgedError, UnsupportedFormatError, KeyError, TypeError, ValueError) as error:
-            logger.warning("quick audits begin anew, as their notes are damaged: %r", error)
+            logger.warning("quick audits begin again, because their notes are damaged: %r", error)
             return ScrubSchedule(now_ns)
 
     def _save(self, schedule: ScrubSchedule) -> None:
@@ -324,4 +324,4 @@ class QuickAudits(Rounds):
 
 
 def _skipped(ledger_id: int, error: PybkError) -> None:
-    logger.warning("ledger %d is not audited, as its metadata cannot be read: %s", ledger_id, error)
+    logger.warning("ledger %d is not audited, because its metadata cannot be read: %s", ledger_id, error)

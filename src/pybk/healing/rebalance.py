@@ -1,19 +1,19 @@
-"""The plan of a rebalance: which copies of closed ledgers move from full bookies to empty ones.
+"""The plan of a rebalance: the copies of closed ledgers that move from full bookies to empty ones.
 
 A rebalance is planned, shown, and carried out only when a person asks for it. One plan moves a small part of all bytes,
-because it then ends soon, and what it did can be looked at; planning again continues.
+so it ends soon and its result can be examined; another plan continues.
 
 Theory of operation. A bookie's *fullness* is the bytes of all copies that ledgers place in one of its tiers, as a part
-of the tier's capacity. It follows from the metadata, and not from the space that is used: what a move leaves at its
-source is used until the surplus copy is dropped, and would be moved once more by the next plan. The *level* is the
-fullness of all bookies together. A bookie is level if its own differs from that by at most the tolerance. Copies move
-from bookies above the level to bookies below it, the fullest and the emptiest first, while one of the two is not level.
-No move makes a bookie that is level cease to be, and each brings the worse of the two nearer to the level; so plans do
-not undo each other.
+of the tier's capacity. It follows from the metadata and not from the used space, because a move leaves the surplus copy
+at its source until it is dropped, and the next plan would move it once more. The *level* is the fullness of all bookies
+together. A bookie is level if its own differs from that by at most the tolerance. Copies move from bookies above the
+level to bookies below it, the fullest and the emptiest first, while one of the two is not level. No move makes a level
+bookie unlevel, and each brings the worse of the two nearer to the level, so plans do not undo each other.
 
 A copy moves as re-replication moves it: it is made at the target, and then a compare-and-set changes the ensemble. So
 no ledger is short of a copy at any time. The source frees its bytes only when the surplus copy is dropped, much later,
-so the plan shows both copies. A target stays below the line: what is used of it now, by whatever, and what it gets.
+so the plan shows both copies. A target stays below the line, counting the space that is used now, by any data, and the
+copies that it gets.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ TOLERANCE: Final = 0.10
 """The part of its capacity by which a bookie may be fuller or emptier than the level."""
 
 MOVED_MAX: Final = 0.05
-"""The part of the bytes of all copies that one plan moves at most."""
+"""The largest part of the bytes of all copies that one plan moves."""
 
 MOVES_MAX: Final = 1000
-"""The copies that one plan moves at most: each is a mark, and workers read all marks."""
+"""The most copies that one plan moves, because each is a mark, and workers read all marks."""
 
 _NAMED_MAX: Final = 5
 
 
 class PlacedFragment(NamedTuple):
-    """A fragment that has an end, and where it is.
+    """A fragment that has an end, with its place.
 
     Attributes:
         ledger_id: The ledger.
@@ -75,7 +75,7 @@ class RebalanceMove(NamedTuple):
         source: The bookie that loses its place.
         target: The bookie that gets it.
         tier: The tier.
-        size_bytes: About how many payload bytes it has.
+        size_bytes: Its payload bytes, about.
         version: The version of the ledger's metadata in the metadata store, by which the move was planned.
     """
 
@@ -95,7 +95,7 @@ class TierFullness(NamedTuple):
         bookie: The bookie.
         tier: The tier.
         capacity: All its bytes.
-        used: The bytes of its devices that are used now, by whatever.
+        used: The bytes of its devices that are used now, by any data.
         before: The payload bytes of the copies that ledgers place there now.
         during: The same once all moves are made, with the copies that their sources have not dropped yet.
         after: The same in the end.
@@ -128,11 +128,11 @@ class RebalancePlan:
     """The moves of a rebalance.
 
     Attributes:
-        moves: The moves, in the order in which they are to be made.
+        moves: The moves, in the order in which they are made.
         fullness: Each bookie's tiers, ordered by tier and name.
         all_bytes: The payload bytes of all copies.
-        refused: Why nothing is planned; empty if it is not refused.
-        level: Whether all bookies are level in the end; if not, planning again may continue.
+        refused: The reason why nothing is planned; empty if it is not refused.
+        level: Whether all bookies are level in the end; if not, another plan may continue.
     """
 
     moves: tuple[RebalanceMove, ...] = ()
@@ -156,7 +156,7 @@ class RebalancePlan:
         return f"{len(self.moves)} copies move, {self.moved_bytes} of {self.all_bytes} bytes ({part:.1%}); {end}"
 
     def ways(self) -> list[tuple[tuple[str, str, str], tuple[int, int]]]:
-        """Return how many copies and bytes move, by tier, source and target."""
+        """Return the numbers of copies and bytes that move, by tier, source and target."""
         ways: dict[tuple[str, str, str], tuple[int, int]] = {}
         for each in self.moves:
             way = each.tier.value, each.source.bookie_id, each.target.bookie_id
@@ -165,7 +165,7 @@ class RebalancePlan:
         return sorted(ways.items())
 
     def __str__(self) -> str:
-        """Return the plan for people: the summary, what moves from where to where, and each bookie before and after."""
+        """Return the plan for people: the summary, the moves by source and target, and each bookie before and after."""
         moves = (
             f"{source} -> {target}: {count} copies, {size} bytes of {tier}"
             for (tier, source, target), (count, size) in self.ways()
@@ -210,17 +210,17 @@ def plan_rebalance(
 ) -> RebalancePlan:
     """Plan a rebalance. The same arguments give the same plan, in whatever order the ledgers and bookies come.
 
-    It is refused while repairs are held, while a ledger waits for one, or while a bookie that has copies is not
-    there or does not report its capacity. Of a ledger, one copy moves at a time. A move never lowers the number of
-    zones that a write set spans, nor that of racks or hosts while the zones stay the same.
+    It is refused while repairs are held, while a ledger waits for one, or while a bookie that has copies is absent or
+    does not report its capacity. Only one copy of a ledger moves at a time. A move never lowers the number of zones
+    that a write set spans, nor that of racks or hosts while the zones stay the same.
 
     Args:
         ledgers: The fragments of all ledgers.
         candidates: The registered bookies.
         policy: The policy of placement; if it is strict, bookies without a label get nothing.
-        held: Why repairs do not proceed, a sentence each; see ``Hold``.
+        held: The reasons why repairs do not proceed, a sentence each; see ``Hold``.
         short: Ledgers that wait for repairs.
-        tolerance: By how much a bookie may differ from the level.
+        tolerance: The part of its capacity by which a bookie may differ from the level.
         moved_max: The part of all bytes that may move.
         moves_max: The copies that may move.
         full_above: The target line: no tier is filled beyond this part.

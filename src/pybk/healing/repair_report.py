@@ -13,14 +13,14 @@ from pybk.metadata.underreplication import RepairReason
 from pybk.metrics import Gauge, MetricKey
 
 LISTED_MAX: Final = 100
-"""Ledgers that a report names at most in each list."""
+"""The most ledgers that a report names in each list."""
 
 SHORT_REASONS: Final = (*(reason.value for reason in RepairReason), WITHIN_GRACE, LEFT_TO_WRITER)
 COPIES: Final = ("0", "1", "2", "more")
 
 
 class ReportedBookie(NamedTuple):
-    """A bookie in a report: its name, status, and for how long it is absent, in nanoseconds."""
+    """A bookie in a report: its name, its status, and the duration of its absence, in nanoseconds."""
 
     bookie: Bookie
     status: str
@@ -45,7 +45,7 @@ class ReportedDrain(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """The progress of repairs; those that can wait, such as moves of a rebalance, wait while there are ``holds``.
+    """The progress of repairs; repairs that can wait, such as moves of a rebalance, wait while there are ``holds``.
 
     Attributes:
         phase: ``following``, ``reading`` or ``leading``.
@@ -53,21 +53,21 @@ class Report:
         paused_until_ns: The time when a pause by a person ends; 0 without one.
         frozen: Whether no mark is changed, because it is unknown which bookies are registered.
         counts: The ledgers that are not whole.
-        planned_bytes: About the number of bytes that were to be copied since the cluster was whole last.
-        done_bytes: The number of those that were copied.
+        planned_bytes: The bytes, about, that had to be copied since the cluster was whole last.
+        done_bytes: The bytes that were copied since then.
         done_ledgers: The number of tasks that were done.
         rate: Bytes per second, over the last ten minutes.
-        eta_s: Seconds until repairs will be done; None if nothing was copied of late.
+        eta_s: Seconds until repairs will be done; None if nothing was copied recently.
         lost: Ledgers with entries that are lost, at most ``LISTED_MAX``.
         waiting: Ledgers that wait for their owner.
-        no_target: Ledgers without a target, of those that were looked at.
+        no_target: Ledgers without a target, among those that were examined.
         stuck: Ledgers whose repair failed repeatedly.
         bookies: The bookies that are not live.
         drains: The drains that have not ended.
         read_ns: The time when all ledgers were read last; 0 for never.
         members: The number of bookies with each status.
-        ensembles: The smallest and the largest ensemble of a ledger that is not closed; 0 and 0 if all are.
-        ledgers: How many ledgers there are, by whether they are closed, and by type (``ClusterMap.counts``).
+        ensembles: The smallest and the largest ensemble of a ledger that is not closed; 0 and 0 if all are closed.
+        ledgers: The numbers of ledgers, by whether they are closed, and by type (``ClusterMap.counts``).
     """
 
     phase: str

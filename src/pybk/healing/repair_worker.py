@@ -4,22 +4,22 @@ Theory of operation
 -------------------
 
 The marks of under-replicated ledgers are the queue, and every bookie's worker looks at all of them. ``ledger_work``
-says what this bookie can do for a ledger; a worker copies to its own bookie alone. A pass goes as follows.
+decides what this bookie can do for a ledger; a worker copies to its own bookie alone. A pass goes as follows.
 
-1. List the marks. Leave out those that no worker can mend, and ledgers that failed a moment ago. A ledger that waits
+1. List the marks. Leave out those that no worker can repair, and ledgers that failed a moment ago. A ledger that waits
    for its owner, because its writer is gone, is recovered without its password if the cluster's settings allow that.
-   Just before that, its bookies are asked whether the writer is there: a live one is never fenced by repairs (H12).
+   Just before that, its bookies are asked whether the writer lives, because repairs never fence a live writer (H12).
 2. Read the metadata of the marked ledgers, and order the ledgers by urgency: the fewest live sound copies first, then
    the reason, then the oldest. Urgency is computed here because it changes when other bookies fail.
 3. Take the lease of a *bucket*, which is a part of all ledgers by their ids, and repair those ledgers of the bucket
-   that are as urgent as the first one. A lease for each ledger would cost two writes of the metadata store more. Then
+   that are as urgent as the first one. A lease for each ledger would cost two more writes of the metadata store. Then
    take the next bucket, for ``PASS_S`` from the listing on, because more urgent ledgers may be marked meanwhile; for
    longer if the listing took long, or no marks were added.
 4. For each ledger: read marks and metadata again, copy, let the compare-and-set of the ledger name the new places, and
-   only then remove the marks, which are the ones that were read before the copies.
+   only then remove the marks that were read before the copies.
 
 A lease that is lost does no harm: two workers then copy the same, and one compare-and-set is refused. A worker that
-stops anywhere leaves marks and metadata from which another one can begin anew.
+stops at any point leaves marks and metadata from which another one can begin again.
 
 A ledger that fails is tried again after a pause that doubles, from ``PAUSE_S`` to ``PAUSE_MAX_S``. After ``TRIES`` its
 marks say that it is stuck, and the auditor decides when it is tried again.
@@ -27,11 +27,12 @@ marks say that it is stuck, and the auditor decides when it is tried again.
 **Rates.** Copies to this bookie are paced here, and reads for copies from it by the bookie (``copy_reads``), each by a
 token bucket. The rate is that of the batch that is repaired, times the share that ``ForegroundGuard`` allows, and at
 most that of ``ForegroundCap`` unless the batch is urgent; ``throttle`` has the rules. Reads from this bookie are urgent
-as well if any marked ledger is, because this bookie may have its last copy and nothing to do for it.
+as well if any marked ledger is urgent, because this bookie may have its last copy without being its target.
 
 A batch may take hours at such a rate, and its ledgers may lose another copy meanwhile. So the marks are listed during
-it, too. If this bookie can do something for a ledger that is more urgent then, and no other worker has its bucket, the
-copies under way get its rate, because it waits for them or is among them, and no other ledger of the batch is begun.
+it, too. If this bookie can repair a ledger that is more urgent then, and no other worker has its bucket, the copies
+under way get the rate of that ledger, because it waits for them or is among them. No other ledger of the batch is begun
+then.
 
 Threads: a worker of the chores makes a pass, and ``COPIES`` others repair meanwhile. ``failures`` is changed by these
 with single operations.
@@ -83,7 +84,7 @@ COPIES: Final = 2
 """Ledgers that are repaired at a time."""
 
 BUCKETS: Final = 64
-"""Parts of the ledgers for which leases are taken."""
+"""The number of parts of the ledgers for which leases are taken."""
 
 BATCH: Final = 16
 """Ledgers that are repaired under one lease."""
@@ -100,7 +101,7 @@ _LISTING_SHARE_WITHOUT_NEWS: Final = 100
 PAUSE_S: Final = 5.0
 PAUSE_MAX_S: Final = 600.0
 SETTLE_MAX_S: Final = 60.0
-"""The longest pause before a bookie is looked at again that is not whole in the last fragment of an open ledger."""
+"""The longest pause before another look at a bookie that misses entries of the last fragment of an open ledger."""
 
 TRIES: Final = 5
 
@@ -123,7 +124,7 @@ _BACKGROUND: Final = frozenset({RepairReason.MISPLACED, RepairReason.REBALANCE})
 
 
 class Candidate(NamedTuple):
-    """A ledger for which this bookie can do something.
+    """A ledger that this bookie can repair.
 
     Attributes:
         copies: The fewest live sound copies of an entry.
@@ -146,11 +147,11 @@ class RepairWorker:
         membership: The bookies and the metadata of the cluster.
         bookie: The bookie of this process.
         chores: The thread that asks what is due; its workers make the passes and the copies.
-        recover: Recovers an abandoned ledger without its password; None: such ledgers wait for their owner.
+        recover: Recovers an abandoned ledger without its password; with None such ledgers wait for their owner.
 
     Attributes:
         copied_bytes: Bytes copied to this bookie.
-        repaired: Ledgers for which this bookie did something.
+        repaired: Ledgers that this bookie has repaired.
 
     Threads: any.
     """
@@ -191,20 +192,20 @@ class RepairWorker:
         self._guard = ForegroundGuard()
         self._cap = ForegroundCap(self._repair_settings.least_bytes_per_second)
         self._clock_ns = time.time_ns() - now_ns
-        """The offset that makes the time of day of the monotonic clock; the time of day itself may be set meanwhile."""
+        """The offset from the monotonic clock to the time of day; the system's time of day may be set meanwhile."""
         self._appends = _NO_APPENDS
         """The appends since the last sample of the guard."""
         self._sampled_ns = now_ns
         self._read_bytes = 0
         """The bytes that were read for copies up to the last look between two passes."""
         self._unread_looks = _UNREAD_LOOKS
-        """Looks in a row between passes that saw no such reads."""
+        """The number of looks in a row, between passes, that saw no such reads."""
         self._stopping = threading.Event()
         self._news = threading.Event()
         self._known_leaving: frozenset[Bookie] = frozenset()
         self._cookies_at = float("-inf")
         self._busy = True
-        """True if the last pass did something; then another one follows at once."""
+        """True if the last pass repaired a ledger; another one then follows at once."""
         self._pass_at = self._watch_at = -math.inf
         """The times of the next pass, and of the next look at the appends between passes, by the monotonic clock."""
         self._marks_watch = self._metadata.watch_under_replicated(self.wake)
@@ -216,7 +217,7 @@ class RepairWorker:
     # ---- passes --------------------------------------------------------------------------------------------------
 
     def due(self, now: float) -> Work | float:
-        """Return a pass, or a look at the appends while others read for copies here; or when one of them is due."""
+        """Return a pass, or a look at the appends while others read for copies here; or the time of the next."""
         if self._stopping.is_set():
             return math.inf
         if self._busy or self._news.is_set() or now >= self._pass_at:
@@ -246,7 +247,7 @@ class RepairWorker:
         return now + self._look_s() if self._unread_looks < _UNREAD_LOOKS else math.inf
 
     def look(self) -> bool:
-        """Make a pass; return whether this bookie did something: then another pass should follow at once."""
+        """Make a pass; return whether this bookie repaired a ledger, after which another pass should follow at once."""
         self._sample()
         if self._is_paused():
             return False
@@ -397,7 +398,7 @@ class RepairWorker:
 
         Args:
             ledger_id: The ledger.
-            listed: Its marks as they were listed; others that it has got since then are left to the next pass.
+            listed: Its marks as they were listed; later marks are left to the next pass.
         """
         keys = [missing_key(ledger_id, mark.bookie) for mark in listed]
         try:
@@ -615,7 +616,7 @@ class RepairWorker:
         return self._guard.factor
 
     def wake(self) -> None:
-        """Look at once what is to be repaired, because the marks or the settings have changed; any thread."""
+        """Look for repairs at once, because the marks or the settings have changed; any thread."""
         self._news.set()
         self._chores.wake()
 
@@ -624,7 +625,7 @@ class RepairWorker:
         self._stopping.set()
 
     def close(self) -> None:
-        """Watch no marks any more; once the thread of the chores has ended."""
+        """End the watches of marks; to be called once the thread of the chores has ended."""
         self._marks_watch.cancel()
 
 
@@ -658,7 +659,7 @@ class _CountedPace:
 
 
 def batches(candidates: Iterable[Candidate]) -> list[list[Candidate]]:
-    """Return ledgers in the order in which they are repaired, cut into those that one lease covers.
+    """Return ledgers in the order of their repair, in batches that one lease covers.
 
     The most urgent class comes first, and within it a random bucket, because workers should not meet at the same one.
     """
@@ -673,13 +674,13 @@ def batches(candidates: Iterable[Candidate]) -> list[list[Candidate]]:
 
 
 def overtaking(begun: Candidate, candidates: Iterable[Candidate], is_leased: Callable[[int], bool]) -> Candidate | None:
-    """Return the ledger that is to be repaired next instead of the rest of a batch; None if none is.
+    """Return the ledger to repair next instead of the rest of a batch; None without one.
 
-    One whose bucket another worker has is left to that worker: copies here would hurry for nothing.
+    A ledger whose bucket another worker has is left to that worker.
 
     Args:
         begun: A ledger of the batch; all are as urgent as it.
-        candidates: The ledgers for which this bookie can do something.
+        candidates: The ledgers that this bookie can repair.
         is_leased: Whether some worker has the lease of a bucket. That of the batch is this bookie's.
     """
     others: dict[int, bool] = {bucket_of(begun.ledger_id): False}

@@ -3,27 +3,27 @@
 Theory of operation
 -------------------
 
-``StoreScrub`` walks the ledgers of a store, part by part (``scrub_schedule``), and checks their records where they lie
-(``storage/repair/record_check``). The store of a bookie and an embedded store are checked alike; its *owner* says how
-often and how fast, keeps the notes, and takes what was found.
+``StoreScrub`` walks the ledgers of a store, part by part (``scrub_schedule``), and checks their records in place
+(``storage/repair/record_check``). The store of a bookie and an embedded store are checked alike; the store's *owner*
+decides how often and how fast, keeps the notes, and takes the damage that was found.
 
 1. The owner's terms are asked at most once a second. Without terms, nothing is checked.
 2. Of all parts that are due, of both kinds, the one under way or the oldest is chosen. While the cluster is not quiet,
    because repairs are held or paused, only parts that are late by a whole period are checked, and those that a person
-   has asked for: bookies have other work then, and what is damaged could not be mended. A check only reads, so it is
+   has asked for, because bookies have other work then, and damage could not be mended. A check only reads, so it is
    never wrong to run it.
 3. One piece of about 1 MiB is checked, and charged to a token bucket. All devices share it, so none is read faster than
    the rate; the rate is what the part needs to end in its share of the period, times the share that the latency of
    appends leaves.
-4. What is damaged is given to the owner. The notes then say that everything before the next piece was checked. They are
+4. Damage is reported to the owner. The notes then say that everything before the next piece was checked. They are
    saved when a part ends, when damage was found, once a minute, and at the end. After a crash some pieces are checked
    twice.
 
-Damage is remembered until it is gone: the owner shows it in its health, and some seconds later it is looked at again,
+Damage is kept until it is mended: the owner shows it in its health, and the scrub looks at it again after some seconds,
 because a file may be restored, a ledger deleted, or, at a bookie, the entries copied anew.
 
 It is a chore of a bookie (``chores``), or has the thread of an embedded store (``run``). While nothing is
-due it rests. It rests no longer when the owner's terms have changed (``wake``).
+due it rests. A change of the owner's terms ends the rest (``wake``).
 
 Locks: ``_lock`` guards the schedules and the damage; it is not held while anything is read.
 """
@@ -84,16 +84,16 @@ FIRST_S: Final = 10.0
 """Seconds after the start before anything is checked, because a process that soon ends has other work."""
 
 LOOK_S: Final = 60.0
-"""Seconds between two looks whether something is due, and between two saves of the notes."""
+"""Seconds between two looks for due checks, and between two saves of the notes."""
 
 RECHECK_S: Final = 5.0
-"""The least seconds between two looks at what was found damaged."""
+"""The least seconds between two looks at damage that was found."""
 
 _RECHECK_SHARE: Final = 20
 """The least wait before the next look at what was found damaged, in multiples of the time that the last took."""
 
 DAMAGED_MAX: Final = 1000
-"""Damaged records that are remembered; all are counted."""
+"""The most damaged records that are kept; all are counted."""
 
 LEDGERS_NAMED: Final = 10
 """Ledgers that a text about damage names."""
@@ -111,7 +111,7 @@ KINDS: Final = (ScrubKind.DEEP, ScrubKind.LIGHT)
 Schedules = dict[ScrubKind, ScrubSchedule]
 
 Damage = dict[tuple[int, int], tuple[DamagedEntries, DamagedEntries]]
-"""Damaged entries, as the store numbers them and as people know them, by the store's ledger and first entry."""
+"""Damaged entries, by the store's and by the public numbers, by the store's ledger and first entry."""
 
 _NOTHING_ASKED: Final[Mapping[ScrubKind, int]] = FrozenDict({})
 
@@ -123,7 +123,7 @@ class ScrubTerms(NamedTuple):
         periods: Seconds between two checks, by kind; a kind that is missing is not checked.
         bytes_per_second: The limit.
         asked_ns: The newest request of a person to check everything at once, by kind, by that person's clock.
-        quiet: Whether the cluster is quiet; if not, only what is late or asked for is checked.
+        quiet: Whether the cluster is quiet; if not, only parts that are late or were asked for are checked.
         share: The part of the rate that the latency of appends leaves, up to 1.
     """
 
@@ -155,7 +155,7 @@ class ScrubOwner(ABC):
 
     @abstractmethod
     def terms(self) -> ScrubTerms | None:
-        """Return how to check now; None: not at all."""
+        """Return the present terms of checks; None for no checks."""
 
     @abstractmethod
     def load(self) -> Mapping[str, Any] | None:
@@ -167,14 +167,14 @@ class ScrubOwner(ABC):
 
     @abstractmethod
     def report(self, metadata: LedgerMetadata, damaged: DamagedEntries) -> DamagedEntries | None:
-        """Have damaged entries repaired, if they can be.
+        """Start the repair of damaged entries, if they can be repaired.
 
         Args:
             metadata: The ledger of the store.
             damaged: The entries, numbered as in the store.
 
         Returns:
-            The entries as people know them; None if nothing needs them any more.
+            The entries by their public numbers; None if they are no longer needed.
         """
 
     @abstractmethod
@@ -183,10 +183,10 @@ class ScrubOwner(ABC):
 
     @abstractmethod
     def remedy(self) -> str:
-        """Return the remedy for damaged entries, or the repair that follows; it comes after their number in a text."""
+        """Return the remedy for damaged entries, or the repair that follows, as the end of a sentence."""
 
     def show(self, damaged: Iterable[DamagedEntries]) -> None:
-        """Show what is damaged now in the health of the store; nothing if it is sound."""
+        """Show the present damage in the health of the store; none if it is sound."""
         found = list(damaged)
         if found:
             self.store.troubles.note(CHECKING, text_of(found) + self.remedy())
@@ -225,7 +225,7 @@ class StoreScrub:
     Args:
         owner: The owner of the store.
         on_span: The hook that gets a span of each part that was checked; None for none.
-        wake: Has the thread of the chores ask again what is due; nothing to do if a thread calls ``run``.
+        wake: Makes the thread of the chores ask again for due work; does nothing if a thread calls ``run``.
 
     Threads: one at a time makes steps; everything else any.
     """
@@ -267,7 +267,7 @@ class StoreScrub:
     # ---- what is due ---------------------------------------------------------------------------------------------
 
     def due(self, now: float) -> Work | float:
-        """Return the next step, or when it is due."""
+        """Return the next step, or the time when it is due."""
         return self._make_step if self._news.is_set() or now >= self._at else self._at
 
     def _make_step(self) -> None:
@@ -469,7 +469,7 @@ class StoreScrub:
         try:
             schedules, damaged = decoded_notes(notes)
         except (KeyError, TypeError, ValueError) as error:
-            logger.warning("%s: the checks begin anew, as their notes are damaged: %r", self._root, error)
+            logger.warning("%s: the checks begin again, because their notes are damaged: %r", self._root, error)
             return
         with self._lock:
             self._schedules |= schedules
@@ -482,7 +482,7 @@ class StoreScrub:
             self._owner.save(self.notes())
         except (PybkError, OSError) as error:
             self._unsaved = True
-            logger.warning("%s: what was checked is not noted yet: %s", self._root, error)
+            logger.warning("%s: the progress of the checks is not noted yet: %s", self._root, error)
         else:
             self._unsaved = False
 
@@ -491,7 +491,7 @@ class StoreScrub:
         return self._owner.store.volumes.root
 
     def notes(self) -> dict[str, Any]:
-        """Return the notes to remember, as JSON has them."""
+        """Return the notes as values for JSON."""
         with self._lock:
             return {
                 "kinds": {kind.value: schedule.encode() for kind, schedule in self._schedules.items()},
@@ -501,12 +501,12 @@ class StoreScrub:
 
     @property
     def damaged(self) -> tuple[DamagedEntries, ...]:
-        """The entries that are damaged now, as people know them."""
+        """The entries that are damaged now, by their public numbers."""
         with self._lock:
             return tuple(known for _, known in self._damaged.values())
 
     def oldest_ns(self, kind: ScrubKind) -> int:
-        """Return since when everything was checked, nanoseconds since 1970."""
+        """Return the time since which everything was checked, nanoseconds since 1970."""
         with self._lock:
             return self._schedules[kind].oldest_ns
 
@@ -532,7 +532,7 @@ class StoreScrub:
         return report
 
     def wake(self) -> None:
-        """Ask the owner's terms at once, and look whether something is due by them; any thread."""
+        """Ask for the owner's terms at once, and look for checks that are due by them; any thread."""
         self._terms_at = float("-inf")
         self._news.set()
         self._wake()
@@ -543,7 +543,7 @@ class StoreScrub:
         self._news.set()
 
     def close(self) -> None:
-        """Save the notes; once nothing makes steps any more."""
+        """Save the notes; to be called once no thread makes steps any more."""
         if self._loaded:
             self._try_save()
 
@@ -558,7 +558,7 @@ def check_store(
     Args:
         store: The store, live or read-only.
         progress: Called with the bytes of entries that were checked, and of all.
-        check: Checks a piece of a ledger from an entry on; None only checks.
+        check: Checks a piece of a ledger from an entry on; None checks without reports.
     """
 
     def alone(ledger_id: int, first: int) -> CheckedPiece:
@@ -616,9 +616,9 @@ class ScrubProgress:
     """The progress of one kind of check.
 
     Attributes:
-        oldest_ns: Everything that was there then was checked since, nanoseconds since 1970; if something was not
-            checked yet, when checks began.
-        asked: The share, 0 to 1, that is not checked yet of what a person asked for last.
+        oldest_ns: The time since which all entries that existed then were checked, nanoseconds since 1970; if some were
+            not checked yet, the time when checks began.
+        asked: The share, 0 to 1, of the last check requested by a person that is still to be made.
         under_way: Whether a part is under way.
     """
 
@@ -633,9 +633,9 @@ class ScrubStatus:
 
     Attributes:
         name: The bookie, the directory of the store, or ``"auditor"``.
-        noted_ns: The time when that was noted, nanoseconds since 1970; 0 if nothing was noted yet.
+        noted_ns: The time of this status, nanoseconds since 1970; 0 if no status was noted yet.
         kinds: The progress by kind of check.
-        damaged: The records that were found damaged, and are so still; at most 1000.
+        damaged: The records that were found damaged and still are; at most 1000.
     """
 
     name: str
@@ -689,11 +689,11 @@ def progress_of(schedule: ScrubSchedule, asked_ns: int = 0) -> ScrubProgress:
 
 
 def scrub_gauges(kind: ScrubKind, oldest_ns: int, period_s: float) -> tuple[Gauge, Gauge]:
-    """Return the gauges that say since when everything was checked, and how often that is to be done.
+    """Return the gauges of the time since which everything was checked, and of the period of checks.
 
     Args:
         kind: The kind of check.
-        oldest_ns: Since when everything was checked, nanoseconds since 1970.
+        oldest_ns: The time since which everything was checked, nanoseconds since 1970.
         period_s: Seconds between two checks.
     """
     labels = (("kind", kind.value),)
@@ -707,7 +707,7 @@ def scrub_gauges(kind: ScrubKind, oldest_ns: int, period_s: float) -> tuple[Gaug
 
 
 def text_of(damaged: Iterable[DamagedEntries]) -> str:
-    """Return the text that a health has about damaged entries: the number of records, and the ledgers."""
+    """Return the text of a health reason about damaged entries: the number of records, and the ledgers."""
     found = list(damaged)
     ledgers = sorted({each.ledger_id for each in found})
     more = " ..." if len(ledgers) > LEDGERS_NAMED else ""
@@ -719,8 +719,8 @@ def text_of(damaged: Iterable[DamagedEntries]) -> str:
 class EmbeddedScrub(ScrubOwner):
     """An embedded store as the owner of its checks; see ``ScrubOwner``.
 
-    The only copy of an entry is here, so damage cannot be mended: the health of the store says what is damaged until
-    the file was restored or the ledger deleted.
+    The store has the only copy of an entry, so damage cannot be mended. The health of the store names it until the file
+    was restored or the ledger deleted.
 
     Args:
         store: The store; its configuration has the period and the rate.
@@ -733,7 +733,7 @@ class EmbeddedScrub(ScrubOwner):
         self._seen: Counter[int] = Counter()
 
     def terms(self) -> ScrubTerms | None:
-        """Return the deep check alone, at the rate of the configuration; None if that says never."""
+        """Return the deep check only, at the rate of the configuration; None if that has no checks."""
         config = self.store.config
         if not config.scrub_seconds:
             return None
@@ -761,11 +761,11 @@ class EmbeddedScrub(ScrubOwner):
         save_notes(self.store.fs, self.store.volumes.root, notes)
 
     def report(self, metadata: LedgerMetadata, damaged: DamagedEntries) -> DamagedEntries | None:
-        """Return the entries: there is no other copy to mend them from."""
+        """Return the entries, because no other copy exists from which to mend them."""
         return damaged
 
     def still_needs(self, metadata: LedgerMetadata, damaged: DamagedEntries) -> bool:
-        """Return True: nothing is copied anew."""
+        """Return True, because nothing is copied anew."""
         return True
 
     def remedy(self) -> str:
@@ -775,7 +775,7 @@ class EmbeddedScrub(ScrubOwner):
 
 
 def appends_of(metrics: Metrics) -> Counter[int]:
-    """Return how many appends took how long: by the upper bound of each bucket, nanoseconds."""
+    """Return the number of appends by the time that they took: by the upper bound of each bucket, nanoseconds."""
     found: Counter[int] = Counter()
     for key, histogram in metrics.snapshot().histograms.items():
         if key.name == APPEND_LATENCY:
@@ -787,8 +787,8 @@ def appends_of(metrics: Metrics) -> Counter[int]:
 class BookieScrub(ScrubOwner):
     """A bookie as the owner of the checks of its store; see ``ScrubOwner``.
 
-    Damaged entries that a ledger needs get a mark, by which this bookie's worker copies them from a peer. The copy lies
-    next to the damaged record, which stays where it is.
+    Damaged entries that a ledger needs get a mark, because of which this bookie's worker copies them from a peer. The
+    copy is stored in addition to the damaged record, which stays in its place.
 
     Args:
         bookie: The bookie.
@@ -845,7 +845,7 @@ class BookieScrub(ScrubOwner):
         return DamagedEntries(ledger_id, first, last, problem)
 
     def still_needs(self, metadata: LedgerMetadata, damaged: DamagedEntries) -> bool:
-        """Return whether some of the entries are needed."""
+        """Return whether any of the entries are needed."""
         return self._needed(metadata, damaged) is not None
 
     def _needed(self, metadata: LedgerMetadata, damaged: DamagedEntries) -> tuple[int, int, int] | None:
@@ -869,14 +869,15 @@ class BookieScrub(ScrubOwner):
         return (ledger_id, placed[0], placed[-1]) if placed else None
 
     def remedy(self) -> str:
-        """Return where copies come from."""
+        """Return a note on the source of copies."""
         return ", which are to be copied from other bookies"
 
 
 def placed_entries(ledger: LedgerMetadata, bookie: Bookie, entries: Sequence[int]) -> list[int]:
-    """Return those of some entries, ascending, whose write sets have a bookie.
+    """Return those of some entries, ascending, whose write sets contain a bookie.
 
-    A bookie may hold others, too: an ensemble had it at another place, or none, since the entry was sent to it.
+    A bookie may hold other entries as well, because its place in the ensemble may have changed since an entry was sent
+    to it.
     """
     quorum = Quorum(ledger.ensemble_size, ledger.write_quorum, ledger.ack_quorum)
     found: list[int] = []

@@ -5,8 +5,8 @@ Theory of operation
 
 All ledgers of a store, or of a cluster for quick audits, fall into ``PARTS`` parts by a hash of their ids. A part is
 checked once in each period, at its own time. So checks are spread over the period, and the part whose last check is the
-oldest comes first. Of each kind of check this is remembered: when each part was checked last, and how far the part
-under way is. That is some hundred bytes for any number of ledgers, and enough to continue after a restart.
+oldest comes first. For each kind of check, the schedule keeps the time of each part's last check, and the progress of
+the part under way. This takes some hundred bytes for any number of ledgers, and suffices to continue after a restart.
 
 | kind | what is checked | who |
 |---|---|---|
@@ -80,7 +80,7 @@ class ScrubSchedule:
         ledger_id: The ledger at which it continues.
         entry_id: The entry of that ledger at which it continues.
         asked_ns: The newest request of a person, by that person's clock.
-        asked_at_ns: The time when it was noticed, by the clock here: parts that were checked before are due.
+        asked_at_ns: The time when it was noticed, by the local clock; parts that were checked before are due.
 
     Threads: one at a time.
     """
@@ -95,21 +95,21 @@ class ScrubSchedule:
     asked_at_ns: int = 0
 
     def ask(self, asked_ns: int, now_ns: int) -> None:
-        """Take a request to check everything at once; one that is known already changes nothing.
+        """Take a request to check everything at once; a repeated request changes nothing.
 
         Args:
             asked_ns: The time of the request, as the settings have it.
-            now_ns: The time here. Only this one is compared, because clocks differ.
+            now_ns: The local time. Only this time is compared, because clocks differ.
         """
         if asked_ns > self.asked_ns:
             self.asked_ns, self.asked_at_ns = asked_ns, now_ns
 
     def is_asked(self, part: int) -> bool:
-        """Return whether a person has asked for a part, and it was not checked since."""
+        """Return whether a person has asked for a part that was not checked since."""
         return self.checked_ns[part] < self.asked_at_ns
 
     def due_ns(self, part: int, period_s: float, now_ns: int) -> int:
-        """Return when a part is due."""
+        """Return the time when a part is due."""
         if self.is_asked(part):
             return 0
         period_ns = int(period_s * 1e9)
@@ -124,11 +124,11 @@ class ScrubSchedule:
         return sorted(found, key=lambda part: (part != self.part, dues[part], part))
 
     def next_due_ns(self, period_s: float, now_ns: int) -> int:
-        """Return when the next part is due."""
+        """Return the time when the next part is due."""
         return min(self.due_ns(part, period_s, now_ns) for part in range(PARTS))
 
     def is_late(self, part: int, period_s: float, now_ns: int) -> bool:
-        """Return whether a part is due for a whole period; then it is checked whatever else runs."""
+        """Return whether a part has been due for a whole period; it is then checked whatever other work runs."""
         return self.is_asked(part) or now_ns - self.due_ns(part, period_s, now_ns) >= int(period_s * 1e9)
 
     def begin(self, part: int, now_ns: int) -> None:
@@ -140,7 +140,7 @@ class ScrubSchedule:
             self.part, self.part_began_ns, self.ledger_id, self.entry_id = part, now_ns, 0, 0
 
     def reach(self, ledger_id: int, entry_id: int = 0) -> None:
-        """Note that everything of the part before an entry was checked."""
+        """Note that all entries of the part before one were checked."""
         self.ledger_id, self.entry_id = ledger_id, entry_id
 
     def finish(self) -> None:
@@ -150,16 +150,16 @@ class ScrubSchedule:
 
     @property
     def oldest_ns(self) -> int:
-        """Since when everything was checked: the oldest check of a part, or when checks began if one never was."""
+        """The time since which everything was checked: that of the oldest check, or of the begin of checks."""
         return min(self.begun_ns if each == 0 else each for each in self.checked_ns)
 
     def encode(self) -> dict[str, Any]:
-        """Return it as JSON has it."""
+        """Return it as a value for JSON."""
         return {name: getattr(self, name) for name in self.__slots__}
 
     @classmethod
     def decode(cls, values: Mapping[str, Any]) -> ScrubSchedule:
-        """Return what ``encode`` returned; raises KeyError, TypeError or ValueError if it is not that."""
+        """Decode the result of ``encode``; raises KeyError, TypeError or ValueError for anything else."""
         found = cls(**{name: values[name] for name in cls.__slots__})
         numbers = [*found.checked_ns, *(getattr(found, name) for name in cls.__slots__ if name != "checked_ns")]
         if any(type(number) is not int or not -1 <= number <= _TIME_MAX for number in numbers):

@@ -1,11 +1,11 @@
 """The knowledge about a cluster's bookies, and its consequences: their status, targets, and reasons to hold repairs.
 
-Everything follows from state, and nothing from events: a bookie is *lost* if its cookie names an instance that is not
-registered, and has not been for longer than the grace. What could not be read is unknown, which is never the same as
-missing: without the metadata store, nobody is absent.
+All decisions follow from state, and none from events: a bookie is *lost* if its cookie names an instance that has not
+been registered for longer than the grace. State that could not be read is unknown, which differs from missing: without
+the metadata store, no bookie counts as absent.
 
-A *hold* stops repairs that are not urgent, because many failures at once have one cause that ends by itself more often
-than not, and a storm of copies would come on top of it. One failure is waited for; after the grace it is repaired.
+A *hold* stops repairs that are not urgent. Many failures at once mostly have one cause, which ends by itself more often
+than not, and a storm of copies would add to it. A single failure is repaired after the grace.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ URGENT_NS: Final = 30 * SECOND_NS
 
 FLAPPING_NS: Final = 3600 * SECOND_NS
 FLAPPING_ABSENCES: Final = 3
-"""So many absences within ``FLAPPING_NS`` make a bookie flap."""
+"""The number of absences within ``FLAPPING_NS`` from which a bookie counts as flapping."""
 
 FLAPPING_PAUSE_NS: Final = 1800 * SECOND_NS
-"""The time for which a bookie counts as flapping after an absence, and for which a copy waits for a steadier one."""
+"""The time for which a bookie counts as flapping after an absence, and for which a copy waits for a steadier target."""
 
 
 class Space(NamedTuple):
@@ -65,7 +65,7 @@ class BookieFacts:
         bookie: The instance that belongs to the cluster.
         boots: The number of its last recorded start.
         state: The state in its cookie.
-        state_since_ns: Since when it has that state.
+        state_since_ns: The time since which it has that state.
         until_ns: The time when its maintenance ends.
         location: ``zone/rack/host``; empty if unknown.
         registered: Whether that instance is registered.
@@ -111,10 +111,10 @@ class Standing(NamedTuple):
 
     Attributes:
         status: The status.
-        sound: Whether its copies count: it is registered.
-        replaced_for: Why its copies are to be made elsewhere; None if they are not.
-        since_ns: Since when it is absent or draining; 0 otherwise.
-        urgent: It has been absent for long enough for urgent copies within the grace.
+        sound: Whether its copies count, because it is registered.
+        replaced_for: The reason why its copies are made elsewhere; None if they are not.
+        since_ns: The time since which it is absent or draining; 0 otherwise.
+        urgent: Whether it has been absent for long enough for urgent copies within the grace.
     """
 
     status: Status
@@ -145,7 +145,7 @@ class HoldReason(StrEnum):
     def blind(self) -> bool:
         """True if it is unknown which bookies are registered; then nothing is urgent, and no mark is changed.
 
-        Such a hold ends by itself, half a minute after the metadata store answers at the latest.
+        Such a hold ends by itself, at the latest half a minute after the metadata store answers again.
         """
         return self in (HoldReason.STORE_UNREACHABLE, HoldReason.SESSION_YOUNG)
 
@@ -190,7 +190,7 @@ class MarkTable:
         return len(self._marks)
 
     def get(self, key: MarkKey) -> UnderReplicatedLedger | None:
-        """Return a mark; None if there is none."""
+        """Return a mark; None if it does not exist."""
         return self._marks.get(key)
 
     def items(self) -> Iterable[tuple[MarkKey, UnderReplicatedLedger]]:
@@ -206,7 +206,7 @@ class MarkTable:
         return self._by_ledger.get(ledger_id, {})
 
     def put(self, key: MarkKey, mark: UnderReplicatedLedger | None) -> None:
-        """Take over a mark; None if it was removed."""
+        """Store a mark, or remove it if it is None."""
         if mark is not None:
             self._marks[key] = mark
             self._by_ledger.setdefault(key.ledger_id, {})[key.bookie] = mark
@@ -219,12 +219,12 @@ class MarkTable:
 
 @dataclass(slots=True, kw_only=True)
 class Situation:
-    """Everything besides the ledgers that a plan depends on.
+    """All knowledge on which a plan depends, except the ledgers.
 
     Attributes:
         bookies: The facts about each member, by name.
-        absent_since_ns: Since when each bookie is absent; also of bookies that ledgers name and that have no cookie,
-            and of instances that were replaced.
+        absent_since_ns: The time since which each bookie is absent, including bookies without a cookie that ledgers
+            name, and instances that were replaced.
         absences: The time when the absences of each bookie began, within ``FLAPPING_NS``.
         store_since_ns: The time when the metadata store's session began; None while the store cannot be reached.
         settings: The settings of the cluster.
@@ -253,7 +253,7 @@ class Situation:
 
     @property
     def open_grace_ns(self) -> int:
-        """The time for which an open ledger may stand still before its writer is taken to be gone."""
+        """The time without progress of an open ledger after which its writer counts as gone."""
         return int(self.settings.repair.open_grace_s * SECOND_NS)
 
     def zone_of(self, name: str) -> str:
@@ -263,7 +263,7 @@ class Situation:
 
     @property
     def moves_misplaced(self) -> bool:
-        """True if ledgers are moved that lie in too few zones."""
+        """True if ledgers that span too few zones are moved."""
         return self.settings.placement.repair and self.settings.placement.min_zones > 1
 
 
@@ -300,7 +300,7 @@ def _absent(situation: Situation, facts: BookieFacts | None, since: int, now_ns:
 
 
 def flaps(situation: Situation, bookie: Bookie, now_ns: int) -> bool:
-    """Return whether a bookie was absent too often within an hour, the last time not long ago."""
+    """Return whether a bookie was absent too often within an hour, and recently."""
     recent = [each for each in situation.absences.get(bookie, ()) if now_ns - each < FLAPPING_NS]
     return len(recent) >= FLAPPING_ABSENCES and now_ns - recent[-1] < FLAPPING_PAUSE_NS
 
@@ -311,7 +311,7 @@ def standings_of(cluster: ClusterMap, situation: Situation, now_ns: int) -> list
 
 
 class Target(NamedTuple):
-    """A bookie that may take copies, and how many bytes of each tier.
+    """A bookie that may take copies, and the bytes that it may take of each tier.
 
     Attributes:
         bookie: The bookie.
@@ -324,11 +324,11 @@ class Target(NamedTuple):
     steady: bool = True
 
     def takes(self, tier: StorageHint, size_bytes: int) -> bool:
-        """Return whether it may take so many bytes; another tier does if it does not have the ledger's."""
+        """Return whether it may take this number of bytes; if it lacks the ledger's tier, another tier counts."""
         return size_bytes <= self.bytes_for(tier) > 0
 
     def bytes_for(self, tier: StorageHint) -> int:
-        """Return how many bytes of a ledger of a tier it may take."""
+        """Return the bytes of a ledger of a tier that it may take."""
         return self.headroom[tier] if tier in self.headroom else max(self.headroom.values(), default=0)
 
 
@@ -345,11 +345,11 @@ def targets_of(situation: Situation, now_ns: int) -> tuple[Target, ...]:
 def holds_of(
     cluster: ClusterMap, situation: Situation, now_ns: int, needed: Mapping[StorageHint, int]
 ) -> tuple[Hold, ...]:
-    """Return all reasons to hold repairs; empty if there is none.
+    """Return all reasons to hold repairs; empty without one.
 
     Args:
         cluster: The ledgers.
-        situation: Everything else that is known.
+        situation: All other knowledge.
         now_ns: The time.
         needed: The bytes that the plan copies, by tier.
     """

@@ -1,11 +1,11 @@
-"""The drop of surplus copies: a bookie finds entries of ledgers that do not name it any more, and deletes them.
+"""The drop of surplus copies: a bookie finds entries of ledgers that no longer name it, and deletes them.
 
 Theory of operation
 -------------------
 
-``SurplusDrops`` runs in the process of a bookie. Each ``look`` takes the next page of the ledgers that the bookie has
-anything of, and reads their metadata at once. So a *pass* over all of them costs one request per page, and is paced:
-``pause_s`` says when the next page is due; by it a pass takes ``delay_s``.
+``SurplusDrops`` runs in the process of a bookie. Each ``look`` takes the next page of the ledgers of which the bookie
+has entries or a fence, and reads their metadata at once. So a *pass* over all of them costs one request per page. It is
+paced by ``pause_s``, the time to the next page, so a pass takes ``delay_s``.
 
 | metadata of the ledger | action |
 |---|---|
@@ -16,8 +16,8 @@ anything of, and reads their metadata at once. So a *pass* over all of them cost
 | deleted | none: the bookie drops the ledger by its tombstone |
 | no key | an *orphan*: listed, and never deleted, because a missing key proves nothing |
 
-Notes are in memory alone: a restart only makes each copy stay longer. ``docs/design/replication.md`` (*Surplus copies*)
-has the rules and why they suffice.
+Notes are kept in memory alone, because a restart only makes each copy stay longer. ``docs/design/replication.md``
+(*Surplus copies*) has the rules and why they suffice.
 """
 
 from __future__ import annotations
@@ -52,16 +52,16 @@ LOOK_S: Final = 10.0
 """Seconds between two looks at the settings, and the least pause between two pages."""
 
 DELAY_SECONDS: Final = 3600.0
-"""The time for which a copy is kept after it was found surplus, and that of a pass over all ledgers."""
+"""The time for which a copy is kept after it was found surplus, and the duration of a pass over all ledgers."""
 
 
 class SurplusCopy(NamedTuple):
     """A copy that was found surplus.
 
     Attributes:
-        version: The version of the ledger's metadata at which it was, ever since.
+        version: The version of the ledger's metadata, unchanged since the copy was found surplus.
         since: The time when it was found, by the monotonic clock.
-        size_bytes: About how many payload bytes it has.
+        size_bytes: Its payload bytes, about.
     """
 
     version: int
@@ -118,10 +118,10 @@ class SurplusDrops(Rounds):
 
     Attributes:
         copies: The copies that were found surplus and are still there, by ledger.
-        orphans: Ledgers that the bookie has something of, and the metadata store has no key of.
+        orphans: Ledgers of which the bookie has entries or a fence, and the metadata store has no key.
         dropped: The number of copies that were dropped.
-        dropped_bytes: About how many payload bytes they had.
-        stopping: Set it to end a ``look`` before its next drop; any thread may.
+        dropped_bytes: Their payload bytes, about.
+        stopping: An event that ends a ``look`` before its next drop; any thread may set it.
 
     Threads: one at a time calls ``look`` or does what is ``due``; any may read the attributes.
     """
@@ -146,7 +146,7 @@ class SurplusDrops(Rounds):
 
     @property
     def surplus_bytes(self) -> int:
-        """About how many payload bytes the surplus copies have that were found and not dropped yet."""
+        """The payload bytes, about, of the surplus copies that were found and not dropped yet."""
         return sum(copy.size_bytes for copy in list(self.copies.values()))
 
     @property
@@ -179,7 +179,8 @@ class SurplusDrops(Rounds):
         """Look at the next page of ledgers, and drop the copies that were surplus for long enough.
 
         Returns:
-            The number of dropped copies. One that cannot be dropped now stays noted, and is tried by the next pass.
+            The number of dropped copies. A copy that cannot be dropped now stays noted, and the next pass tries it
+            again.
 
         Raises:
             MetadataError: The metadata store cannot be reached; the next call takes the same page.

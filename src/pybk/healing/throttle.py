@@ -1,17 +1,17 @@
-"""The rate of copies: a token bucket, and what slows copies down for the sake of appends.
+"""The rate of copies: a token bucket, and the rules that slow copies down in favour of appends.
 
-Everything here takes the time as an argument, nanoseconds of a clock that does not go back.
+All functions take the time as an argument, in nanoseconds of a clock that does not go back.
 
 A bucket lets bytes pass at a rate. It admits a copy as soon as its level is above zero, and then charges all of it, so
 a copy that is larger than the burst is not refused but paid for afterwards. Over any time the bytes admitted exceed
 ``rate * time`` by at most the burst and one copy.
 
 Two rules slow copies down. ``ForegroundGuard`` compares appends with those of the last ten minutes, and acts if they
-suffer badly, for whatever reason; it binds urgent copies and scrubs, too. ``ForegroundCap`` keeps copies to what
-appends hardly notice. How fast that is depends on the machine and on who else uses it, so it is found out: copies rest
-in the first second of each ten, and the appends of that second are compared with those of the other nine, as far as
-chance allows. The seconds are those of the time of day, so all bookies rest together, because each of them slows down
-the others' appends.
+suffer badly, for whatever reason; it also binds urgent copies and scrubs. ``ForegroundCap`` keeps copies at a rate that
+appends hardly notice. This rate depends on the machine and on its other users, so it is measured: copies rest in the
+first second of each ten, and the appends of that second are compared with those of the other nine, as far as chance
+allows. The seconds are those of the time of day, so all bookies rest together, because each of them slows down the
+others' appends.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Final
 from pybk.metrics import HistogramSnapshot
 
 BURST_S: Final = 0.1
-"""The time in which a bucket's rate allows as many bytes as it admits at once after a rest."""
+"""The burst of a bucket, as a time: after a rest it admits at once the bytes that its rate allows in this time."""
 
 SAMPLE_NS: Final = 10 * 10**9
 """The time for which the appends are watched for one sample of their latency."""
@@ -42,11 +42,11 @@ _SUFFERS_NS: Final = 50_000_000
 _SLOWER: Final = 0.5
 _FASTER: Final = 1.1
 FACTOR_MIN: Final = 1 / 32
-"""The least share of its rate that a copy keeps: a repair has to end also if appends suffer for another reason."""
+"""The least share of its rate that a copy keeps: a repair has to end even if appends suffer for another reason."""
 
 
 PERIOD_NS: Final = 10 * 10**9
-"""Once in this time copies rest, while there are appends, and their rate is judged."""
+"""The period in which copies rest once, while there are appends, and their rate is judged once."""
 
 REST_NS: Final = 10**9
 """The time for which the copies rest."""
@@ -92,7 +92,8 @@ PIECE_MIN: Final = 64 << 10
 PIECE_MAX: Final = 1 << 20
 """A copy is made in pieces of the bytes that the rate admits in ``PIECE_S``, within these limits.
 
-A bookie has one thread, so appends wait for the piece before them; and a slow rate is a steady one.
+Pieces are small because a bookie has one thread, so appends wait for the piece before them; and small pieces make a
+slow rate steady.
 """
 
 _NONE: Final = HistogramSnapshot(0, 0, 0, ())
@@ -108,7 +109,7 @@ class TokenBucket:
     Attributes:
         rate: The rate. A new one counts from the last use of the bucket on; what was charged before stays charged.
         cap: Another limit of the rate; infinite for none.
-        rests_until_ns: Until then nothing is admitted.
+        rests_until_ns: The time until which nothing is admitted.
         charged_bytes: All bytes that were charged.
 
     Threads: one at a time; any other may read and change the attributes.
@@ -123,7 +124,7 @@ class TokenBucket:
         self._at_ns = now_ns
 
     def wait_ns(self, now_ns: int) -> int:
-        """Return how long to wait until the next copy is admitted, nanoseconds; 0 if it is admitted now."""
+        """Return the nanoseconds until the next copy is admitted; 0 if it is admitted now."""
         self._refill(now_ns)
         owed_ns = 0 if self._level > 0 else int(-self._level / min(self.rate, self.cap) * 1e9) + 1
         return max(owed_ns, self.rests_until_ns - now_ns)
@@ -147,7 +148,7 @@ class TokenBucket:
 
 
 class ForegroundGuard:
-    """Says which share of its rate a copy may use, from the latency of the appends that applications wait for.
+    """Computes the share of its rate that a copy may use, from the latency of the appends of applications.
 
     Each sample that shows suffering halves the share; each other one raises it by a tenth, up to 1. A sample that shows
     suffering does not enter the median, because a long disturbance would then look normal.
@@ -193,17 +194,17 @@ class ForegroundGuard:
 
 
 class ForegroundCap:
-    """Says how fast copies may be for appends hardly to notice them; see the module.
+    """Computes the rate of copies that appends hardly notice; see the module.
 
-    Once nobody has appended for some seconds there is no limit. With appends, copies begin slowly. Each period in which
-    the 99th percentile was surely above ``_NOTICED`` times that without copies halves the rate that was copied at; each
-    other one raises it by a quarter. With too few appends to judge it grows by a tenth.
+    After some seconds without appends there is no limit. With appends, copies begin slowly. Each period in which the
+    99th percentile was surely above ``_NOTICED`` times that without copies halves the rate of copies; each other period
+    raises it by a quarter. With too few appends to judge it grows by a tenth.
 
     Attributes:
-        least: Bytes per second that copies keep although appends notice them, because a slow repair is a longer time
-            with fewer copies.
+        least: The least rate in bytes per second, even if appends notice the copies, because a slow repair means a
+            longer time with fewer copies.
         rate: Bytes per second; infinite for no limit.
-        rest_ns: The time for which copies are to rest from the last look on.
+        rest_ns: The time for which copies have to rest from the last look on.
 
     Threads: one at a time.
     """
@@ -232,11 +233,11 @@ class ForegroundCap:
     def look(self, now_ns: int, appends: HistogramSnapshot, copied_bytes: int) -> None:
         """Take the appends and copies since the last look; called at ``next_ns`` while there are copies.
 
-        A look before that time only adds to the next one, because a few milliseconds without appends say nothing.
+        An earlier look only adds to the next one, because a few milliseconds without appends are not significant.
 
         Args:
             now_ns: The time of day, nanoseconds since 1970.
-            appends: The times that the appends since the last look took.
+            appends: The latencies of the appends since the last look.
             copied_bytes: All bytes that were copied so far, in both directions.
         """
         self._early += appends
@@ -269,7 +270,7 @@ class ForegroundCap:
             self.rate = math.inf
 
     def next_ns(self, now_ns: int) -> int:
-        """Return how long after a time the next look is due."""
+        """Return the time from a given time until the next look is due."""
         at_ns = now_ns % PERIOD_NS
         return _DRAIN_NS - at_ns if at_ns < _DRAIN_NS else _LOOK_NS - at_ns % _LOOK_NS
 

@@ -1,8 +1,8 @@
-"""The auditor's process looks for signs of life of the writers of open ledgers (H12).
+"""The search of the auditor's process for signs of life of the writers of open ledgers (H12).
 
-Only ledgers are asked about that are open and have places short, which are few. Their metadata are read in pages. The
-bookies of the last fragment say whether the writer has a session there (``find_writer``), and the machine counts that
-as a sign of life. Ledgers that already wait for their owner are asked about, too, because a writer may come back.
+Only ledgers that are open and have too few bookies are examined, which are few. Their metadata are read in pages. The
+bookies of the last fragment are asked whether the writer has a session there (``find_writer``), which counts as a sign
+of life. Ledgers that already wait for their owner are examined as well, because a writer may return.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ logger = logging.getLogger(__name__)
 
 LOOK_MIN_S: Final = 1.0
 LOOK_MAX_S: Final = 60.0
-"""Bounds on the seconds between two looks, which are a tenth of ``repair.open_grace_s``."""
+"""The bounds of the seconds between two looks, which are a tenth of ``repair.open_grace_s``."""
 
 PAUSE_S: Final = 0.02
-"""Seconds between two ledgers, so that bookies are asked about fifty per second at most."""
+"""Seconds between two ledgers; so bookies are asked about at most fifty ledgers per second."""
 
 
 class WriterWatch(Rounds):
@@ -38,7 +38,7 @@ class WriterWatch(Rounds):
 
     Args:
         backend: The client of this process.
-        auditor: The candidate for auditor, which takes what is found.
+        auditor: The candidate for auditor, which takes the results.
     """
 
     def __init__(self, backend: ClusterBackend, auditor: AuditorDriver) -> None:
@@ -72,4 +72,4 @@ class WriterWatch(Rounds):
 
 
 def _skipped(ledger_id: int, error: PybkError) -> None:
-    logger.warning("the writer of ledger %d is not asked for, as its metadata cannot be read: %s", ledger_id, error)
+    logger.warning("the writer of ledger %d is not searched, because its metadata cannot be read: %s", ledger_id, error)
