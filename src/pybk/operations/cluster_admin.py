@@ -1,4 +1,4 @@
-"""``ClusterAdmin``: how people look at a cluster, drain and remove bookies, pause repairs, and change settings."""
+"""``ClusterAdmin``: shows the state of a cluster, drains and removes bookies, pauses repairs, and changes settings."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ MAINTENANCE_SECONDS_MAX: Final = 30 * 86_400.0
 """The longest maintenance of a bookie."""
 
 LONG_OPEN_NS: Final = 7 * 86_400 * 10**9
-"""The age of an open ledger from which on it may have been forgotten."""
+"""The age from which on an open ledger may have been forgotten."""
 
 RETRY_S: Final = 1.0
 """Seconds between two tries of a call that is refused for a reason that passes by itself."""
@@ -93,9 +93,9 @@ _EMPTYING: Final = frozenset({BookieState.DRAINING, BookieState.DRAINED})
 class ClusterAdmin:
     """The administration of a cluster.
 
-    Everything is read from the metadata store, and written to it; only ``scrub_ledger`` and ``ok_to_stop``
-    ask bookies. Every call may raise MetadataUnreachableError, and ClosedError after the manager was closed. Changes
-    are durable on return.
+    All calls read from the metadata store, and write to it; only ``scrub_ledger`` and ``ok_to_stop`` ask bookies. Every
+    call may raise MetadataUnreachableError, and ClosedError after the manager was closed. Changes are durable on
+    return.
 
     Args:
         manager: A manager of the cluster, by ``LedgerManager.connect`` or of a bookie; it is not closed.
@@ -129,9 +129,9 @@ class ClusterAdmin:
     # ---- looking -------------------------------------------------------------------------------------------------
 
     def status(self) -> ClusterStatus:
-        """Return how the cluster is, with the reasons for the verdict.
+        """Return the state of the cluster, with the reasons for the verdict.
 
-        The auditor counts the ledgers. Without its report the status says so, and counts those that are marked.
+        The auditor counts the ledgers. Without its report, the status says so, and counts only marked ledgers.
 
         Cost: Some round trips; without an auditor the metadata of all marked ledgers are read.
         """
@@ -160,7 +160,7 @@ class ClusterAdmin:
     bookies_async = asyncio_form(bookies)
 
     def bookie(self, name: str) -> BookieStatus:
-        """Return a bookie, running or not, also one that was removed.
+        """Return a bookie, running or not, even one that was removed.
 
         Args:
             name: The bookie.
@@ -177,7 +177,7 @@ class ClusterAdmin:
     # ---- the cluster's secret ----------------------------------------------------------------------------------
 
     def secret_status(self) -> SecretStatus:
-        """Return how far the replacement of the cluster's secret is; ``docs/reference/metadata.md`` has the steps.
+        """Return the progress of the replacement of the cluster's secret; ``docs/reference/metadata.md`` has the steps.
 
         Cost: Reads every value of the metadata.
         """
@@ -186,9 +186,9 @@ class ClusterAdmin:
     secret_status_async = asyncio_form(secret_status)
 
     def add_secret(self) -> None:
-        """Have the cluster accept the new secret, which the manager was given next to the present one.
+        """Make the cluster accept the new secret, which the manager was given in addition to the present one.
 
-        Repeating it changes nothing, but members that lack the new secret look again for the file that has it.
+        A repeated call changes nothing, but makes members that lack the new secret look again for the file that has it.
 
         Raises:
             UsageError: The manager was not given both.
@@ -199,11 +199,12 @@ class ClusterAdmin:
     add_secret_async = asyncio_form(add_secret)
 
     def switch_secret(self) -> None:
-        """Have the cluster use the secret that was added last, in what is written and in new sessions.
+        """Make the cluster use the secret that was added last, for values that are written and for new sessions.
 
-        The cluster does not know its clients other than bookies: the caller makes sure that each of them has the new
-        secret before. A client that lacks it cannot read what is written from now on. It continues once it has it:
-        repeating this changes nothing, but members look again for the file. ``secret_status`` counts their sessions.
+        The cluster knows no clients other than bookies, so the caller has to give the new secret to each of them
+        before. A client that lacks it cannot read values that are written from now on, and continues once it has it. A
+        repeated call changes nothing, but makes members look again for the file. ``secret_status`` counts the sessions
+        of such clients.
 
         Raises:
             SafetyCheckError: A running bookie does not have it; nothing was changed.
@@ -217,13 +218,13 @@ class ClusterAdmin:
     def reseal_metadata(
         self, *, values_per_second: float = 500.0, progress: Callable[[int, int], None] | None = None
     ) -> int:
-        """Give the metadata that were written with the old secret the MAC of the new one.
+        """Give values that were written with the old secret a MAC of the new one.
 
         It may be stopped and repeated at any time.
 
         Args:
             values_per_second: The most values that are written in a second.
-            progress: Called with the values that were looked at, and those that were resealed, after each page.
+            progress: Called after each page with the numbers of values that were read and that were resealed.
 
         Returns:
             The number of values that were resealed.
@@ -245,7 +246,7 @@ class ClusterAdmin:
     reseal_metadata_async = asyncio_form(reseal_metadata)
 
     def retire_secret(self) -> None:
-        """Have the cluster refuse the old secret; it opens nothing from then on. Repeating it does nothing.
+        """Make the cluster refuse the old secret, which gives no access any more. A repeated call does nothing.
 
         Raises:
             SafetyCheckError: A value, a bookie or a session still uses it; nothing was changed.
@@ -262,18 +263,18 @@ class ClusterAdmin:
     def drain(self, name: str, *, wait_s: float = 0.0) -> DrainProgress:
         """Begin to empty a bookie: it becomes read-only, and its entries are copied to others.
 
-        A bookie that is drained already stays as it is. One that does not run is drained, too, from its peers.
+        A bookie that is drained already stays as it is. A bookie that does not run is drained by copies from its peers.
 
         Args:
             name: The bookie.
-            wait_s: For how many seconds to try again while all checks that fail pass by themselves, as after the start
-                of an auditor.
+            wait_s: Seconds for which the call tries again if all failed checks will pass by themselves, as after the
+                start of an auditor.
 
         Returns:
-            What it has at the beginning.
+            The data of the bookie at the beginning.
 
         Raises:
-            SafetyCheckError: The other bookies could not take what it has: too few are writable, their free space or
+            SafetyCheckError: The other bookies could not take its entries: too few are writable, their free space or
                 zones do not suffice, or repairs are on hold. Its ``failures`` name each check; nothing was changed.
             IllegalOperationError: Its state allows no drain, or the cluster's feature level is below HEALING.
             NoSuchBookieError: No bookie has this name.
@@ -302,7 +303,7 @@ class ClusterAdmin:
         return self._progress(found, cookie)
 
     async def drain_async(self, name: str, *, wait_s: float = 0.0) -> DrainProgress:
-        """Begin as ``drain`` does, in a thread, so that the event loop keeps running."""
+        """Begin as ``drain`` does, in a thread; the event loop keeps running."""
         return await _patiently_async(partial(self.drain, name), wait_s)
 
     def _check_drain(self, cluster: ClusterMap, bookie: Bookie) -> None:
@@ -317,7 +318,7 @@ class ClusterAdmin:
             )
 
     def cancel_drain(self, name: str) -> BookieStatus:
-        """End the drain of a bookie: it takes entries again. What was copied stays where it is.
+        """End the drain of a bookie: it takes entries again. Copies that were made stay.
 
         Args:
             name: The bookie; one that is active stays so.
@@ -338,7 +339,7 @@ class ClusterAdmin:
     cancel_drain_async = asyncio_form(cancel_drain)
 
     def drain_progress(self, name: str) -> DrainProgress:
-        """Return what a bookie still has, and which of its ledgers cannot be copied now.
+        """Return the data that a bookie still has, and its ledgers that cannot be copied now.
 
         Args:
             name: The bookie, in any state.
@@ -379,11 +380,11 @@ class ClusterAdmin:
     def maintenance(self, name: str, seconds: float) -> BookieStatus:
         """Announce that a bookie may be absent for some time: its copies do not count as lost until then.
 
-        Maintenance does not stop the bookie. ``ok_to_stop`` says whether it may be stopped.
+        Maintenance does not stop the bookie. ``ok_to_stop`` returns whether it may be stopped.
 
         Args:
             name: The bookie, active or in maintenance, which then gets a new end.
-            seconds: For how long from now on; at most ``MAINTENANCE_SECONDS_MAX``, which is 30 days.
+            seconds: The seconds from now on; at most ``MAINTENANCE_SECONDS_MAX``, which is 30 days.
 
         Raises:
             NoSuchBookieError: No bookie has this name.
@@ -422,9 +423,9 @@ class ClusterAdmin:
         """Return whether bookies may be stopped, all at once: ledgers stay readable, and open ones writable.
 
         One sound copy of each entry must keep running, and fewer than an ack quorum cause a warning. A copy that was
-        reported as missing or damaged is not sound, nor is any of a bookie that has yet to look at what it may have
-        lost. An open ledger also needs an ack quorum of each write set that takes its entries, or as many writable
-        bookies as an ensemble has, of which its writer may take others; unless its bookies say that its writer is gone.
+        reported as missing or damaged is not sound; neither is any copy of a bookie that still has to check its losses.
+        Unless its bookies report that its writer is gone, an open ledger also needs an ack quorum of each write set
+        that takes its entries; or as many writable bookies as an ensemble has, from which its writer may choose others.
         Nothing is changed, so the answer holds until another bookie fails or is stopped.
 
         Args:
@@ -432,7 +433,7 @@ class ClusterAdmin:
 
         Raises:
             NoSuchBookieError: No bookie has one of the names.
-            UsageError: There is no name.
+            UsageError: No name is given.
 
         Cost: As ``drain_progress``, and one short request to each bookie of the open ledgers that refuse.
         """
@@ -463,14 +464,14 @@ class ClusterAdmin:
     # ---- removing ------------------------------------------------------------------------------------------------
 
     def ok_to_remove(self, name: str, *, wait_s: float = 0.0) -> RemovalProof:
-        """Prove that no ledger needs a bookie, so that it can be removed; nothing is changed.
+        """Prove that no ledger needs a bookie, which can then be removed; nothing is changed.
 
         Its drain must have begun ``REQUESTS_SECONDS`` ago, because requests that were sent before may still name it.
-        Then two searches in turn must find no ledger and no mark that names it.
+        Then two successive searches must find neither a ledger nor a mark that names it.
 
         Args:
             name: The bookie, which may run or not.
-            wait_s: For how many seconds to try again while its drain began just now.
+            wait_s: Seconds for which the call tries again if its drain began just now.
 
         Returns:
             The proof, which ``remove`` takes; it holds until the drain is cancelled.
@@ -503,7 +504,7 @@ class ClusterAdmin:
         )
 
     async def ok_to_remove_async(self, name: str, *, wait_s: float = 0.0) -> RemovalProof:
-        """Prove as ``ok_to_remove`` does, in a thread, so that the event loop keeps running."""
+        """Prove as ``ok_to_remove`` does, in a thread; the event loop keeps running."""
         return await _patiently_async(partial(self.ok_to_remove, name), wait_s)
 
     def _check_emptying(self, cookie: BookieCookie, now_ns: int) -> None:
@@ -512,7 +513,7 @@ class ClusterAdmin:
         if cookie.state is BookieState.REMOVED:
             raise _refused(name, "it was removed already, and nothing is left to do")
         if cookie.state not in _EMPTYING:
-            raise _refused(name, f"it is {cookie.state}, so that ledgers may still choose it: drain it first")
+            raise _refused(name, f"it is {cookie.state}, so ledgers may still choose it: drain it first")
         if waits := self._passing(cookie, now_ns):
             raise _refused(name, *waits, passing=True)
 
@@ -622,7 +623,7 @@ class ClusterAdmin:
     # ---- repairs -------------------------------------------------------------------------------------------------
 
     def repairs(self) -> tuple[UnderReplicatedLedger, ...]:
-        """Return the marks of ledgers that are to be repaired, the most urgent first.
+        """Return the marks of ledgers that wait for a repair, the most urgent first.
 
         They are ordered by the copies that are left, then by reason and age. Damaged marks are left out, and logged.
 
@@ -638,8 +639,8 @@ class ClusterAdmin:
         """Pause the repairs of the cluster for some time; they resume by themselves.
 
         Args:
-            seconds: For how long from now on; at most ``PAUSE_SECONDS_MAX``, which is a day.
-            by: The person who pauses them, for others.
+            seconds: The seconds from now on; at most ``PAUSE_SECONDS_MAX``, which is a day.
+            by: The name of the person who pauses them, which is recorded.
 
         Raises:
             UsageError: The time or the name is out of range.
@@ -654,12 +655,12 @@ class ClusterAdmin:
     pause_repair_async = asyncio_form(pause_repair)
 
     def resume_repair(self, accept_loss_of: Iterable[str] = (), by: str = "") -> ClusterSettings:
-        """End a pause of the repairs, and accept the loss of bookies: repairs are not held because of them any more.
+        """End a pause of the repairs, and accept the loss of bookies, which then no longer holds repairs.
 
         Args:
             accept_loss_of: Names of bookies that do not run; added to ``repair.accepted_losses``. Names there of
                 bookies that run again are removed, because their next failure is another loss.
-            by: The person who resumes them, for others.
+            by: The name of the person who resumes them, which is recorded.
 
         Raises:
             NoSuchBookieError: No bookie has one of the names; nothing was changed.
@@ -683,11 +684,11 @@ class ClusterAdmin:
     resume_repair_async = asyncio_form(resume_repair)
 
     def withdraw_losses(self, names: Iterable[str], by: str = "") -> ClusterSettings:
-        """Have repairs be on hold because of bookies again whose loss was accepted.
+        """Withdraw the acceptance of the loss of bookies: their absence can hold repairs again.
 
         Args:
             names: Names among ``repair.accepted_losses``.
-            by: The person who withdraws them, for others.
+            by: The name of the person who withdraws them, which is recorded.
 
         Raises:
             UsageError: The loss of one of them is not accepted; nothing was changed.
@@ -709,18 +710,18 @@ class ClusterAdmin:
     # ---- scrubs --------------------------------------------------------------------------------------------------
 
     def scrub(self, kind: ScrubKind = ScrubKind.DEEP, by: str = "") -> ClusterSettings:
-        """Ask all bookies to check their stored entries at once, also those that do not run now; returns at once.
+        """Ask all bookies, including those that do not run now, to check their stored entries at once; returns at once.
 
-        Bookies check at ``scrub.bytes_per_second``, and have what is damaged copied from their peers. ``scrub_status``
-        shows how far they are.
+        Bookies check at ``scrub.bytes_per_second``, and copy damaged entries from their peers. ``scrub_status`` shows
+        their progress.
 
         Args:
             kind: ``DEEP``: the checksum of each record. ``LIGHT``: the index against the files. ``QUICK``: the auditor
                 reads a few entries of each replica.
-            by: The person who asks, for others.
+            by: The name of the person who asks, which is recorded.
 
         Raises:
-            UsageError: ``kind`` or ``by`` is something else.
+            UsageError: ``kind`` or ``by`` is not valid.
 
         Durability: The request is among the settings of the cluster on return.
         """
@@ -735,10 +736,10 @@ class ClusterAdmin:
     scrub_async = asyncio_form(scrub)
 
     def scrub_status(self) -> tuple[ScrubStatus, ...]:
-        """Return how the checks of each bookie proceed, by name, and after them the quick audits of the auditor.
+        """Return the progress of the checks of each bookie, by name, and then of the quick audits of the auditor.
 
-        Bookies look for requests and note how far they are once a minute. A request that a bookie has not noted yet
-        counts as left.
+        Bookies look for requests and note their progress once a minute. A request that a bookie has not noted yet
+        counts as not begun.
 
         Cost: One round trip for each bookie.
         """
@@ -756,14 +757,14 @@ class ClusterAdmin:
     def scrub_ledger(self, ledger_id: int) -> ReplicasCheck:
         """Read all entries of a ledger from each of its bookies now, which check their checksums.
 
-        Nothing is marked or repaired, because one denial proves nothing: the entries may be under way. ``scrub`` has
-        the bookies repair what is damaged, and ``LedgerManager.replicate`` copies what is missing.
+        Nothing is marked or repaired, because one denial proves nothing: the entries may be under way. ``scrub`` makes
+        the bookies repair damaged entries, and ``LedgerManager.replicate`` copies missing ones.
 
         Args:
             ledger_id: The ledger. The fragment of an open ledger that has no end yet is left out.
 
         Returns:
-            The entries that each bookie lacks.
+            The faults of each bookie's copies.
 
         Raises:
             NoSuchLedgerError: The ledger was never created, or was deleted.
@@ -781,12 +782,13 @@ class ClusterAdmin:
     def plan_rebalance(self) -> RebalancePlan:
         """Plan which copies of closed ledgers would move from full bookies to empty ones; nothing is changed.
 
-        A plan moves at most 5 % of the bytes of all copies, and 1000 copies, so that bookies come to differ by at most
-        10 % of their capacity from the cluster's fullness. If they still do afterwards, plan again.
+        A plan moves at most 5 % of the bytes of all copies, and at most 1000 copies. Its aim is that bookies differ by
+        at most 10 % of their capacity from the cluster's fullness. If some still differ by more afterwards, plan again.
 
         Returns:
-            The plan, with each bookie's fullness before, during and after it. ``refused`` says why nothing is planned:
-            a ledger waits for a repair, repairs are held or paused, no auditor has looked, or a rebalance is under way.
+            The plan, with each bookie's fullness before, during and after it. ``refused`` has the reason if nothing is
+            planned: a ledger waits for a repair, repairs are held or paused, no auditor has looked, or a rebalance is
+            under way.
 
         Cost: Reads the metadata of all ledgers, as ``drain_progress``.
         """
@@ -818,7 +820,7 @@ class ClusterAdmin:
         Raises:
             SafetyCheckError: The plan was refused, or would be now; nothing was changed.
 
-        Durability: The marks are durable on return. If the call fails in between, some of them may be there.
+        Durability: The marks are durable on return. If the call fails, some marks may exist.
         Cost: Reads the metadata of the plan's ledgers, and writes two values for each move.
         """
         metadata = self._metadata
@@ -849,7 +851,7 @@ class ClusterAdmin:
     apply_rebalance_async = asyncio_form(apply_rebalance)
 
     def rebalance_progress(self) -> RebalanceProgress:
-        """Return what is left of a rebalance, and which moves do not proceed.
+        """Return the moves of a rebalance that are left, and those that do not proceed.
 
         Cost: Reads all marks.
         """
@@ -858,10 +860,10 @@ class ClusterAdmin:
     rebalance_progress_async = asyncio_form(rebalance_progress)
 
     def abort_rebalance(self) -> int:
-        """End a rebalance, at any moment: no further move begins. What was moved stays where it is.
+        """End a rebalance, at any moment: no further move begins. Copies that were moved stay where they are.
 
         Returns:
-            The number of moves that were left. Some of them may be under way, and either end or have no effect.
+            The number of moves that were left. Some of them may be under way, and either complete or have no effect.
 
         Cost: Reads all marks, and changes those of the moves.
         """
@@ -876,10 +878,10 @@ class ClusterAdmin:
     # ---- orphans -------------------------------------------------------------------------------------------------
 
     def orphans(self) -> OrphanReport:
-        """Return what belongs to nothing, or may be forgotten; nothing is changed, or deleted because of it.
+        """Return data that belong to no ledger, or may have been forgotten; nothing is changed or deleted.
 
         Raises:
-            CorruptError, MetadataForgedError, UnsupportedFormatError: What a bookie has recorded cannot be used.
+            CorruptError, MetadataForgedError, UnsupportedFormatError: The record of a bookie cannot be used.
 
         Cost: Reads the metadata of all ledgers and all marks, as ``drain_progress``.
         """
@@ -919,12 +921,12 @@ class ClusterAdmin:
     settings_async = asyncio_form(settings)
 
     def change_settings(self, change: Callable[[ClusterSettings], ClusterSettings], by: str = "") -> ClusterSettings:
-        """Change the settings of the cluster; all members follow. A change of nothing writes nothing.
+        """Change the settings of the cluster; all members follow. Equal settings are not written.
 
         Args:
             change: Returns the new settings for the present ones. It may be called more than once, because others may
                 change them meanwhile.
-            by: The person who changes them, for others.
+            by: The name of the person who changes them, which is recorded.
 
         Returns:
             The settings now.

@@ -1,4 +1,4 @@
-"""The state of a cluster for people, and the checks before a bookie is drained, stopped or removed. All of it is pure.
+"""The state of a cluster for people, and the checks before a bookie is drained, stopped or removed; pure functions.
 
 ``ClusterAdmin`` reads the cookies, the registrations, the marks and the metadata of the ledgers, and calls this.
 """
@@ -41,7 +41,7 @@ from pybk.replication.quorum import Quorum
 from pybk.values import FrozenDict
 
 SPACE_FACTOR: Final = 1.2
-"""The bookies that stay must have free space for this many times the bytes of a bookie that is drained."""
+"""The multiple of a drained bookie's bytes that must be free on the bookies that stay."""
 
 _PASSING: Final = frozenset(reason.value for reason in HoldReason if reason.blind)
 """The holds that end by themselves."""
@@ -51,10 +51,10 @@ class ClusterVerdict(StrEnum):
     """The verdict on a cluster."""
 
     OK = "ok"
-    """Nothing needs attention."""
+    """No part of the cluster needs attention."""
 
     WARN = "warn"
-    """Something needs attention; what was acknowledged can be read, and ledgers can be written."""
+    """A part of the cluster needs attention; acknowledged entries can be read, and ledgers can be written."""
 
     BAD = "bad"
     """Entries are lost or out of reach, too few bookies take entries, or repairs wait for the decision of a person."""
@@ -66,9 +66,9 @@ class BookieStatus:
 
     Attributes:
         bookie: The instance that belongs to the cluster.
-        state: The state that it is wanted in.
-        since_ns: When that state began, nanoseconds since 1970; 0 for a state that never changed. Of a bookie that is
-            drained, when its drain began.
+        state: The state in its cookie.
+        since_ns: The time when that state began, nanoseconds since 1970; 0 for a state that never changed. For a
+            drained bookie, the time when its drain began.
         until_ns: The time when its maintenance ends; 0 in other states.
         registered: Whether that instance runs, as far as the metadata store knows.
         read_only: Whether it takes no new entries.
@@ -77,7 +77,7 @@ class BookieStatus:
         addresses: The addresses at which it listens; empty if it does not run.
         free_bytes: The free bytes of each tier; empty if it does not run.
         capacity_bytes: All bytes of each tier, used and free; empty if it does not run, or does not register them.
-        devices: The device of each tier, as tiers may share one; empty as ``capacity_bytes``.
+        devices: The device of each tier, because tiers may share one; empty as ``capacity_bytes``.
     """
 
     bookie: Bookie
@@ -100,7 +100,7 @@ class BookieStatus:
 
     @property
     def absent(self) -> bool:
-        """True if it should run and does not; one in maintenance is absent, too."""
+        """True if it should run and does not; a bookie in maintenance can be absent, too."""
         return not self.registered and self.state not in (BookieState.DRAINED, BookieState.REMOVED)
 
     @property
@@ -115,23 +115,23 @@ class ClusterStatus:
 
     Attributes:
         verdict: The worst of all reasons.
-        reasons: Why the verdict is not ``OK``, with the codes that ``Health.reasons`` has; the bad ones first, and
-            notes last, with which it may be ``OK``.
+        reasons: The reasons why the verdict is not ``OK``, with the codes of ``Health.reasons``; the bad ones first,
+            and last notes, which do not affect the verdict.
         auditor: The bookie whose auditor reports; empty if there is none.
         reported_ns: The time when it reported, nanoseconds since 1970; 0 without an auditor.
         bookies: The number of bookies in each state.
         absent: The names of the bookies that should run and do not.
         short: The ledgers with fewer sound copies of an entry than they should have, by the copies that are left:
-            ``"0"``, ``"1"``, ``"2"`` or ``"more"``. Without an auditor, of the ledgers that are marked.
-        queued_bytes: About how many bytes have to be copied.
+            ``"0"``, ``"1"``, ``"2"`` or ``"more"``. Without an auditor, only marked ledgers count.
+        queued_bytes: The bytes that have to be copied, about.
         done_bytes: The bytes that were copied since the cluster was whole last; 0 without an auditor.
         rate: Bytes per second that were copied in ten minutes. A ledger counts once it is whole, so this is 0, or too
             low, while large ones are copied; ``repair_copied_bytes`` of the bookies' metrics counts at once.
         eta_s: Seconds until all is copied at that rate; None if it is 0, or without an auditor.
-        holds: Why only urgent copies are made; empty if all are.
-        held: How many ledgers have fewer copies than they should, and no mark, because their repair is on hold or waits
-            for a bookie to return; 0 without an auditor.
-        held_because: Why, and until when, a sentence each.
+        holds: The reasons why only urgent copies are made; empty if all are made.
+        held: The number of ledgers that have fewer copies than they should, and no mark, because their repair is on
+            hold or waits for the return of a bookie; 0 without an auditor.
+        held_because: The reasons for that, and until when, a sentence each.
         paused_until_ns: The time when a pause of the repairs ends, nanoseconds since 1970; 0 if they are not paused.
         lost: Ledgers with entries that no bookie has.
         waiting: Ledgers that wait for a recovery by their owner.
@@ -170,9 +170,9 @@ class DrainProgress:
         bookie: The bookie.
         state: Its state.
         ledgers_left: The number of ledgers that name it.
-        bytes_left: About how many bytes of closed fragments it has of them.
+        bytes_left: The bytes of closed fragments that it has of them, about.
         stuck: Marks of this bookie that are not queued, with the reasons in ``state`` and ``error``.
-        waits: What its drain waits for besides copies, and since when; empty if it is not drained at all.
+        waits: The events other than copies for which its drain waits, and since when; empty if it is not being drained.
     """
 
     bookie: Bookie
@@ -184,7 +184,7 @@ class DrainProgress:
 
     @property
     def done(self) -> bool:
-        """True if the bookie can be removed now, as far as this look could see."""
+        """True if the bookie can be removed now, as far as is known."""
         return self.state in (BookieState.DRAINING, BookieState.DRAINED) and not self.ledgers_left and not self.waits
 
 
@@ -203,11 +203,11 @@ class RebalanceStart:
 
 @dataclass(frozen=True, slots=True)
 class RebalanceProgress:
-    """The rest of a rebalance.
+    """The remaining moves of a rebalance.
 
     Attributes:
         moves_left: The number of copies that are still to be moved.
-        bytes_left: About how many payload bytes they have.
+        bytes_left: The payload bytes of these copies, about.
         stuck: Marks of moves that are not queued, with the reasons in ``state`` and ``error``.
         absent_targets: The names of bookies that should take copies and do not run, or take none.
     """
@@ -220,7 +220,7 @@ class RebalanceProgress:
 
 @dataclass(frozen=True, slots=True)
 class OrphanReport:
-    """The data of a cluster that belong to nothing, or may be forgotten.
+    """The data of a cluster that belong to no ledger, or may have been forgotten.
 
     Attributes:
         replicas: The replicas of ledgers that have neither metadata nor a tombstone, as bookies recorded them last.
@@ -241,8 +241,8 @@ class StopCheck:
 
     Attributes:
         ok: Whether no ledger refuses it.
-        refusals: Why not, a sentence for each of up to 20 ledgers.
-        warnings: What would be impaired.
+        refusals: The reasons for a refusal, a sentence for each of up to 20 ledgers.
+        warnings: The effects that a stop would have.
     """
 
     ok: bool
@@ -312,9 +312,9 @@ class DeviceSpace:
 def space_by_tiers(bookies: Iterable[BookieStatus]) -> dict[str, DeviceSpace]:
     """Return the space of a cluster by the tiers of its devices, such as ``nvme`` or ``hdd, nvme, ssd``.
 
-    A device that several tiers, or several bookies of one host, have in common counts once. Of tiers that have several
-    devices each, and only some in common, the one with the most devices counts, because the space of a single device is
-    not registered. Without what bookies register of devices, each tier of a bookie counts as one.
+    A device that several tiers, or several bookies of one host, have in common counts once. If tiers have several
+    devices each, and only some in common, the tier with the most devices counts, because the space of a single device
+    is not registered. If a bookie does not register its devices, each of its tiers counts as one device.
     """
     tiers: dict[frozenset[str], set[str]] = {}
     found: dict[frozenset[str], DeviceSpace] = {}
@@ -368,7 +368,7 @@ class Copies:
         self.cluster: Final = cluster
         self.live: Final = {number for number, bookie in enumerate(cluster.bookies) if bookie in live}
         self._damaged: Final[dict[int, dict[int, int]]] = {}
-        """The first entry that is not sound of each copy, by ledger and bookie."""
+        """The first entry of each copy that is not sound, by ledger and bookie."""
         for mark in marks:
             first = min((first for reason, first in mark.causes_by_reason().items() if reason.observed), default=None)
             number = cluster.number_of(mark.bookie)
@@ -391,7 +391,7 @@ class Copies:
         return bits
 
     def fewest(self, ledger_id: int) -> int | None:
-        """Return how many sound copies the entry with the fewest has; None if no entry lacks one, or without entries.
+        """Return the fewest sound copies of any entry; None if no entry lacks a copy, or without entries.
 
         The last fragment of an open ledger counts as one with entries.
         """
@@ -417,7 +417,7 @@ def masks_with_entries(ledger: MappedLedger, fragment: MappedFragment) -> tuple[
 
 
 def short_by_copies(copies: Copies, ledger_ids: Iterable[int]) -> dict[str, int]:
-    """Return how many ledgers are short, by the copies that are left."""
+    """Return the number of ledgers that lack copies, by the copies that are left."""
     fewest = (copies.fewest(ledger_id) for ledger_id in ledger_ids)
     return dict(Counter("more" if each > 2 else str(each) for each in fewest if each is not None))
 
@@ -437,7 +437,7 @@ def by_urgency(marks: Iterable[UnderReplicatedLedger], copies: Copies) -> list[U
 
 
 def bytes_on(cluster: ClusterMap, bookie: Bookie) -> dict[StorageHint, int]:
-    """Return about how many payload bytes of closed fragments a bookie has, by the tier of their ledgers."""
+    """Return the payload bytes, about, of the closed fragments on a bookie, by the tier of their ledgers."""
     found: Counter[StorageHint] = Counter()
     number = cluster.number_of(bookie)
     for ledger_id in () if number is None else cluster.ledgers_of(number):
@@ -457,12 +457,12 @@ def ledgers_on(cluster: ClusterMap, bookie: Bookie) -> set[int]:
 def drain_failures(
     cluster: ClusterMap, bookies: Iterable[BookieStatus], bookie: Bookie, settings: ClusterSettings
 ) -> tuple[str, ...]:
-    """Return why a bookie cannot be drained now, a sentence for each check that fails.
+    """Return the reasons why a bookie cannot be drained now, a sentence for each failed check.
 
     Args:
         cluster: The ledgers.
         bookies: All bookies.
-        bookie: The bookie that is to be drained.
+        bookie: The bookie to drain.
         settings: The cluster's settings.
     """
     others = [each for each in bookies if each.bookie != bookie and each.writable]
@@ -475,7 +475,7 @@ def drain_failures(
 
 
 def drain_waits(cluster: ClusterMap, cookie: BookieCookie) -> list[str]:
-    """Return what a drain waits for that no copy ends: writers that are to leave the bookie.
+    """Return the events other than copies for which a drain waits: writers that have to leave the bookie.
 
     Args:
         cluster: The ledgers.
@@ -495,7 +495,7 @@ def drain_waits(cluster: ClusterMap, cookie: BookieCookie) -> list[str]:
 
 
 def hold_failures(report: Mapping[str, Any] | None) -> tuple[tuple[str, ...], bool]:
-    """Return why the auditor holds repairs, a sentence each, and whether all of these holds end by themselves.
+    """Return the reasons why the auditor holds repairs, a sentence each, and whether all these holds end by themselves.
 
     Args:
         report: The auditor's report; None without one.
@@ -556,13 +556,13 @@ def stop_check(
     Args:
         cluster: The ledgers.
         bookies: All bookies.
-        stopped: The bookies that are to be stopped.
+        stopped: The bookies to stop.
         marks: All marks.
-        has_writer: Returns whether an open ledger may have a writer that lives; asked of those whose writer could not
-            continue, until as many refuse as are listed.
-        policy: How writers choose bookies.
-        in_limbo: The number of ledgers in limbo, by bookie. A bookie with more of them than it has marks for has not
-            looked at all of them yet, so none of its copies counts as sound.
+        has_writer: Returns whether an open ledger may have a live writer; called for ledgers whose writer could not
+            continue, until the list of refusals is full.
+        policy: The policy by which writers choose bookies.
+        in_limbo: The number of ledgers in limbo, by bookie. A bookie with more ledgers in limbo than marks has not
+            examined all of them yet, so none of its copies counts as sound.
     """
 
     @cache
@@ -607,7 +607,7 @@ class _Writers:
         after: The copies that would be left.
         takers: The bookies that would be left and take entries.
         in_limbo: The bookies that have ledgers in limbo.
-        policy: How writers choose bookies.
+        policy: The policy by which writers choose bookies.
         lives: Returns whether an open ledger may have a writer that lives.
     """
 
@@ -664,7 +664,7 @@ def _stop_of(after: Copies, ledger_id: int, leaving: set[int], writers: _Writers
     Args:
         after: The copies that would be left.
         ledger_id: The ledger.
-        leaving: The bookies that are to be stopped.
+        leaving: The bookies to stop.
         writers: The writers that could not continue.
     """
     ledger = after.cluster.get(ledger_id)
@@ -695,9 +695,9 @@ def _stop_of(after: Copies, ledger_id: int, leaving: set[int], writers: _Writers
 
 
 def rebalance_candidates(bookies: Iterable[BookieStatus], report: Mapping[str, Any] | None) -> list[Candidate]:
-    """Return the bookies that run, as a plan of a rebalance takes them.
+    """Return the running bookies in the form for a plan of a rebalance.
 
-    Only those get copies that the auditor counts as live, and that are not in maintenance.
+    Only bookies that the auditor counts as live, and that are not in maintenance, get copies.
 
     Args:
         bookies: All bookies.
@@ -721,7 +721,7 @@ def rebalance_candidates(bookies: Iterable[BookieStatus], report: Mapping[str, A
 def rebalance_failures(
     report: Mapping[str, Any] | None, marks: Iterable[UnderReplicatedLedger], settings: ClusterSettings, now_ns: int
 ) -> list[str]:
-    """Return why no rebalance may begin now, a sentence each.
+    """Return the reasons why no rebalance may begin now, a sentence each.
 
     Args:
         report: The auditor's report; None without one.
@@ -744,13 +744,13 @@ def rebalance_failures(
 
 
 def waiting_for_repair(marks: Iterable[UnderReplicatedLedger]) -> set[int]:
-    """Return the ledgers that are marked for another reason than where their copies lie."""
+    """Return the ledgers that are marked for another reason than the placement of their copies."""
     placed = {RepairReason.MISPLACED, RepairReason.REBALANCE}
     return {mark.ledger_id for mark in marks if mark.causes_by_reason().keys() - placed}
 
 
 def rebalance_progress(marks: Iterable[UnderReplicatedLedger], bookies: Iterable[BookieStatus]) -> RebalanceProgress:
-    """Return what is left of a rebalance.
+    """Return the remaining moves of a rebalance.
 
     Args:
         marks: All marks.

@@ -1,20 +1,21 @@
-"""Restores a cluster's metadata, or makes them again from what bookies hold; ``metadata_repair`` has the calls.
+"""Restores a cluster's metadata, or rebuilds them from bookies' directories; ``metadata_repair`` has the calls.
 
-Theory of operation. ``restore_metadata`` and ``rebuild_metadata`` are one procedure, ``Mending``. It first finds out,
-without a change, what it would write; with ``write=True`` it then writes in this order. It may be repeated after a stop
-at any point, because keys that exist are left or written again:
+Theory of operation. ``restore_metadata`` and ``rebuild_metadata`` are one procedure, ``Mending``. It first computes,
+without a change, the values that it would write. With ``write=True`` it then writes in the following order. It may be
+repeated after a stop at any point, because existing keys are left or written again:
 
 1. the key ``cluster``, from the export or from a bookie's copy;
 2. the key ``outdated``, which keeps bookies and clients away until the end;
 3. the keys of the export;
-4. from the bookies' directories: cookies, tombstones, ledgers, corrected ensembles, and marks of what bookies lack;
+4. from the bookies' directories: cookies, tombstones, ledgers, corrected ensembles, and marks of entries that bookies
+   lack;
 5. ids above all that are known;
 6. the new epoch, and last the removal of ``outdated``.
 
-The directories are locked meanwhile, so no bookie can start. A bookie that runs would serve by what it knows of the
-metadata from before, so nothing is written while one is registered. Which ensembles a ledger had is found by
-``replication.held_entries``. No seal is kept outside of the metadata. So a ledger whose end the metadata do not have is
-left in recovery: the next client that opens it with its password finds its end.
+The directories are locked meanwhile, so no bookie can start. A running bookie would serve by its knowledge of the
+former metadata, so nothing is written while one is registered. ``replication.held_entries`` finds the ensembles that a
+ledger had. Seals are kept only in the metadata. So a ledger whose end is not in the metadata is left in recovery: the
+next client that opens it with its password finds its end.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ ID_JUMP: Final = 1_000_000
 """The distance by which the ids jump above all known ones, because other ids may have been given to lost ledgers."""
 
 ID_COUNTED_MAX: Final = 1 << 62
-"""Ids from here on were chosen by applications, and are left aside where ids are raised."""
+"""The id from which on ids were chosen by applications; they are ignored when ids are raised."""
 
 _UNFINISHED: Final = "restoring or rebuilding them was begun and not finished: repeat it"
 
@@ -194,7 +195,7 @@ class Mending:
         self._holdings: list[Holdings] = []
         self._keys: MetadataKeys | None = None
         self._reading: MetadataKeys | None = None
-        """The keys that verify what is in the export or the store."""
+        """The keys that verify the values in the export or the store."""
         self._values: dict[str, bytes] = {}
         """The values that the export or the store has."""
         self._stored: dict[int, LedgerMetadata | None] = {}
@@ -214,7 +215,7 @@ class Mending:
         self._stack.close()
 
     def run(self) -> MetadataRestoreReport:
-        """Find out what is to be done, and do it if that is wanted."""
+        """Compute the changes, and write them if ``write`` is set."""
         self._holdings = [self._stack.enter_context(open_holdings(os.path.abspath(path))) for path in self._paths]
         names = [held.identity.bookie_id for held in self._holdings]
         if len(set(names)) < len(names):

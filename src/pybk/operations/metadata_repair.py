@@ -1,4 +1,4 @@
-"""Exports, checks and restores a cluster's metadata, and makes them again from what bookies hold."""
+"""Exports, checks and restores a cluster's metadata, and rebuilds them from bookies' directories."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ def export_metadata(
     """Write a cluster's metadata to a new file: every key that is not leased, as it is stored, with its MAC.
 
     From LMDB it is one snapshot. From ZooKeeper it is read in pages, so changes that are made meanwhile may be in it or
-    not; the ids are read last. The cluster's secret is not in it, but the salt of the ledgers' passwords is.
+    not; the ids are read last. It does not have the cluster's secret, but has the salt of the ledgers' passwords.
 
     Args:
         url: The URL of the metadata.
         path: The file, which must not exist. Its owner alone can read it.
         cluster_secret: The cluster's secret, None for none; a wrong one is refused.
-        progress: Called with the number of values written, twice, as their total is not known.
+        progress: Called with the number of values written, as both arguments, because the total is not known.
 
     Raises:
         UsageError: The file exists.
-        MetadataError, OSError: The store cannot be read, or the file cannot be written; then there is no file.
+        MetadataError, OSError: The store cannot be read, or the file cannot be written; no file is left.
 
     Durability: The file is durable on return.
     Threads: Any.
@@ -59,20 +59,20 @@ def check_metadata(
     Args:
         source: The URL of the store, or the path of an export.
         cluster_secret: The cluster's secret, None for none.
-        repair: Make damaged values of deleted ids again before that, while the cluster is in use: those of their ids
-            that no ledger has count as deleted then. False changes nothing.
-        progress: Called with the number of values checked, twice.
+        repair: Whether to replace damaged values of deleted ids first, which is possible while the cluster is in use;
+            their ids without a ledger then count as deleted. False changes nothing.
+        progress: Called with the number of values checked, as both arguments.
 
     Returns:
-        The problems, none for sound metadata, and what was checked.
+        The problems, none for sound metadata, and the numbers of checked values.
 
     Raises:
         MetadataForgedError: The secret is not the cluster's.
         CorruptError: The file is not a whole export.
         MetadataError: The store cannot be read, or there is no cluster.
-        UsageError: An export was to be repaired.
+        UsageError: ``repair`` is True, and ``source`` is an export.
 
-    Durability: What was repaired is durable on return.
+    Durability: Repaired values are durable on return.
     Threads: Any.
     """
     from pybk.operations.metadata_mending import check
@@ -100,23 +100,24 @@ def restore_metadata(
 ) -> MetadataRestoreReport:
     """Restore an export to an empty metadata store, or accept a store that was put back to an older state as it is.
 
-    Every bookie and every client must be closed. Afterwards the ids are above all that are known, and bookies accept
-    the store. Each bookie fences the ledgers that are not closed when it starts. Unless all directories were looked
-    at, it also puts all its ledgers in limbo, as after a loss: the restored ensembles may be outdated.
+    Every bookie and every client must be closed. Afterwards new ids are above all known ones, and bookies accept the
+    store. At its start each bookie fences the ledgers that are not closed. Unless all directories were given, it also
+    puts all its ledgers in limbo, as after a loss, because the restored ensembles may be outdated.
 
     Args:
-        url: The URL at which the metadata are to be.
-        source: The export; None accepts what the store has.
+        url: The URL of the metadata store to restore to.
+        source: The export; None accepts the contents of the store.
         cluster_secret: The cluster's secret, None for none.
-        directories: Directories of bookies, for what the export does not know; as for ``rebuild_metadata``.
+        directories: Directories of bookies, for ledgers and entries that are newer than the export; as for
+            ``rebuild_metadata``.
         all_directories: As for ``rebuild_metadata``.
         new_epoch: False restores an export that is known to be the newest state, such as to move a cluster to another
-            store: ids and epoch stay, no ledger is fenced, and bookies refuse the store if it is older all the same.
-        overwrite: Remove what the store has before an export is restored.
-        write: Do it; False returns what would be done, and changes nothing.
+            store: ids and epoch stay, no ledger is fenced, and bookies still refuse the store if it is older.
+        overwrite: Whether to remove the contents of the store before an export is restored.
+        write: Whether to make the changes; False returns the changes that would be made, and makes none.
 
     Returns:
-        What was done or would be.
+        The changes that were made or would be.
 
     Raises:
         SafetyCheckError: Bookies are registered in the store, and ``write`` is True; nothing was written.
@@ -149,31 +150,30 @@ def rebuild_metadata(
     all_directories: bool = False,
     write: bool = False,
 ) -> MetadataRestoreReport:
-    """Make the metadata of a cluster again from the directories of its bookies, in an empty or an incomplete store.
+    """Rebuild the metadata of a cluster from the directories of its bookies, in an empty or an incomplete store.
 
     Every bookie and every client must be closed. Ledgers that the store lacks are made again, in recovery: the next
-    client that opens one with its password finds its end. With ``all_directories`` the ensembles of the ledgers that
-    the store has are corrected, too, where bookies lack what the metadata say that they hold.
+    client that opens one with its password finds its end. With ``all_directories``, ensembles of ledgers in the store
+    are corrected as well, if bookies lack entries that they should hold by the metadata.
 
     Args:
-        url: The URL at which the metadata are, or are to be.
+        url: The URL of the metadata store.
         directories: Directories of bookies of one cluster.
         cluster_secret: The cluster's secret, None for none.
-        all_directories: All other directories are lost for good. Otherwise bookies put all their ledgers in limbo when
-            they start, and no recovery decides anything, until this was repeated with all of them.
-        write: Do it; False returns what would be done, and changes nothing.
+        all_directories: Whether all other directories are lost for good. If not, bookies put all their ledgers in limbo
+            when they start, and no recovery can decide, until this was repeated with all directories.
+        write: Whether to make the changes; False returns the changes that would be made, and makes none.
 
     Returns:
-        What was done or would be; it names what cannot be brought back.
+        The changes that were made or would be, and the ledgers and entries that cannot be brought back.
 
     Raises:
         SafetyCheckError: As for ``restore_metadata``.
         UsageError: No directory is given, or they are of several clusters.
         MetadataForgedError: The secret is not the cluster's.
         StoreLockedError: A bookie serves from one of the directories.
-        CookieError: One is not a bookie's directory, of another cluster than the store's, or of a bookie that was
-            removed.
-        CorruptError: One is damaged.
+        CookieError: A directory is not a bookie's, is of another cluster than the store's, or of a removed bookie.
+        CorruptError: A directory is damaged.
 
     Durability: As for ``restore_metadata``.
     Threads: Any.
@@ -202,7 +202,7 @@ def destroy_metadata(url: str, cluster_id: str, *, cluster_secret: ClusterSecret
 
     Args:
         url: The URL of the metadata.
-        cluster_id: The id of the cluster in hexadecimal, so that no other one is deleted.
+        cluster_id: The id of the cluster in hexadecimal, which guards against deleting another one.
         cluster_secret: The cluster's secret, None for none.
 
     Returns:

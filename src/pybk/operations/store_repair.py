@@ -26,21 +26,22 @@ def verify(
     """Check everything that is durable in a store: files, index, entries and seals.
 
     Nothing is locked or changed. The store may be closed, or open in another process; then it is checked up to the
-    durable watermark. A bookie's directory is a store, too.
+    durable watermark. A bookie's directory is a store as well.
 
     Args:
         path: The store's directory.
-        password: Checks the seals, and the digests of HMAC_SHA256 ledgers, of the ledgers that have this password.
-        secret: The same of the ledgers that were made with this secret; give it with or without a password.
-        passwords: The same for ledgers with different passwords; instead of ``password`` and ``secret``.
-        tiers: Directories of tiers that lie elsewhere than the store remembers, as for ``LedgerManager.open``.
-        progress: Called with the bytes read so far and the bytes to read in all, in the calling thread.
+        password: The password with which the seals, and the digests of HMAC_SHA256 ledgers, are checked.
+        secret: Likewise for the ledgers that were created with this secret; it may be given with or without a password.
+        passwords: Likewise for ledgers with different passwords; instead of ``password`` and ``secret``.
+        tiers: Directories of tiers at other places than the store has recorded, as for ``LedgerManager.open``.
+        progress: Called in the calling thread with the bytes read so far and those to read in all.
 
     Returns:
-        The problems, none for a sound store, and what was checked. ``complete`` is False if a password was missing.
+        The problems, none for a sound store, and the numbers of checked files, ledgers and entries. ``complete`` is
+        False if a password was missing.
 
     Raises:
-        CookieError: There is no store at the path, or only one tier of a store; the error names what to give.
+        CookieError: There is no store at the path, or only one tier of a store; the error names the right argument.
         UsageError: An argument is wrong, or entries are compressed and the extra ``pybk[zstd]`` is not installed.
 
     Threads: Any.
@@ -76,11 +77,11 @@ def rebuild_index(
             raises CorruptError afterwards, and a bookie copies them back from its peers. If commits are missing, each
             ledger of an embedded store that may have had more entries gets one missing entry at its end. Ids of ledgers
             that may have been created in these commits raise CorruptError, and are not used again.
-        tiers: Directories of tiers that lie elsewhere than the store remembers, as for ``LedgerManager.open``.
-        progress: Called with the bytes read so far and the bytes to read in all, in the calling thread.
+        tiers: Directories of tiers at other places than the store has recorded, as for ``LedgerManager.open``.
+        progress: Called in the calling thread with the bytes read so far and those to read in all.
 
     Returns:
-        What was found. If entries are missing and ``accept_loss`` is False, nothing is changed and ``made`` is False.
+        The result. If entries are missing and ``accept_loss`` is False, nothing is changed and ``made`` is False.
 
     Raises:
         StoreLockedError: A process has the store open.
