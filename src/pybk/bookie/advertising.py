@@ -34,7 +34,7 @@ _AGAIN_SECONDS: Final = 0.1
 
 
 def is_notable(known: BookieRegistration, now: BookieRegistration) -> bool:
-    """Return whether a bookie's state changed so much that clients would treat it, or place ledgers, differently.
+    """Return whether a bookie's state changed enough for clients to treat it, or to place ledgers, differently.
 
     Args:
         known: The registered state.
@@ -79,7 +79,7 @@ def advertised(listen: Sequence[str], bound: Sequence[str], advertise: Sequence[
 
 
 def check_advertised(address: str) -> None:
-    """Check that an address may be registered, as far as any host can say.
+    """Check that an address may be registered, as far as any host can check that.
 
     Raises:
         UsageError: It is not an address, or stands for every address of a host.

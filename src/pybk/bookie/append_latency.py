@@ -1,4 +1,4 @@
-"""The times of writers' adds at a bookie, as the throttle of copies sees them."""
+"""The latencies of writers' adds at a bookie, for the throttle of copies."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ _QUEUED_NS: Final = 1_000_000
 
 
 class AppendLatency:
-    """The time from the arrival of a writer's add to its reply, including how long it waited for the turn before.
+    """The time from the arrival of a writer's add to its reply, including its wait for the previous turn.
 
-    Adds of recoveries and re-replications do not count: they are what may be slowed down.
+    Adds of recoveries and re-replications do not count, because they are the ones that may be slowed down.
 
     Threads: the serving thread notes; any one other thread takes.
     """
@@ -35,6 +35,6 @@ class AppendLatency:
         self._before_ns = took_ns
 
     def take(self) -> HistogramSnapshot:
-        """Return how long the adds since the last call took, and begin anew."""
+        """Return the latencies of the adds since the last call, and begin again."""
         found, self._histogram = self._histogram, Histogram()
         return found.snapshot()

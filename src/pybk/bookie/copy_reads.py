@@ -1,9 +1,9 @@
 """Reads of clients without a ledger's password, which copy or check it, answered at a bounded rate.
 
 Such reads (``Read.checked``) come from re-replication and from checks. They compete with the reads and appends of
-applications, and a bookie may be the source of many copies at once, so the bookie itself bounds what it sends. A read
-that comes too early is held back, but never so long that its client gives up. It gets no more at once than the rate of
-this bookie says, because adds wait for that; its client only knows the rate of its own one.
+applications, and a bookie may be the source of many copies at once, so the bookie itself bounds the bytes that it
+sends. A read that comes too early is held back, but never so long that its client gives up. One reply has no more bytes
+than the rate of this bookie allows at once, because adds wait for it; the client only knows the rate of its own bookie.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pybk.replication.messages import Read, ReadReply
 from pybk.replication.pace import Pace
 
 DELAY_NS_MAX: Final = 2 * 10**9
-"""The longest that a read is held back; clients give up after five seconds."""
+"""The longest time for which a read is held back; clients give up after five seconds."""
 
 Answer = Callable[[Any, Read, int], list[BookieEffect]]
 """Answers a read: its sender, the read, and the time."""
@@ -33,7 +33,7 @@ class CopyReads:
 
     Attributes:
         pace: The rate; None answers every read at once. Any thread may replace it.
-        due_ns: The time when the next read is to be answered; None if none is held back.
+        due_ns: The time when the next read will be answered; None if none is held back.
 
     Threads: the bookie's serving thread.
     """

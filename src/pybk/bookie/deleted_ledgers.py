@@ -1,13 +1,13 @@
-"""Finds the ledgers of a bookie that were deleted: by the auditor's pages, with a cost that idle ledgers do not raise.
+"""Finds the ledgers of a bookie that were deleted, by the auditor's pages, so idle ledgers cost nothing.
 
 Theory of operation. ``look`` is called once a minute. Its first call asks for all the bookie's ledgers, in paced pages;
-later ones read the head of the deletion pages, and the new pages if it has moved. As long as no auditor has begun
-to write pages, each call asks for all ledgers. A page is a hint: what counts is the tombstone, which is read itself and
-whose proof is checked. A ledger is dropped when a second call finds its tombstone, too.
+later ones read the head of the deletion pages, and the new pages if it has moved. As long as no auditor has begun to
+write pages, each call asks for all ledgers. A page is only a hint: the tombstone decides, which is read and whose proof
+is checked. A ledger is dropped when a second call finds its tombstone as well.
 
-The recorded position is the page before the first one with a ledger that is still here; so a page that this bookie has
-not acted upon is not removed, nor what it depends on. A page counts only one call after it was read (DT2): a first
-entry that a client sent before the deletion may have been looked up by then, and stored after the page was read.
+The recorded position is the page before the first one with a ledger that is still here. So a page that this bookie has
+not acted upon is not removed, and neither are its tombstones. A page counts only one call after it was read (DT2): a
+first entry that a client sent before the deletion may have been looked up by then, and stored after the page was read.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ class DeletedLedgers:
         metadata: The cluster's metadata.
         replicas: The bookie's replicas.
         bookie: The bookie.
-        drop: Called with each ledger that is to be dropped; the drop may happen later, or fail.
+        drop: Called with each ledger to drop; the drop may happen later, or fail.
         pause: Called between two requests with the seconds to wait; returns True once the bookie ends.
-        remember: Called with the proofs of the ledgers that are to be dropped, before ``drop``.
+        remember: Called with the proofs of the ledgers to drop, before ``drop``.
     """
 
     def __init__(
@@ -59,22 +59,24 @@ class DeletedLedgers:
         self._pause = pause
         self._remember = remember
         self._read_to: int | None = None
-        """The last page that was read; None before the bookie has looked at all its ledgers while there were pages."""
+        """The last page that was read; None until the bookie has checked all its ledgers after the first page
+        existed."""
         self._recent: set[int] = set()
-        """Ledgers of the pages read last that were not here; entries of them may have been on their way."""
+        """Ledgers of the pages read last that were not here; their entries may have been on the way."""
         self._before: set[int] | None = None
-        """The bookie's ledgers at the last call, if it looked at all of them: entries of others may have been, too."""
+        """The bookie's ledgers at the last call, if it checked all of them; entries of others may have been on the
+        way."""
         self._recorded = -1
         """The position that this process has recorded."""
         self._after = -1
-        """The page up to which none of the ledgers was written that the last call asked for."""
+        """The page up to which no ledger for which the last call asked was written."""
         self._read_before = -1
         """The last page that the call before has read."""
         self._found: dict[int, int] = {}
-        """Ledgers that the last call found deleted, each with a page up to which nothing of it was written."""
+        """Ledgers that the last call found deleted, each with a page up to which none of its entries was written."""
 
     def look(self) -> None:
-        """Drop the ledgers whose tombstones the last call found, too, and look for others.
+        """Drop the ledgers whose tombstones the last call found as well, and look for others.
 
         Raises:
             PybkError: The metadata store failed; the next call does the same again.

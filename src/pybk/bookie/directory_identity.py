@@ -1,9 +1,9 @@
 """The bookie and the cluster to which a directory belongs.
 
-Kept in the store itself, as a ledger of type ``.bookie``: its custom metadata names the cluster, the bookie, its
-instance and how often it was started. Each start makes a new such ledger and then deletes the one before. The same
-ledger keeps what must survive the loss of the metadata store: the cluster's own value, how new the metadata were
-that the bookie has seen, and which ledgers it dropped because they were deleted.
+It is kept in the store itself, as a ledger of type ``.bookie``, whose custom metadata has the cluster, the bookie, its
+instance and the number of its starts. Each start makes a new such ledger and then deletes the one before. The same
+ledger keeps the data that must survive the loss of the metadata store: the cluster's own value, the newest metadata
+epoch that the bookie has seen, and the ledgers that it dropped because they were deleted.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ DELETED_KEY: Final = ".deleted"
 """Key of the deletions that ``encode_deletions`` encodes."""
 
 DELETIONS_MAX: Final = 1500
-"""Deletions that a directory remembers, the newest ones: with their proofs they take some 110 KiB."""
+"""The most deletions that a directory records, the newest ones; with their proofs they take some 110 KiB."""
 
 _DELETION: Final = struct.Struct(">qB")
 
@@ -45,9 +45,9 @@ class SeenEpoch(NamedTuple):
 
     Attributes:
         epoch: The highest epoch.
-        first: The lowest id in the bookie's store of the ledgers that this epoch's metadata must have: those before
+        first: The lowest id, in the bookie's store, of the ledgers that this epoch's metadata must have. Earlier ones
             may be missing, because the metadata were restored without them, or an older pybk stored them.
-        liftable: The bookie is in limbo because of this epoch alone, so a later epoch without limbo ends it.
+        liftable: Whether the bookie is in limbo because of this epoch alone; a later epoch without limbo then ends it.
     """
 
     epoch: MetadataEpoch
@@ -67,7 +67,7 @@ class SeenEpoch(NamedTuple):
 
     @classmethod
     def of(cls, metadata: LedgerMetadata) -> Self | None:
-        """Decode what a ledger of type ``.bookie`` carries; None if it is from an older pybk.
+        """Decode the value that a ledger of type ``.bookie`` carries; None if it is from an older pybk.
 
         Raises:
             CorruptError: It is not valid.
@@ -117,8 +117,8 @@ class DirectoryIdentity(NamedTuple):
         instance: Random bytes that distinguish this bookie from earlier bookies of the same name.
         boots: The number of starts. It grows with each start, so an older copy of the directory has a lower number.
         inode: The directory's inode number; a copy of the directory has another.
-        incarnation: That of the store's cookie at this start. A store that was restored from a backup has another until
-            the bookie is started on it.
+        incarnation: The incarnation in the store's cookie at this start. A store that was restored from a backup has
+            another one until the bookie is started on it.
     """
 
     cluster_id: bytes

@@ -1,11 +1,11 @@
 """The durable end of a bookie's log, recorded outside the bookie's directory, and the check of it at a start.
 
-The record is written by a thread that no append waits for, at most once a second and only if the log moved, and at
-close. It shows a directory that was put back to an older state in two ways: the log ends before the recorded position,
-or the files ``watermark`` and newest log are not the files that were recorded. Either way the bookie may lack entries
-that it acknowledged, so it starts with all its ledgers in limbo. A state that is younger than the last record and was
-put back with its inodes, as a snapshot of the block device does, is not recognised: that window is a second, or as long
-as the metadata store was out of reach.
+A thread for which no append waits writes the record, at most once a second and only if the log moved, and at close. It
+shows a directory that was put back to an older state in two ways: the log ends before the recorded position, or the
+files ``watermark`` and newest log are not the files that were recorded. Either way the bookie may lack entries that it
+acknowledged, so it starts with all its ledgers in limbo. One case is not recognised: a state that is younger than the
+last record and was put back with its inodes, as by a snapshot of the block device. It can be at most a second old, or
+as old as the time for which the metadata store could not be reached.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 
 def find_losses(store: Store, metadata: ClusterMetadata, bookie: Bookie, *, moved: bool) -> list[str]:
-    """Return the evidence that a bookie's directory may lack durable entries; empty if there is none.
+    """Return the evidence that a bookie's directory may lack durable entries; empty without any.
 
     Call it before the bookie appends anything to its log, because an append could hide a log that ends too early.
 
@@ -35,7 +35,7 @@ def find_losses(store: Store, metadata: ClusterMetadata, bookie: Bookie, *, move
         store: The bookie's store, as it was opened.
         metadata: The cluster's metadata.
         bookie: The bookie that the directory is of.
-        moved: The directory was moved without loss, so its files may have other inodes.
+        moved: Whether the directory was moved without loss; its files may have other inodes then.
     """
     recorded = metadata.read_position(bookie.bookie_id)
     if recorded is None or recorded.bookie != bookie:

@@ -1,7 +1,7 @@
 """The extents of one replicated ledger in memory, found by entry id; guarded by the replica's lock.
 
-Extents never overlap, but for those that replace damaged entries of others. One that begins where nothing was staged,
-because a commit found no space, is empty and holds nothing.
+Extents never overlap, except those that replace damaged entries of others. An extent is empty if none of its entries
+was staged because a commit found no space.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class ReplicaExtent:
         descriptor: The ledger of the store.
         first: The first entry id, of the replicated ledger.
         stride: The distance of its entry ids, at least 1.
-        replaces: Its entries replace damaged ones of other extents.
+        replaces: Whether its entries replace damaged ones of other extents.
     """
 
     __slots__ = ("created", "descriptor", "first", "replaces", "stride")
@@ -89,7 +89,7 @@ class Extents:
         self._lanes[extent.stride, extent.first % extent.stride].remove(extent)
 
     def holder(self, entry_id: int) -> ReplicaExtent | None:
-        """Return the extent that holds an entry, staged or durable; of several, the newest. None if none holds it."""
+        """Return the newest extent that holds an entry, staged or durable; None if none holds it."""
         for extent in reversed(self._replacements):
             if extent.first <= entry_id <= extent.last_staged and (entry_id - extent.first) % extent.stride == 0:
                 return extent
@@ -102,7 +102,7 @@ class Extents:
     def bound(self, extent: ReplicaExtent, entry_id: int) -> int:
         """Return the last id up to which ``extent`` has the valid copies from ``entry_id`` on.
 
-        Any other extent of replacements ends the range, an older one too, which costs one more step of the caller.
+        Any other extent of replacements ends the range, even an older one, which costs the caller one more step.
         """
         bound = extent.last_staged
         for other in self._replacements:
@@ -121,8 +121,7 @@ class Extents:
     def end(self, entry_id: int, stride: int) -> ReplicaExtent | None:
         """Return the extent that ends right before an entry, if none holds an entry of its lane from there on.
 
-        That is where the entries of a writer go, one add after the other, so it is looked for before anything else.
-        None says nothing.
+        The adds of a writer continue such an extent, so it is searched first. None proves nothing.
         """
         lane = self._lanes.get((stride, entry_id % stride))
         if not lane or len(self._strides) != 1:
@@ -143,7 +142,7 @@ class Extents:
         return None
 
     def missing(self, first: int, stride: int, count: int) -> int:
-        """Return how many of ``count`` entries, from ``first`` by ``stride``, precede the first one in an extent."""
+        """Return how many of ``count`` entries, from ``first`` by ``stride``, come before one that is in an extent."""
         if self._ends_before(first, stride):
             return count
         return next((n for n in range(count) if self.holder(first + n * stride) is not None), count)

@@ -26,7 +26,7 @@ class HeldLedger(NamedTuple):
         description: The ledger's description as its client sent it; empty if the bookie has a fence alone.
         runs: The durable entries.
         tier: The tier of the entries.
-        limbo: Entries may be missing that the bookie acknowledged.
+        limbo: Whether entries that the bookie acknowledged may be missing.
     """
 
     description: bytes
@@ -43,7 +43,7 @@ class Holdings:
         about: The directory's copy of the cluster's own metadata value; empty if it has none.
         seen: The newest metadata that the bookie has seen; None if it has seen no epoch.
         deleted: Proofs of deletions that the bookie remembers, by ledger.
-        known: The replicated ledgers that it knows anything of.
+        known: The replicated ledgers of which it has entries, a fence or a mark.
     """
 
     def __init__(self, replicas: Replicas, identity: DirectoryIdentity) -> None:
@@ -60,7 +60,7 @@ class Holdings:
         return Bookie(self.identity.bookie_id, self.identity.instance)
 
     def ledger(self, ledger_id: int) -> HeldLedger:
-        """Return what it holds of one of those ledgers."""
+        """Return the entries that it holds of one of those ledgers."""
         replica = self._replicas.replica(ledger_id)
         assert replica is not None, "the directory is locked"
         runs = [
@@ -81,7 +81,7 @@ def open_holdings(path: str) -> Iterator[Holdings]:
     Raises:
         StoreLockedError: A bookie serves from it: end it first.
         CookieError: It is not a bookie's directory.
-        CorruptError: Something durable is damaged or missing there; a start of the bookie would salvage the rest.
+        CorruptError: Durable data are damaged or missing; a start of the bookie would salvage the rest.
     """
     if find_cookie(OsFileSystem(), path, None) is None:
         raise CookieError(f"there is no bookie's directory at {path}; check the path")

@@ -16,7 +16,7 @@ _TYPE_KEY: Final = ".type"
 
 
 class HeaderFields(Protocol):
-    """The fields that a bookie stores a ledger by; ledger metadata and ledger descriptions have them."""
+    """The fields of a ledger that a bookie needs to store it; ledger metadata and ledger descriptions have them."""
 
     @property
     def ledger_type(self) -> LedgerType:
@@ -41,7 +41,7 @@ class LedgerHeader(NamedTuple):
     Attributes:
         encoded: The authenticated description as the client sent it; stored and returned byte by byte.
         ledger_type: The purpose of the ledger.
-        storage_hints: Where its entries should live.
+        storage_hints: The tiers where its entries should live.
         write_flags: How its entries are written.
         digest_type: The digest that its entries carry.
     """
@@ -60,7 +60,7 @@ class LedgerHeader(NamedTuple):
         )
 
     def is_of(self, encoded: bytes) -> bool:
-        """Return whether a description, which was verified, says the same, though its MAC may be of another secret."""
+        """Return whether a verified description has the same facts; its MAC may be of another secret."""
         return description_body(self.encoded) == description_body(encoded)
 
     @property

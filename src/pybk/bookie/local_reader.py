@@ -1,9 +1,9 @@
 """Reads a colocated bookie's entries from its files: no request, no copy, no encryption (HDFS: short-circuit read).
 
 Theory of operation. The bookie's directory is opened as another process opens an embedded store, up to the durable
-watermark. Entries are verified by their digests. What is not found, cannot be read or is damaged returns None, and the
-caller asks the bookies, so this reader never denies an entry. A ledger with an extent that replaces damaged entries is
-left to the bookie, which knows which copy counts.
+watermark. Entries are verified by their digests. For an entry that is not found, cannot be read or is damaged, the
+reader returns None, and the caller asks the bookies. So this reader never denies an entry. A ledger with an extent that
+replaces damaged entries is left to the bookie, which knows which copy counts.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class _Part(NamedTuple):
 class LocalReader:
     """Reads a bookie's entries from its files while the bookie's process serves.
 
-    An entry that it does not find is not denied, because the bookie may have it all the same.
+    An entry that it does not find is not denied, because the bookie may have it nevertheless.
 
     Threads: any.
     """

@@ -1,13 +1,13 @@
-"""The check that a bookie's metadata store is as new as the bookie has seen, and the demands of a new epoch on it.
+"""The check that the metadata store is not older than the bookie has seen it, and the effects of a new epoch.
 
-A start refuses a store that was put back to an older state (``check_age``), and records that in the store, so that all
-others that connect refuse it, too. While the bookie runs, ``AgeWatch`` raises the epoch's ticks and looks at it. What
-is recognised, and what is not, is in ``docs/reference/metadata.md``.
+A start refuses a store that was put back to an older state (``check_age``), and records that in the store, so all other
+processes that connect refuse it as well. While the bookie runs, ``AgeWatch`` raises the epoch's ticks and checks the
+epoch. What is recognised, and what is not, is in ``docs/reference/metadata.md``.
 
-A higher epoch number says that the metadata were restored or rebuilt by somebody's choice (``adopt_epoch``). Writers of
-before may still be alive, and the ensembles in the metadata may not be theirs. So each ledger that is not closed is
-fenced. If not every bookie's directory was looked at, all ledgers go into limbo, because an ensemble may lack the
-bookies that have the entries, and a denial of this one would count.
+A higher epoch number means that a person restored or rebuilt the metadata (``adopt_epoch``). Earlier writers may still
+be alive, and the ensembles in the metadata may differ from theirs. So each ledger that is not closed is fenced. If not
+every bookie's directory was read, all ledgers go into limbo, because an ensemble may lack the bookies that have the
+entries, and a denial of this bookie would count.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ _NAMED_MAX: Final = 5
 def check_age(replicas: Replicas, metadata: ClusterMetadata) -> MetadataEpoch | None:
     """Check that the metadata store is at least as new as what the bookie has seen, and raise the epoch's ticks.
 
-    Call it first. An epoch that asks for nothing is kept in the directory by ``Replicas.record_start``.
+    Call it first. ``Replicas.record_start`` stores an epoch without effects in the directory.
 
     Returns:
         The epoch, for ``adopt_epoch``; None if the directory is another cluster's, or another instance has its name.
 
     Raises:
-        MetadataOutdatedError: The store was put back to an older state. That is recorded in the store, too.
+        MetadataOutdatedError: The store was put back to an older state. That is recorded in the store as well.
 
     Cost: Three reads and a write of the metadata store, and one pipelined read for each of the bookie's newest extents.
     """
@@ -117,7 +117,7 @@ def _why_incomplete(replicas: Replicas, metadata: ClusterMetadata, first: int) -
 def adopt_epoch(
     replicas: Replicas, metadata: ClusterMetadata, bookie: Bookie, epoch: MetadataEpoch, *, lost: bool
 ) -> None:
-    """Do what a new epoch asks for, and then keep it in the directory.
+    """Apply the effects of a new epoch, and then store it in the directory.
 
     Call it after the start was recorded, and before the bookie answers any request.
 
@@ -126,7 +126,7 @@ def adopt_epoch(
         metadata: The cluster's metadata.
         bookie: The bookie.
         epoch: The result of ``check_age``.
-        lost: This start put all ledgers in limbo already, because the directory lost something.
+        lost: Whether this start put all ledgers in limbo already, because the directory lost data.
 
     Durability: Fences, limbo and, after them, the epoch are durable on return.
     """
@@ -178,15 +178,15 @@ def _log_damaged(ledger_id: int, error: Exception) -> None:
 
 
 class AgeWatch:
-    """Keeps an eye on the epoch while the bookie runs. Threads: one.
+    """Watches the epoch while the bookie runs. Threads: one.
 
     Args:
         metadata: The cluster's metadata.
         replicas: The open directory, after ``adopt_epoch``.
-        keep: Keeps what was seen in the directory; may return before that is done.
+        keep: Stores the epoch that was seen in the directory; may return before that is done.
 
     Attributes:
-        error: Says that the store was put back to an older state; None as long as it was not.
+        error: The error if the store was put back to an older state; None otherwise.
     """
 
     def __init__(self, metadata: ClusterMetadata, replicas: Replicas, keep: Callable[[SeenEpoch], None]) -> None:
@@ -201,7 +201,7 @@ class AgeWatch:
         """Compare the epoch with the highest one seen; raise its ticks if that is due.
 
         Returns:
-            Whether the store was put back to an older state. That is recorded in the store, too.
+            Whether the store was put back to an older state. That is recorded in the store as well.
 
         Raises:
             MetadataUnreachableError: The store did not answer.

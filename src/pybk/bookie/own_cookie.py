@@ -1,4 +1,4 @@
-"""A running bookie's own cookie: what the bookie is wanted for, and where it stands."""
+"""A running bookie's own cookie: its state, and its location."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class OwnCookie:
     Args:
         metadata: The cluster's metadata.
         bookie: The bookie.
-        location: Where it stands, as ``Location`` writes it.
+        location: Its location, as ``Location`` writes it.
 
     Attributes:
         state: The state, as of the last notification from the store.
@@ -55,9 +55,9 @@ class OwnCookie:
         self._look()
 
     def record_place(self, level_max: FeatureLevel) -> None:
-        """Record where the bookie stands and what it runs, once the cluster's feature level allows it.
+        """Record the bookie's location and version, once the cluster's feature level allows it.
 
-        Cost: None after it was recorded; below that level none either.
+        Cost: None after it was recorded, and none below that level.
         """
         if not self._recorded:
             self._recorded = self._metadata.record_place(
@@ -79,6 +79,6 @@ class OwnCookie:
             self._on_change()
 
     def close(self) -> None:
-        """Follow the cookie no more; may be repeated."""
+        """Stop following the cookie; may be repeated."""
         if self._watch is not None:
             self._watch.cancel()

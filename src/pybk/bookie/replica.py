@@ -2,7 +2,7 @@
 
 Theory of operation. An extent is a ledger of the store (``pybk.storage.format.extent``). A run that continues an extent
 is appended to it; any other run begins a new one; damaged entries are replaced by an extent of their own.
-``Replica.lock`` guards everything here: an add and a fence of one ledger are decided one after the other (K9). Staged
+``Replica.lock`` guards all state of a ledger, so an add and a fence of it are decided one after the other (K9). Staged
 entries become readable when the store's commit is durable. A deferred add is acknowledged before the sync, so its
 extent is created durably first: after a crash the extent shows that the ledger is in limbo (D6). If a commit with
 deferred entries fails, ``note_commit_outcomes`` puts the ledger in limbo as well.
@@ -66,7 +66,7 @@ class Replica:
         header: The ledger's unchanging facts; None if the bookie has received a fence alone.
         keep: Creates an extent. Its arguments: this replica, the first entry id, the stride, whether the extent
             replaces damaged entries, and whether it becomes durable with its first entries (True) or on return.
-        staged: Called with each commit in which entries were staged, so that ``Replicas.commit`` waits for it.
+        staged: Called with each commit in which entries were staged; ``Replicas.commit`` waits for it.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class Replica:
         self.limbo = False
         """Acknowledged entries may be missing (D6), so a missing entry is unknown, not absent."""
         self.gap = False
-        """Durable entries or the fence may be missing, too. Implies ``limbo``."""
+        """Durable entries or the fence may be missing as well. Implies ``limbo``."""
         self.deleted = False
         """Final: a later request for the ledger gets another object."""
         self.packet: tuple[int, bytes] | None = None
@@ -502,7 +502,7 @@ class Replica:
         return entry_id, entry
 
     def lac(self) -> int:
-        """Return the highest last add confirmed received so far, in entry headers, too; -1 for none.
+        """Return the highest last add confirmed received so far, including those in entry headers; -1 for none.
 
         The caller holds the lock. Cost: the first call reads the last entry.
         """
@@ -546,7 +546,7 @@ class Replica:
     def drop_entries(self) -> None:
         """Delete all entries; a fence, limbo marks and a reported LAC (I13) stay. The caller holds the lock.
 
-        Nothing says afterwards that entries were here: the copy was surplus, so it is not counted on (SD5).
+        Afterwards no record shows that entries were here, because the copy was surplus and does not count (SD5).
         """
         self._settle()
         self._delete_extents()

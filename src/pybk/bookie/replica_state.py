@@ -22,7 +22,7 @@ class ReplicaState(NamedTuple):
         fenced: Adds are accepted from recoveries alone. The fence is durable, unless ``Replicas.fence`` raised.
         limbo: Acknowledged entries may be missing (D6), so a missing entry is UNKNOWN, except to a recovery after its
             durable fence.
-        gap: Durable entries may be missing, too, so a missing entry is UNKNOWN to recoveries as well. Implies
+        gap: Durable entries may be missing as well, so a missing entry is UNKNOWN to recoveries, too. Implies
             ``limbo``.
         lac: The highest last add confirmed received so far, -1 for none.
         header: The ledger's unchanging facts; None if the bookie has received a fence alone.
@@ -42,7 +42,7 @@ class ReplicasHealth(NamedTuple):
         free_bytes: Free bytes of each tier.
         capacity_bytes: All bytes of each tier, used and free.
         devices: The device of each tier, which no other host has; several are joined by ``+``.
-        full: Why adds are refused until there is space again; None if they are not.
+        full: The reason why adds are refused until there is space again; None if they are not.
         error: The failure after which adds are refused until the bookie is restarted; None if there was none.
         outstanding_bytes: Bytes that are staged and not durable yet.
     """

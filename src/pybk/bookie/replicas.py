@@ -8,7 +8,7 @@ gap is fenced again before its mark goes (I12). While a ledger is in limbo, a cl
 limbo has to outlive a restart.
 
 A replica is one or more extents, each a ledger of the store. A ledger of type ``.fence`` is a fence, and one of type
-``.limbo`` a mark that something durable may be missing. See ``replica.py`` for one ledger.
+``.limbo`` a mark that durable data may be missing. See ``replica.py`` for one ledger.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ from pybk.storage.store import Store, open_environment
 from pybk.threads.group_commit import Completion
 
 NEWEST: Final = 1000
-"""Extents whose ledgers a start looks up in the metadata store, those that were begun last."""
+"""The number of extents, those begun last, whose ledgers a start looks up in the metadata store."""
 
 
 class Replicas:
     """The replicas of one bookie.
 
-    Threads: any thread may read and query. One thread at a time stages and commits, because ``commit`` makes durable
-        whatever was staged since the last commit.
+    Threads: any thread may read and query. One thread at a time stages and commits, because ``commit`` makes all
+        entries durable that were staged since the last commit.
     """
 
     @classmethod
@@ -73,7 +73,7 @@ class Replicas:
         environment: OpenEnvironment = open_environment,
         salvage: bool = False,
     ) -> Replicas:
-        """Open a bookie's directory, making it if there is none.
+        """Open a bookie's directory; create it if it does not exist.
 
         After a ``salvage``, call ``put_in_limbo`` for all ledgers that the bookie may have held, before it answers any
         request, and then ``store.keep_salvage``.
@@ -82,7 +82,7 @@ class Replicas:
             UsageError: ``tiers`` is malformed, or a path does not name a directory.
             StoreLockedError: Another process has it open.
             CookieError: A directory is not the one that the store recorded, or it is that of an embedded store.
-            CorruptError: Something that was durable is damaged or missing.
+            CorruptError: Durable data are damaged or missing.
 
         Cost: 30 microseconds per extent, in addition to opening the store.
         """
@@ -107,7 +107,7 @@ class Replicas:
         self._lock = threading.Lock()
         """Guards the fields below except ``_identities``. A replica's lock is taken before it, never after."""
         self._stored: dict[int, array[int]] = {}
-        """Found at the start: the store's ledgers that are parts of a replicated ledger, by its id."""
+        """The store's ledgers that are parts of a replicated ledger, found at the start, by its id."""
         self._replicas: dict[int, Replica] = {}
         """The one object of each ledger that was used since the start; the others are loaded on first use.
 
@@ -116,7 +116,7 @@ class Replicas:
         self._limbo: set[int] = set()
         """Ledgers found in limbo at the start and not brought out of it yet, loaded or not."""
         self._commits: list[Completion] = []
-        """The log's commits in which something was staged since the last ``commit``, in their order."""
+        """The log's commits in which entries were staged since the last ``commit``, in their order."""
         self._identities: list[tuple[DirectoryIdentity, int]] = []
         """Identities and the store's ledgers that carry them; two if a start stopped before it deleted the older."""
         self.about = b""
@@ -126,7 +126,7 @@ class Replicas:
         self.deleted: dict[int, bytes] = {}
         """Ledgers that were dropped because they were deleted, the oldest deletion first, with their proofs."""
         self.newest: deque[tuple[int, int]] = deque(maxlen=NEWEST)
-        """Found at the start, ascending: the extents that were begun last, by id in the store, and their ledgers."""
+        """The extents that were begun last, found at the start, ascending by id in the store, and their ledgers."""
         for metadata in store.ledgers():
             self._take(metadata)
 
@@ -176,9 +176,9 @@ class Replicas:
     def restored(self) -> bool:
         """True if the directory was restored from a backup, and the bookie was not started on it since.
 
-        Then it may lack what the bookie acknowledged after the backup, so all its ledgers are put in limbo: a restore
-        leaves the file ``accepted-loss``. It is a copy of the bookie's directory on purpose, so neither its inode nor
-        the number of starts in it says anything.
+        It may then lack entries that the bookie acknowledged after the backup, so all its ledgers are put in limbo,
+        because of the file ``accepted-loss`` that a restore leaves. It is a deliberate copy of the bookie's directory,
+        so neither its inode nor its number of starts is checked.
         """
         identity = self.identity
         return identity is not None and identity.incarnation != self.store.cookie.incarnation
@@ -219,7 +219,7 @@ class Replicas:
     ) -> int:
         """Record a start of the bookie in the directory, and bind a new directory to the bookie; durable on return.
 
-        Before the bookie serves, the caller records the number of the start in the metadata store, too.
+        Before the bookie serves, the caller also records the number of the start in the metadata store.
 
         Args:
             cluster_id: The cluster.
@@ -263,7 +263,7 @@ class Replicas:
             self._keep_identity()
 
     def remember_deleted(self, proofs: Mapping[int, bytes]) -> None:
-        """Remember, durably, that ledgers were deleted, so that no rebuild of the metadata brings them back.
+        """Record, durably, that ledgers were deleted, because a rebuild of the metadata must not bring them back.
 
         Args:
             proofs: The proof of each deletion, by ledger. The newest ``DELETIONS_MAX`` deletions are kept.
@@ -294,7 +294,7 @@ class Replicas:
     # ---- ledgers -------------------------------------------------------------------------------------------------
 
     def ledgers(self) -> list[int]:
-        """Return the ids of the replicated ledgers that the bookie knows anything of, ascending."""
+        """Return the ids of the replicated ledgers that the bookie knows, ascending."""
         with self._lock:
             return sorted(self._stored.keys() | self._replicas.keys())
 
@@ -305,7 +305,7 @@ class Replicas:
             return sorted(self._limbo.union(loaded))
 
     def state(self, ledger_id: int) -> ReplicaState | None:
-        """Return the state of a ledger; None if the bookie knows nothing of it."""
+        """Return the state of a ledger; None if the bookie does not know it."""
         replica = self._replicas.get(ledger_id) or self.replica(ledger_id)
         if replica is None:
             return None
@@ -313,11 +313,11 @@ class Replicas:
             return replica.state()
 
     def create(self, ledger_id: int, header: LedgerHeader) -> None:
-        """Make a ledger known, so that entries can be staged; stores nothing."""
+        """Make a ledger known, after which entries can be staged; stores nothing."""
         self.known(ledger_id, header)
 
     def known(self, ledger_id: int, header: LedgerHeader | None) -> Replica:
-        """Return the one object of a ledger, made if the bookie knows nothing of it."""
+        """Return the one object of a ledger, which is created if the bookie does not know the ledger."""
         with self._lock:
             replica = self._load(ledger_id)
             if replica is None:
@@ -330,7 +330,7 @@ class Replicas:
         return Replica(self.store, ledger_id, header, self._keep, self._staged)
 
     def replica(self, ledger_id: int) -> Replica | None:
-        """Return the one object of a ledger, loaded on first use; None if the bookie knows nothing of it."""
+        """Return the one object of a ledger, loaded on first use; None if the bookie does not know the ledger."""
         with self._lock:
             found = self._replicas.get(ledger_id)
             return self._load(ledger_id) if found is None else found
@@ -348,7 +348,7 @@ class Replicas:
             extent = Extent.of(metadata)
             if extent is None:
                 raise CorruptError(
-                    f"ledger {metadata.ledger_id} was an extent when the bookie started, and is none now"
+                    f"ledger {metadata.ledger_id} was an extent when the bookie started, but is not one now"
                 )
             replica.header = replica.header or LedgerHeader.kept(metadata, extent)
             kind = self._kind_of(metadata)
@@ -384,12 +384,12 @@ class Replicas:
         self.commit()
 
     def end_limbo(self, ledger_id: int, *, closed: bool) -> None:
-        """End a ledger's limbo, because the entries that it lacked were copied from its peers; then deny missing ones.
+        """End a ledger's limbo, because its lost entries were copied from peers; missing entries are then denied.
 
         Args:
             ledger_id: The ledger.
-            closed: It is closed. The loss may include its fence, so a closed ledger with a gap is fenced again (see
-                ``docs/design/replication.md``).
+            closed: Whether it is closed. The loss may include its fence, so a closed ledger with a gap is fenced again
+                (see ``docs/design/replication.md``).
 
         Durability: The end of a gap is durable on return. A crash later puts a ledger with deferred entries in limbo
             again.
@@ -410,7 +410,7 @@ class Replicas:
         """Delete everything of a ledger, its fence included; durable on return. Does nothing for an unknown ledger.
 
         Raises:
-            StorageError: Something may be left; the ledger is in limbo until another call deletes it.
+            StorageError: Parts may be left; the ledger is in limbo until another call deletes it.
         """
         replica = self.replica(ledger_id)
         if replica is None:
@@ -451,7 +451,7 @@ class Replicas:
             self._limbo.discard(ledger_id)
 
     def count_entries(self, ledger_id: int) -> int:
-        """Return how many entries the bookie has of a ledger; 0 for an unknown one, and for a fence alone.
+        """Return the number of entries that the bookie has of a ledger; 0 for an unknown one, and for only a fence.
 
         Cost: A ledger that was not used since the start is not loaded for that.
         """
@@ -463,7 +463,7 @@ class Replicas:
         return sum(part.last_durable + 1 for part in replica.parts())
 
     def valid_entries(self, part: LedgerMetadata, first: int, last: int) -> tuple[int, list[int]] | None:
-        """Return which entries of a part of a replicated ledger are valid, because nothing replaces them.
+        """Return the valid entries of a part of a replicated ledger, which no other part replaces.
 
         Args:
             part: A ledger of the store.
@@ -471,7 +471,7 @@ class Replicas:
             last: The last entry, inclusive.
 
         Returns:
-            The replicated ledger, and its entries that are read from there, ascending; None for none.
+            The replicated ledger, and its entries that are read from this part, ascending; None for none.
         """
         extent = Extent.of(part)
         replica = None if extent is None else self.replica(extent.ledger_id)
@@ -501,8 +501,8 @@ class Replicas:
             ledger_id: The ledger, made known by ``create``.
             run: The entries.
             durable: False for deferred adds, which may stay buffered until another commit.
-            recovery: They come from a recovery or a repair, so they are accepted by a fenced ledger and in limbo, and
-                they replace entries that are damaged here.
+            recovery: Whether they come from a recovery or a repair. A fenced ledger, and one in limbo, accepts them
+                then, and they replace damaged entries.
 
         Returns:
             ``OK``: staged, or stored before with the same bytes. ``CONFLICT``: an entry is stored with other bytes;
@@ -527,7 +527,7 @@ class Replicas:
                 self._commits.append(commit)
 
     def commit(self) -> None:
-        """Make everything staged so far durable, with one synced write.
+        """Make all staged entries durable, with one synced write.
 
         Raises:
             StorageFullError: There is no space. Nothing that was staged since the last call may be acknowledged.
@@ -547,7 +547,7 @@ class Replicas:
         The entries that were staged before the fence are durable, too. Fencing again does nothing.
 
         Raises:
-            StorageError: The fence may not be durable; adds of writers are refused all the same.
+            StorageError: The fence may not be durable; adds of writers are refused nevertheless.
         """
         while True:
             replica = self.known(ledger_id, header)
@@ -592,10 +592,10 @@ class Replicas:
             first: The first entry.
             last: The last entry wanted, inclusive.
             stride: Distance of the ids.
-            bytes_max: About how many bytes are wanted at most; one entry is returned even if longer.
+            bytes_max: The bytes wanted, about, at most; one entry is returned even if it is longer.
             checked: Verify record checksums, for re-replication; clients verify digests instead.
-            recovery: A recovery reads. After a durable fence, it is denied missing entries even in limbo, unless
-                durable entries may be missing (D6).
+            recovery: Whether a recovery reads. After a durable fence, missing entries are denied to it even in limbo,
+                unless durable entries may be missing (D6).
 
         Returns:
             ``OK`` and the entries, all or as many as fit. Otherwise the entries before the missing one, None if there
@@ -611,7 +611,7 @@ class Replicas:
         return replica.read(first, last, stride, bytes_max, checked=checked, recovery=recovery)
 
     def lac_proof(self, ledger_id: int) -> tuple[int, View] | None:
-        """Return the durable entry with the highest id, whose header carries the highest last add confirmed.
+        """Return the durable entry with the highest id; its header carries the highest last add confirmed.
 
         Returns:
             Its id and its bytes; None if no entry is here.
@@ -639,7 +639,7 @@ class Replicas:
                 replica.note_lac(lac, packet)
 
     def lac_packet(self, ledger_id: int) -> tuple[int, bytes] | None:
-        """Return the highest last add confirmed that a packet came with, and that packet; None for none."""
+        """Return the highest last add confirmed that came with a packet, and that packet; None for none."""
         replica = self.replica(ledger_id)
         return None if replica is None else replica.packet
 

@@ -1,11 +1,11 @@
 """A running bookie: one thread receives requests, stores their entries with one sync for all, and answers.
 
-Theory of operation. The serving thread repeats ``_turn``: receive what has arrived, run what other threads posted,
-pass each request to ``BookieMachine``, commit once, send the replies. Only this thread calls the machine. Other
-threads do what may block: two workers ask the metadata store, one moves ledgers between tiers, and the keeper
-registers the bookie, records its durable position and drops deleted ledgers; they return results by ``post``. A
-request that fails unexpectedly is refused, counted and logged, and does not end the thread. A store that failed
-answers, but takes nothing.
+Theory of operation. The serving thread repeats ``_turn``: receive the requests that have arrived, run the calls that
+other threads posted, pass each request to ``BookieMachine``, commit once, send the replies. Only this thread calls the
+machine. Other threads do work that may block: two workers ask the metadata store, one moves ledgers between tiers, and
+the keeper registers the bookie, records its durable position and drops deleted ledgers. They return results by
+``post``. A request that fails unexpectedly is refused, counted and logged, and does not end the thread. A store that
+failed answers, but takes nothing.
 """
 
 from __future__ import annotations
@@ -103,16 +103,16 @@ REGISTER_SECONDS: Final = 300.0
 """The interval of registrations without a notable change; long, because each wakes every watching client."""
 
 DESCRIPTIONS: Final = 4096
-"""Ledgers whose descriptions are remembered."""
+"""The number of ledgers whose descriptions are kept."""
 
 _CACHED_BYTES_MAX: Final = 4096
 POSITION_SECONDS: Final = 1.0
-"""The interval at which a bookie records its log's durable end, if that moved, while requests arrive."""
+"""The interval at which a bookie records its log's durable end, if that has moved, while requests arrive."""
 
 COLLECT_SECONDS: Final = 60.0
 """The interval of searches for deleted ledgers; the first one, this long after the start, checks all ledgers.
 
-A bookie without space searches every ``LOOK_SECONDS``, because deleted ledgers are what gives it space again.
+A bookie without space searches every ``LOOK_SECONDS``, because deleted ledgers give it space again.
 """
 
 Effects = list[BookieEffect]
@@ -156,10 +156,10 @@ class BookieServer:
         replicas: Its replicas of ledgers.
         machine: The protocol's state machine. Used by the serving thread alone.
         server: The sockets.
-        stopping: Set once the serving is to end.
+        stopping: Set to end the serving.
         position: Records the log's durable position in the metadata store.
         copy_reads: Answers the reads of re-replication and checks, at a bounded rate.
-        append_latency: How long the adds of writers take here.
+        append_latency: The latencies of writers' adds.
 
     Threads: any thread may call. Its own threads are in the theory of operation above.
     """
@@ -187,10 +187,10 @@ class BookieServer:
         advertise_check: bool = True,
         metrics: Metrics | None = None,
     ) -> Self:
-        """Open a bookie's directory, making it if there is none, listen, and register.
+        """Open a bookie's directory, which is created if it does not exist, listen, and register.
 
-        If something durable is damaged or missing, the bookie starts with all its ledgers in limbo, because its peers
-        have the rest (``startup.py``).
+        If durable data are damaged or missing, the bookie starts with all its ledgers in limbo, because its peers have
+        the rest (``startup.py``).
 
         Args:
             root: The directory.
@@ -200,7 +200,7 @@ class BookieServer:
             config: As for a store.
             tiers: As for a store.
             bookie_id: Its name in the cluster; None keeps the directory's, or makes one for a new directory.
-            rack: Where it stands, ``zone/rack/host``, for placement; it is registered, and kept in the cookie.
+            rack: Its location, ``zone/rack/host``, for placement; it is registered, and kept in the cookie.
             moved: The directory was moved since the last start, not copied, so another inode is accepted.
             replace_lost: Claim the name of a bookie whose directory is lost for good.
             advertise: Addresses to register instead of the bound ones.
@@ -211,7 +211,7 @@ class BookieServer:
         Raises:
             CookieError: The directory is another bookie's, of another cluster, a copy, or older than the last start; or
                 the bookie was removed from the cluster.
-            UsageError: ``rack`` names no location.
+            UsageError: ``rack`` is not a location.
             PybkError: Opening the store or calling the metadata store failed.
         """
         location = str(Location.parse(rack))
@@ -257,23 +257,25 @@ class BookieServer:
         self.machine = BookieMachine(replicas, owner_polls_max=SESSION_POLLS_MAX, owner_of=_peer_of)
         self.machine.read_only = self._cookie.state.read_only
         self._registering = threading.Lock()
-        """Held while the registration is computed and written; without it an older one might be written last."""
+        """Held while the registration is computed and written; otherwise an older one might be written last."""
         self.final: dict[int, tuple[int, LedgerHeader | None]] = {}
-        """Cache by ledger: up to which entry it is final, and its header. A final end never moves back."""
+        """A cache, by ledger, of the entry up to which it is final, and its header. A final end never moves back."""
         self._described = lru_cache(DESCRIPTIONS)(self._description)
         self.server = Server(listen, bookie.instance, keys, authorize=self._authorize)
         self.wake_ns: int | None = None
         """The earliest time that the machine asked to be woken at; None for none. Used by the serving thread alone."""
         self.registered: RegisteredBookie | None = None
-        """None until the address was found reachable, so a bookie may serve before it is registered."""
+        """The registration; None until the address was found reachable, so a bookie may serve before it is
+        registered."""
         self.posted: deque[Callable[[], list[BookieEffect]]] = deque()
         """Calls for the serving thread. Any thread appends; the serving thread alone removes."""
         self.stopping = threading.Event()
         self._keeper_rests = False
-        """The keeper skips its next records until a request arrives. The keeper sets it, the serving thread resets."""
+        """True if the keeper skips its next records until a request arrives. The keeper sets it, the serving thread
+        resets it."""
         self._keeper_wakes = threading.Event()
         self._waking = threading.Lock()
-        """Guards ``_closed`` (the sockets are closed), so that no thread wakes a server that another has closed."""
+        """Guards ``_closed`` (the sockets are closed); with it no thread wakes a server that another one has closed."""
         self._closed = False
         self._closing = threading.Lock()
         """Guards ``_ended``, which says that ``close`` was called, and lets a second ``close`` wait for the first."""
@@ -363,7 +365,7 @@ class BookieServer:
 
     @property
     def serving(self) -> bool:
-        """True if it answers requests; False after a failure, or once another process took its name; see the log."""
+        """True if it answers requests; False after a failure, or once another process has its name; see the log."""
         return self._thread.is_alive()
 
     @property
@@ -374,7 +376,7 @@ class BookieServer:
     # ---- registration and state ---------------------------------------------------------------------------------
 
     def registration(self) -> BookieRegistration:
-        """Return what the bookie would register now."""
+        """Return the registration that the bookie would write now."""
         health = self.replicas.health()
         served, self._served = self._served, 0
         why = self._why_read_only(health)
@@ -468,7 +470,7 @@ class BookieServer:
             self._register(registered)
 
     def retire(self) -> None:
-        """Become read-only, and register that: refuse writers' entries, and serve reads and re-replication still.
+        """Become read-only, and register that: refuse writers' entries, but still serve reads and re-replication.
 
         Raises:
             CookieError: Another process has registered as this bookie.
@@ -678,7 +680,7 @@ class BookieServer:
     def look_aside(
         self, peer: Peer, request_id: int, request: Request, look: Callable[[Peer, int, Any], Callable[[], Effects]]
     ) -> None:
-        """Have a worker look something up in the metadata store for a request, and then continue with the request.
+        """Let a worker look up a value in the metadata store for a request, and then continue with the request.
 
         ``look`` runs in the worker and returns a call that the serving thread makes afterwards. If more than
         ``ASIDE_BYTES_MAX`` would wait, the request is refused.
@@ -765,7 +767,7 @@ class BookieServer:
         return answer
 
     def timeout_ms(self) -> int:
-        """Return how long the serving thread may wait for messages."""
+        """Return the longest wait of the serving thread for messages."""
         if self.posted:
             return 0
         due_ns, wake_ns = self.copy_reads.due_ns, self.wake_ns
@@ -839,7 +841,7 @@ class BookieServer:
                 self.server.close()
 
     def post(self, call: Callable[[], list[BookieEffect]]) -> None:
-        """Have the serving thread make a call and perform its effects; any thread may post."""
+        """Let the serving thread make a call and perform its effects; any thread may post."""
         self.posted.append(call)
         self.wake()
 
@@ -916,7 +918,7 @@ class BookieServer:
                 self._stop()
                 self.wake()
             except (PybkError, OSError) as error:
-                logger.warning("bookie %s: looking after it failed, and is tried again: %s", self.bookie, error)
+                logger.warning("bookie %s: its upkeep failed, and is tried again: %s", self.bookie, error)
         if self._error is not None:
             self._unregister()
 
@@ -937,11 +939,11 @@ class BookieServer:
         try:
             self.replicas.note_seen(seen)
         except StorageError as error:
-            logger.warning("bookie %s: how new its metadata are cannot be kept now: %s", self.bookie, error)
+            logger.warning("bookie %s: the epoch of its metadata cannot be stored now: %s", self.bookie, error)
         return []
 
     def collect(self) -> None:
-        """Drop the ledgers that were found deleted by this call and the last one; see ``DeletedLedgers``."""
+        """Drop the ledgers that both this call and the last one found deleted; see ``DeletedLedgers``."""
         self._deleted_ledgers.look()
 
     def _rest(self, seconds: float) -> bool:

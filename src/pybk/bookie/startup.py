@@ -1,22 +1,22 @@
-"""The start of a bookie: open its directory, validate its cookie, and decide whether anything durable may be missing.
+"""The start of a bookie: open its directory, validate its cookie, and decide whether durable data may be missing.
 
 Theory of operation. ``BookieServer.open`` calls this module in this order, in one thread, before the bookie answers
 any request:
 
-1. ``open_replicas`` opens the directory. If something durable is damaged or missing, the store refuses to open, and the
-   function opens it again with ``salvage=True``: the store takes what is left, because the peers have the rest.
-2. ``accepted_losses`` looks whether ``rebuild-index`` made the index without entries that it had;
+1. ``open_replicas`` opens the directory. If durable data are damaged or missing, the store refuses to open, and the
+   function opens it again with ``salvage=True``: the store keeps the remaining data, because the peers have the rest.
+2. ``accepted_losses`` checks whether ``rebuild-index`` made the index without entries that it had;
    ``durable_position.find_losses`` compares the log with the position that the metadata store records. It comes before
    the bookie appends anything, because an append could hide a log that ends too early.
 3. ``validate_cookie`` checks that the directory is the one that the metadata store knows under this name, that no
    other process serves from a copy of it, and records the start in the store and in the metadata store.
 4. ``put_all_in_limbo`` runs only after a salvage, a restore from a backup, or a found loss. It puts every ledger that
-   the bookie may ever have held in limbo (D6): which entries and fences were lost cannot be known. It lists the ledgers
+   the bookie may ever have held in limbo (D6), because the lost entries and fences are not known. It lists the ledgers
    after step 3, because the list must not be older than the start.
 5. ``BookieServer`` listens, checks that its address is reachable, and registers.
 
-A stop at any point is harmless: until the limbo marks are durable, the next start finds the same loss and comes here
-again (``docs/design/replication.md``, Starts).
+A stop at any point is harmless: until the limbo marks are durable, the next start finds the same loss and repeats these
+steps (``docs/design/replication.md``, Starts).
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def open_replicas(
     tiers: Mapping[StorageHint, str | Sequence[str]] | None,
     metrics: Metrics | None,
 ) -> Replicas:
-    """Open a bookie's directory; if something durable is missing, salvage what is left.
+    """Open a bookie's directory; if durable data are missing, salvage the rest.
 
     After a salvage ``store.salvage`` of the result is not None, and the caller has to call ``put_all_in_limbo``.
 
@@ -104,8 +104,8 @@ def validate_cookie(
 ) -> Bookie:
     """Check that the directory is the one that the cluster knows, record this start, and return the bookie.
 
-    A cookie is BookKeeper's name for what binds a bookie's name to one directory. It is kept in the metadata store
-    (``claim_cookie``) and in the directory (``DirectoryIdentity``).
+    A cookie is BookKeeper's name for the record that binds a bookie's name to one directory. It is kept in the metadata
+    store (``claim_cookie``) and in the directory (``DirectoryIdentity``).
 
     Args:
         replicas: The open directory.
@@ -114,7 +114,7 @@ def validate_cookie(
         bookie_id: The bookie's name; None keeps the directory's, or makes one for a new directory.
         moved: The directory was moved since the last start, so another inode is accepted.
         replace_lost: Claim the name of a bookie whose directory is lost for good.
-        location: Where the bookie stands, as ``Location`` writes it.
+        location: The location of the bookie, as ``Location`` writes it.
 
     Durability: On return the start is durable in the directory and in the metadata store.
 
@@ -189,7 +189,7 @@ def _check_not_served(bookie: Bookie, metadata: ClusterMetadata, keys: HeldKeys 
 def accepted_losses(store: Store) -> list[str]:
     """Return the evidence that a restore or ``rebuild-index`` left out entries that were durable; empty for none.
 
-    It stays until ``put_all_in_limbo``, so a start after one that was interrupted finds it again.
+    It stays until ``put_all_in_limbo``, so the start after an interrupted one finds it again.
     """
     if not store.accepted_loss:
         return []
@@ -208,7 +208,7 @@ def put_all_in_limbo(replicas: Replicas, metadata: ClusterMetadata, bookie: Book
         replicas: The open directory.
         metadata: The cluster's metadata.
         bookie: The bookie.
-        losses: What besides a salvage shows that durable entries may be missing; logged.
+        losses: The evidence, other than a salvage, that durable entries may be missing; logged.
 
     Call it before the bookie answers any request, and after its start was recorded in the metadata store, because only
     then the list of ledgers is not older than the start.
@@ -234,7 +234,7 @@ def put_all_in_limbo(replicas: Replicas, metadata: ClusterMetadata, bookie: Book
     store.forget_accepted_loss()
     for loss in losses:
         fields = {"bookie": str(bookie)}
-        logger.warning("bookie %s lost something durable: %s", bookie, loss, extra=log_event("bookie.loss", **fields))
+        logger.warning("bookie %s lost durable data: %s", bookie, loss, extra=log_event("bookie.loss", **fields))
     ledgers = len(replicas.in_limbo())
     logger.warning(
         "bookie %s: %d ledgers are in limbo until their other bookies have brought back what it lacks",
@@ -245,7 +245,7 @@ def put_all_in_limbo(replicas: Replicas, metadata: ClusterMetadata, bookie: Book
 
 
 def report_limbo(replicas: Replicas, bookie: Bookie) -> None:
-    """Log how many ledgers are in limbo since an earlier start, if there are any."""
+    """Log the number of ledgers that are in limbo since an earlier start, if any are."""
     if ledgers := len(replicas.in_limbo()):
         logger.warning(
             "bookie %s: %d ledgers are in limbo still",
