@@ -350,7 +350,7 @@ def test_a_mark_keeps_a_bookie_from_removal(
 
 
 def test_an_active_bookie_is_not_removed(cluster: Inside, admin: ClusterAdmin) -> None:
-    with pytest.raises(SafetyCheckError, match="it is active, so that ledgers may still choose it"):
+    with pytest.raises(SafetyCheckError, match="it is active, so ledgers may still choose it"):
         admin.ok_to_remove("bookie-0")
     with pytest.raises(SafetyCheckError, match="it runs and is active"):
         admin.remove("bookie-0", accept_loss=())

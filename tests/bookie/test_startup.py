@@ -188,7 +188,7 @@ def test_a_bookie_that_lost_something_durable_gets_it_back(
     harm(three)
     with caplog.at_level(logging.WARNING, "pybk"):
         manager = three.open_bookie(0)
-    assert "lost something durable" in caplog.text
+    assert "lost durable data" in caplog.text
     assert "bookie-0" in caplog.text
     assert "4 ledgers are in limbo" in caplog.text
     service = service_of(manager)
