@@ -30,8 +30,8 @@ CONFIG = StoreConfig(
     free_bytes_ok=0,
 )
 
-RESERVE_BYTES = 7 << 20
-"""What a store has reserved for deletes: 3 MiB of log files, 1 of the catalog, 1.5 of the index, 0.5 of entries."""
+RESERVE_BYTES = 15 << 19
+"""What a store has reserved for deletes: 3 MiB of log files, 1 of the catalog, 1.5 of the index, 1 of entries."""
 
 
 def open_store(

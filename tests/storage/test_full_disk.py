@@ -15,6 +15,7 @@ from pybk.flags import StorageHint, WriteFlag
 from pybk.ledger.digest import DigestType
 from pybk.manager.ledger_manager import LedgerManager, create_when_full
 from pybk.manager.ledger_writer import LedgerWriter
+from pybk.storage.compaction import checkpoint
 from pybk.storage.log import preallocation
 from pybk.storage.tiers import LOG
 from tests.internals import backend_of, store_of
@@ -212,7 +213,10 @@ def test_reserved_space_is_used_for_nothing_else() -> None:
     manager.close()
 
 
-def test_acknowledgements_leave_reserved_space_for_take_overs_and_these_leave_some_for_deletes() -> None:
+def test_acknowledgements_leave_reserved_space_for_take_overs_and_these_leave_some_for_deletes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(checkpoint, "room_of", lambda *_: 0)  # so that log files of the reserve stay in use
     full = full_store("live", watched=True)
     with pytest.raises(StorageFullError):  # noqa: PT012  # sooner or later
         acknowledgements = made_when_full(full.manager, 1000)

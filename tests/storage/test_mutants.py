@@ -24,6 +24,7 @@ from tests.internals import store_of
 from tests.mutation.patterns import changed
 from tests.simdisk import SimCrash, SimFileSystem
 from tests.storage import test_full_disk as full_disk
+from tests.storage import test_full_disk_reserve as full_disk_reserve
 from tests.storage.store_harness import ROOT, World, abandon, count_operations, open_store, open_world
 from tests.storage.test_control_records import (
     test_a_change_after_one_that_was_refused_does_not_make_that_durable as change_after_a_refused_one,
@@ -345,6 +346,12 @@ def a_reserved_file_is_put_back_while_it_is_read() -> None:
     """Read it as another thread puts it back."""
     with pytest.MonkeyPatch.context() as patch:
         full_disk.test_bytes_of_a_reserved_file_count_only_if_it_was_not_put_back_meanwhile(patch)
+
+
+def acknowledgements_leave_space() -> None:
+    """Acknowledge, take over and delete until each is refused, or done."""
+    with pytest.MonkeyPatch.context() as patch:
+        full_disk.test_acknowledgements_leave_reserved_space_for_take_overs_and_these_leave_some_for_deletes(patch)
 
 
 def a_full_disk_takes_deletes() -> None:
@@ -750,11 +757,42 @@ MUTANTS = [
     ),
     Mutant(
         "acknowledgements leave reserved files to take-overs, and these to deletes",
-        full_disk.test_acknowledgements_leave_reserved_space_for_take_overs_and_these_leave_some_for_deletes,
+        acknowledgements_leave_space,
         [
             Piece("log.preallocation:LogReserve.take", "len(ready) <= use.value", "not ready"),
             Piece("log.preallocation:LogFileSupply.has_reserve", "len(self.reserve.ready()) >= use.value", "True"),
         ],
+    ),
+    Mutant(
+        "log files of the reserve are emptied",
+        full_disk_reserve.test_a_checkpoint_empties_log_files_of_the_reserve,
+        [Piece("compaction.checkpoint:Checkpoint._emptied", "4 * nbytes <= room", "False")],
+    ),
+    Mutant(
+        "they are emptied into allocated space",
+        full_disk_reserve.test_a_checkpoint_empties_log_files_of_the_reserve,
+        [Piece("compaction.checkpoint:Checkpoint._write", "when_full=when_full", "when_full=False")],
+    ),
+    Mutant(
+        "a file with many entries leaves room for those with few",
+        full_disk_reserve.test_files_with_many_entries_leave_room_for_those_with_few,
+        [Piece("compaction.checkpoint:Checkpoint._emptied", "4 * nbytes", "nbytes")],
+    ),
+    Mutant(
+        "a log file of the reserve does not stay because it is well filled",
+        full_disk_reserve.test_a_log_file_that_one_entry_fills_is_emptied_too,
+        [
+            Piece(
+                "compaction.checkpoint:Checkpoint._place",
+                "self._staying(runs, in_tier, taken.log_files) - reserved",
+                "self._staying(runs, in_tier, taken.log_files)",
+            )
+        ],
+    ),
+    Mutant(
+        "entries of the SSD tier leave room for those of the reserve",
+        full_disk_reserve.test_entries_of_the_ssd_tier_leave_the_room_to_those_of_the_reserve,
+        [Piece("tiers.lmdb_tier:LmdbTier.writer", "0 if when_full else REFUGE_BYTES", "0")],
     ),
     Mutant(
         "no map of a reserved file is handed out",

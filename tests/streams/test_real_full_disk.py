@@ -113,3 +113,20 @@ def test_a_full_disk_is_emptied(device: Path, stop: object) -> None:
         wait_until(lambda: manager.health().state == "ok")
         with manager.create_ledger(insecure=True) as writer:
             writer.append(RECORD)
+
+
+def test_processes_that_are_killed_while_they_take_logs_over_do_not_use_up_the_reserve(device: Path) -> None:
+    path = device / "store"
+    make_store(path)
+    with LedgerManager.open(path) as manager:
+        for number in range(20):
+            WriteAheadLog.open(manager, f"wal-{number}", insecure=True).close()
+    with filled(device):
+        command = [sys.executable, "-m", "tests.streams.full_disk_kills", str(path), "60", "1"]
+        done = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        command_truncates(path, 61)
+    with LedgerManager.open(path) as manager:
+        wait_until(lambda: store_of(manager).supply.reserve.is_whole)
+        with WriteAheadLog.open(manager, "wal", insecure=True) as wal:
+            wal.append(RECORD)

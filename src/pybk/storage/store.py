@@ -130,7 +130,13 @@ from pybk.storage.store_parts import (
 )
 from pybk.storage.store_reader import StoreReader
 from pybk.storage.tiers import ENTRIES
-from pybk.storage.tiers.lmdb_tier import ENTRIES_RESERVE_BYTES, NO_MARK, EntriesMark, write_entries_mark
+from pybk.storage.tiers.lmdb_tier import (
+    ENTRIES_RESERVE_BYTES,
+    NO_MARK,
+    REFUGE_BYTES,
+    EntriesMark,
+    write_entries_mark,
+)
 from pybk.storage.volumes import Volumes, save_directories
 
 if TYPE_CHECKING:
@@ -981,11 +987,12 @@ class Store(StoreReader):
             OSError: Syncing a directory failed.
         """
         changes = CHANGES_WHEN_FULL_BYTES + self.change_bytes()
+        entries = ENTRIES_RESERVE_BYTES + REFUGE_BYTES
         parts: list[Callable[[], None]] = [
             self.supply.restore,
             partial(self._reserve, partial(self._catalog_and_index.reserve, changes)),
             partial(self._reserve, partial(self._index_environment.reserve, index_space(changes))),
-            *(partial(self._reserve, partial(each.reserve, ENTRIES_RESERVE_BYTES)) for each in self.entries.values()),
+            *(partial(self._reserve, partial(each.reserve, entries)) for each in self.entries.values()),
             partial(make_spare, self.fs, self.volumes.root),
             self._renew_catalog,
         ]

@@ -27,6 +27,7 @@ from tests.loss.workloads.ledgers import Ledgers, Rebuilt, Working, append, chec
 from tests.loss.workloads.workload import RECOVERED, Report, ignore
 from tests.storage.real_store import open_quick
 from tests.storage.store_harness import CONFIG
+from tests.storage.test_full_disk import made_when_full
 
 
 class Raised:
@@ -148,7 +149,11 @@ class Uncookied:
 
 
 class Full(Ledgers):
-    """A store whose disk is full again and again: what frees space is written to log files of the reserve."""
+    """A store whose disk is full again and again.
+
+    What frees space, and the first entries of logs that are taken over, are written to log files of the reserve, out of
+    which checkpoints move these entries to the SSD tier.
+    """
 
     def run(self, directory: Path, choice: Random, report: Report) -> None:
         """See :class:`Workload`."""
@@ -166,6 +171,10 @@ class Full(Ledgers):
             report(f"deleting {ledger_id}")
             manager.delete_ledger(ledger_id)
             report(f"deleted {ledger_id}")
+            with made_when_full(manager, 1) as writer:
+                report(f"made {writer.ledger_id}")
+                append(writer, 1, report)
+            report(f"closed {writer.ledger_id}")
             with suppress(StorageFullError):
                 manager.checkpoint()
 

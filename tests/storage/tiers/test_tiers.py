@@ -106,7 +106,7 @@ class ObjectTier(Tier):
     def block_bytes(self, config: StoreConfig) -> int:
         return 1000
 
-    def writer(self, store: TierStore, hint: StorageHint) -> TierWriter:
+    def writer(self, store: TierStore, hint: StorageHint, *, when_full: bool = False) -> TierWriter:
         return ObjectWriter(store, hint)
 
     def load(
@@ -172,7 +172,7 @@ class CountingTier(ColdTier):
     def block_bytes(self, config: StoreConfig) -> int:
         return 1000
 
-    def writer(self, store: TierStore, hint: StorageHint) -> TierWriter:
+    def writer(self, store: TierStore, hint: StorageHint, *, when_full: bool = False) -> TierWriter:
         return CountingWriter(super().writer(store, hint), self.records)
 
 

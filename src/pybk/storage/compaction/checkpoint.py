@@ -11,7 +11,9 @@ files. Its steps, each durable before the next begins:
    checkpoint.
 2. *Place* the window's entries: NVMe ledgers stay in log files that they fill well; all other entries are written to
    their tiers by a ``Mover`` and synced. If a tier has no space, all entries stay in the log files, which count as
-   *mixed* from then on; compaction moves those entries later.
+   *mixed* from then on; compaction moves those entries later. Only those in log files of the reserve go to the SSD
+   tier, which has space allocated for them: few and short ones, such as the first entries of logs that were taken over.
+   So the reserve has its files again, however often processes are killed on a full disk.
 3. *Commit* catalog and index (``CatalogAndIndex.commit``), with a mark that names the first log file after the cut.
 4. *Forget*: descriptors drop the part of the tail that the index now has, log files that were emptied are unlinked, and
    records of deleted ledgers are deleted from the SSD tier.
@@ -32,6 +34,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter, defaultdict
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -47,6 +50,7 @@ from pybk.storage.format.index_rows import CheckpointMark, FileRow, LedgerRow, N
 from pybk.storage.format.log_file import BLOCK_BYTES, RunLocations
 from pybk.storage.index.index import by_file, bytes_by_file
 from pybk.storage.io.failures import is_refused, undoing
+from pybk.storage.log.preallocation import was_reserved
 from pybk.storage.space import (
     check_catalog_space,
     check_index_space,
@@ -55,6 +59,7 @@ from pybk.storage.space import (
     record_bytes,
 )
 from pybk.storage.tiers import LOG
+from pybk.storage.tiers.lmdb_tier import room_of
 
 if TYPE_CHECKING:
     from pybk.storage.descriptor import LedgerDescriptor
@@ -218,7 +223,8 @@ class Checkpoint:
     def _place(self, taken: _Window) -> _Placed:
         """Write the entries of a window to their tiers; without space, leave them in the log files.
 
-        In the latter case files without live entries are dropped all the same, and ``collect`` continues file by file.
+        In the latter case files without live entries are dropped all the same, those of the reserve are emptied, and
+        ``collect`` continues file by file.
         """
         sizes = [len(runs) for runs in taken.tails]
         if not sum(sizes):
@@ -227,35 +233,68 @@ class Checkpoint:
         tiers = list(StorageHint)
         tier_of = np.repeat([tiers.index(row.metadata.tier) for row in taken.rows], sizes)
         in_tier = tier_of == tiers.index(StorageHint.NVME)
-        stays = self._staying(runs, in_tier, taken.log_files)
+        reserved = {row.file_id for row in taken.log_files if was_reserved(self._store.volumes, row)}
+        stays = self._staying(runs, in_tier, taken.log_files) - reserved
         leaving = ~(in_tier & np.isin(runs["file"], list(stays)))
         try:
             for number in np.unique(tier_of[leaving]).tolist():
                 check_tier_space(self._store, tiers[number], record_bytes(runs[leaving]))
-            return self._write_to_tiers(taken, stays)
+            return self._write(
+                taken, lambda tier, file_id: None if tier is StorageHint.NVME and file_id in stays else tier
+            )
         except (StorageRefusedError, OSError) as error:
             if not is_refused(error):
                 raise
             logger.warning("entries stay in the log files until they can be packed: %s", error)
-        live = set(np.unique(runs["file"]).tolist())
         self._garbage.mixed |= set(np.unique(runs["file"][~in_tier]).tolist())
         self._garbage.freed = True
-        return _Placed(taken.tails, [row for row in taken.log_files if row.file_id in live])
+        emptied = self._emptied(runs, reserved)
+        try:
+            return self._write(
+                taken, lambda _, file_id: StorageHint.SSD if file_id in emptied else None, when_full=True
+            )
+        except (StorageRefusedError, OSError) as error:
+            if not is_refused(error):
+                raise
+            logger.warning("log files of the reserve stay in use: %s", error)
+        return self._write(taken, lambda _, __: None)
 
-    def _write_to_tiers(self, taken: _Window, stays: set[int]) -> _Placed:
-        """Write the entries of a window to their tiers, except those of NVMe ledgers in log files that stay."""
+    def _emptied(self, runs: RunLocations, reserved: set[int]) -> set[int]:
+        """Return the log files of the reserve whose entries the SSD tier takes although there is no free space.
+
+        Each takes a quarter of the room at most, so that there is room for many with few entries.
+        """
+        store = self._store
+        room = min((room_of(store, file_id) for file_id in store.entries), default=0) // 2
+        emptied = set()
+        for nbytes, file_id in sorted((record_bytes(runs[runs["file"] == each]), each) for each in reserved):
+            if 4 * nbytes <= room:
+                emptied.add(file_id)
+                room -= nbytes
+        return emptied
+
+    def _write(
+        self, taken: _Window, target: Callable[[StorageHint, int], StorageHint | None], *, when_full: bool = False
+    ) -> _Placed:
+        """Write entries of a window to tiers.
+
+        Args:
+            taken: The window.
+            target: Returns where entries of a ledger of a tier go that lie in a file; None if they stay there.
+            when_full: As for ``Tier.writer``.
+        """
         placed: dict[int, list[RunLocations]] = defaultdict(list)
         movers: dict[StorageHint, Mover] = {}
         try:
             for number, row in enumerate(taken.rows):
-                tier = row.metadata.tier
                 for part in by_file(taken.tails[number]):
-                    if tier is StorageHint.NVME and int(part["file"][0]) in stays:
+                    tier = target(row.metadata.tier, int(part["file"][0]))
+                    if tier is None:
                         placed[number].append(part)
                         continue
                     mover = movers.get(tier)
                     if mover is None:
-                        mover = movers[tier] = Mover(self._store, tier)
+                        mover = movers[tier] = Mover(self._store, tier, when_full=when_full)
                     placed[number].append(mover.move(row.metadata.ledger_id, part))
             made = [file for mover in movers.values() for file in mover.finish()]
         except BaseException as error:
@@ -265,7 +304,7 @@ class Checkpoint:
             raise
         result = [np.concatenate(placed[n]) if n in placed else tail[:0] for n, tail in enumerate(taken.tails)]
         # A file with a damaged record stays as well: reading the record must raise CorruptError, not NoSuchEntryError.
-        held = {int(file_id) for part in result for file_id in np.unique(part["file"])} | stays
+        held = {int(file_id) for part in result for file_id in np.unique(part["file"])}
         return _Placed(result, [*(row for row in taken.log_files if row.file_id in held), *made])
 
     def _staying(

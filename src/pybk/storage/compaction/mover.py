@@ -95,11 +95,11 @@ class Mover:
             by ledger id and path.
     """
 
-    def __init__(self, store: LiveStore, hint: StorageHint) -> None:
+    def __init__(self, store: LiveStore, hint: StorageHint, *, when_full: bool = False) -> None:
         self._store = store
         tier = tier_for(hint)
         self._block_bytes = tier.block_bytes(store.config)
-        self.writer = tier.writer(store, hint)
+        self.writer = tier.writer(store, hint, when_full=when_full)
         """Writes to the tier."""
         self.unmoved: dict[tuple[int, str], Unmoved] = {}
 

@@ -439,8 +439,14 @@ class Tier(ABC):
         """Return whether the space that records take is known before they are written."""
         return True
 
-    def writer(self, store: TierStore, hint: StorageHint) -> TierWriter:
-        """Return a writer of entries with a storage hint, one of ``hints``."""
+    def writer(self, store: TierStore, hint: StorageHint, *, when_full: bool = False) -> TierWriter:
+        """Return a writer of entries with a storage hint, one of ``hints``.
+
+        Args:
+            store: The store.
+            hint: The hint.
+            when_full: Use the space that the tier has allocated for entries that cannot stay where they are.
+        """
         raise UsageError(f"files of kind {self.kind} are not written by moves")
 
     def free_records(

@@ -142,7 +142,7 @@ class ColdTier(FileTier):
         """Return whether the records are not compressed."""
         return hint is not StorageHint.HDD or config.cold_compression is None
 
-    def writer(self, store: TierStore, hint: StorageHint) -> TierWriter:
+    def writer(self, store: TierStore, hint: StorageHint, *, when_full: bool = False) -> TierWriter:
         """Return a writer that begins another segment whenever one is full."""
         return _SegmentsWriter(store, hint)
 

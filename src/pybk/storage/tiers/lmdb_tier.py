@@ -101,6 +101,9 @@ _TRANSACTION_BYTES: Final = 16 << 20
 ENTRIES_RESERVE_BYTES: Final = 512 << 10
 """The space that each environment has allocated in advance, because deleting records must not need free space."""
 
+REFUGE_BYTES: Final = 512 << 10
+"""The space that each has allocated besides, for entries of log files that are needed again when there is no other."""
+
 _FREED_AT_ONCE_MIN: Final = 32
 _FREED_BYTES: Final = 16 << 10
 """The pages that LMDB copies at most to delete a record: its leaf, and some above and next to it."""
@@ -251,9 +254,9 @@ class LmdbTier(Tier):
         """Return False, because LMDB may reuse free pages."""
         return False
 
-    def writer(self, store: TierStore, hint: StorageHint) -> TierWriter:
+    def writer(self, store: TierStore, hint: StorageHint, *, when_full: bool = False) -> TierWriter:
         """Return a writer that spreads ledgers over the environments."""
-        return _RowsWriter(store)
+        return _RowsWriter(store, 0 if when_full else REFUGE_BYTES)
 
     def free_records(
         self, store: TierStore, file_id: int, records: Collection[tuple[int, int]], mark: CheckpointMark
@@ -280,8 +283,9 @@ class LmdbTier(Tier):
 class _RowsWriter(TierWriter):
     """Puts records in transactions of 16 MiB."""
 
-    def __init__(self, store: TierStore) -> None:
+    def __init__(self, store: TierStore, kept_bytes: int) -> None:
         self._store = store
+        self._kept_bytes = kept_bytes
         self._environments = sorted(store.entries)
         self.puts: list[tuple[bytes, bytes]] = []
         """Keys and values that no transaction has written yet."""
@@ -319,15 +323,15 @@ class _RowsWriter(TierWriter):
         self._put_bytes = 0
 
     def _check_space(self, file_id: int, nbytes: int) -> None:
-        """Raise StorageFullError if the environment would need the space that deletes are to find."""
-        volumes, environment = self._store.volumes, self._store.entries[file_id]
-        path = volumes.path_of(volumes.rows[file_id])
-        room = self._store.fs.free_bytes(path) + environment.reserved_bytes() + environment.reusable_bytes()
-        needed = 2 * nbytes + ENTRIES_RESERVE_BYTES  # pages are not full
+        """Raise StorageFullError if the environment would need the space that is kept for others."""
+        room = room_of(self._store, file_id) - self._kept_bytes
+        needed = 2 * nbytes  # pages are not full
         if room < needed:
+            volumes = self._store.volumes
+            path = volumes.path_of(volumes.rows[file_id])
             raise StorageFullError(
-                f"{path} has room for {room} bytes, and {nbytes} bytes of entries there may take {needed}; free space "
-                "on the device or delete ledgers"
+                f"{path} has room for {max(room, 0)} bytes, and {nbytes} bytes of entries there may take {needed}; "
+                "free space on the device or delete ledgers"
             )
 
     def _count_puts(self, file_id: int, transaction: WriteTransaction) -> None:
@@ -345,6 +349,16 @@ class _RowsWriter(TierWriter):
 
     def abort(self) -> None:
         """Do nothing: records that were put stay there unused until they are put again."""
+
+
+def room_of(store: TierStore, file_id: int) -> int:
+    """Return the bytes that an environment can take without those that deletes are to find; negative if it lacks some.
+
+    Entries may take twice their size of it.
+    """
+    volumes, environment = store.volumes, store.entries[file_id]
+    free = store.fs.free_bytes(volumes.path_of(volumes.rows[file_id]))
+    return free + environment.reserved_bytes() + environment.reusable_bytes() - ENTRIES_RESERVE_BYTES
 
 
 def _ledger_of(key: bytes) -> int:
