@@ -25,6 +25,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
+from pybk import streams
 from pybk.backend.ledger_backend import Lock, ReplicatedLedgers
 from pybk.errors import (
     ClosedError,
@@ -37,6 +38,7 @@ from pybk.errors import (
     NoSuchLogError,
     NotEnoughBookiesError,
     PybkError,
+    StorageFullError,
     TooManyRequestsError,
     not_done,
 )
@@ -185,10 +187,19 @@ class ListWriter:
             owned = self.steps.perform(ledger_list.take_over(self._name, time.time_ns))
             self.steps.uid = owned.record.uid
             self.appender.take(owned)
+            self._sweep_if_full()
         except BaseException:
             self.let_go()
             raise
         return owned
+
+    def _sweep_if_full(self) -> None:
+        """Delete what killed take-overs left if the store is full: it takes space that is kept for what frees space."""
+        try:
+            self._backend.check_space()
+        except StorageFullError:
+            with suppress(PybkError, OSError):
+                streams.sweep.sweep_left(self.steps)
 
     def rename(self, target: str) -> None:
         """Give the log, which has no live writer, another name.

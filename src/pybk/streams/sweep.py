@@ -125,6 +125,29 @@ def _unlisted(manager: LedgerManager, spec: LedgerSpec) -> dict[str, list[int]]:
     return lost
 
 
+_SEGMENTS: Final[WeakKeyDictionary[LedgerManager, dict[ListKind, dict[bytes, list[tuple[int, int]]]]]] = (
+    WeakKeyDictionary()
+)
+"""The ledgers of the lists of a store, and the numbers of their segments, by the list's uid, as of the first look."""
+
+
+def sweep_left(steps: LedgerSteps) -> None:
+    """Delete the segments of a list in a store that processes left which were killed while they took it over (rule T5).
+
+    Cost: One pass over the metadata of the store's ledgers for each manager and kind of list.
+    """
+    manager, kind = steps.manager, steps.spec.kind
+    found = _SEGMENTS.setdefault(manager, {})
+    if kind not in found:
+        segments: defaultdict[bytes, list[tuple[int, int]]] = defaultdict(list)
+        for each in described_ledgers(manager, kind):
+            if each.header is not None:
+                segments[each.uid].append((each.metadata.ledger_id, each.header.number))
+        found[kind] = dict(segments)
+    uid = steps.existing().record.uid
+    steps.perform(ledger_list.sweep(uid, found[kind].pop(uid, ())))
+
+
 def sweep(manager: LedgerManager, spec: LedgerSpec, prefix: str = "") -> list[int]:
     """Delete ledgers that no list of a kind names or ever will (rules T5 and T12).
 

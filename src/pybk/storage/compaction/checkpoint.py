@@ -262,7 +262,7 @@ class Checkpoint:
     def _emptied(self, runs: RunLocations, reserved: set[int]) -> set[int]:
         """Return the log files of the reserve whose entries the SSD tier takes although there is no free space.
 
-        Each takes a quarter of the room at most, so that there is room for many with few entries.
+        Each takes a quarter of the space at most, so that it lasts for many with few entries.
         """
         store = self._store
         room = min((room_of(store, file_id) for file_id in store.entries), default=0) // 2
