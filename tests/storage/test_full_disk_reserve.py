@@ -105,6 +105,7 @@ def test_a_stop_at_any_operation_of_such_a_checkpoint_loses_nothing(power_loss: 
         except (SimCrash, PybkError):
             assert fs.dead
         else:
+            abandon(manager)
             break
         abandon(manager)
         fs = fs.crash() if power_loss else fs.kill()
@@ -115,7 +116,6 @@ def test_a_stop_at_any_operation_of_such_a_checkpoint_loses_nothing(power_loss: 
         check(manager, ledger_ids)
         manager.close()
     assert operation > 10
-    abandon(manager)
 
 
 def test_the_space_is_free_again_once_the_ledgers_are_deleted() -> None:

@@ -115,9 +115,10 @@ def unsubscribe_and_truncate(disk: Disk) -> None:
 
 def apply_retention(disk: Disk) -> None:
     disk.subscription.delete()
+    ledgers = len(list(disk.manager.list_ledgers()))
     with disk.freeing():
         disk.log.set_retention(Retention(max_bytes=1))
-        wait_until(lambda: disk.log.first_seq() >= 100)
+        wait_until(lambda: disk.log.first_seq() >= 100 and len(list(disk.manager.list_ledgers())) < ledgers)
 
 
 def delete_log(disk: Disk) -> None:
