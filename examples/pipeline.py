@@ -84,7 +84,7 @@ class Pipeline:
             to_ledgers = rows.write.format("pybk").options(**self._written, ledgerType="counts")
             to_ledgers.options(txnAppId="counts", txnVersion=str(batch)).mode("append").save()  # a repeat is skipped
 
-        lines = self.spark.readStream.format("pybk").options(**self._read, ledgerType="log")
+        lines = self.spark.readStream.format("pybk").options(**self._read, ledgerType="log", allowMissing="true")
         words = (
             lines.option("maxEntriesPerTrigger", str(entries_at_once))
             .load()
