@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import time
+from collections import Counter
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,9 +20,11 @@ from tests.cluster.inside import SECRET, inside
 from tests.spark.log_source.logs import Logs, password_file
 from tests.spark.queries import run_to_end
 from tests.storage.real_store import open_quick
+from tests.waiting import WAIT_S
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
 
     from pybk.manager.ledger_manager import LedgerManager
 
@@ -164,6 +168,49 @@ def test_what_cannot_be_is_refused_at_analysis(
     with pytest.raises(Exception, match=f"(?s){said}") as refused:
         read(spark, store, **options)
     assert "another" not in str(refused.value)
+
+
+def test_a_view_of_sql(spark: SparkSession, store: Filled) -> None:
+    options = ", ".join(f"{name} '{value}'" for name, value in {**store.options, "subscribe": "clicks"}.items())
+    spark.sql(f"CREATE OR REPLACE TEMPORARY VIEW clicks USING pybk OPTIONS ({options})")
+    assert spark.sql("SELECT max(offset) AS last FROM clicks WHERE topic = 'clicks'").first()["last"] == 4  # type: ignore[index]
+
+
+def test_a_running_query_sees_what_happens_to_its_log(spark: SparkSession, store: Filled, tmp_path: Path) -> None:
+    """It follows a log while that is truncated, ends when it is deleted, and continues if that is accepted."""
+    logs, seen = store.logs, Counter[int]()
+
+    def start(**options: Any) -> StreamingQuery:
+        stream = spark.readStream.format("pybk").options(**store.options, **options)
+        stream = stream.options(subscribe="doomed,clicks", startingOffsets="earliest")
+        rows = stream.load().where("topic = 'doomed'").select("offset")
+
+        def note(batch: DataFrame, _: int) -> None:
+            seen.update(row.offset for row in batch.collect())
+
+        return rows.writeStream.foreachBatch(note).option("checkpointLocation", str(tmp_path / "checkpoint")).start()
+
+    def wait(query: StreamingQuery, offsets: range) -> None:
+        deadline = time.monotonic() + WAIT_S
+        while sorted(seen) != list(offsets):
+            assert query.isActive, str(query.exception())
+            assert time.monotonic() < deadline, seen
+            time.sleep(0.1)
+
+    logs.append("doomed", [b"x"] * 5)
+    query = start()
+    wait(query, range(5))
+    logs.truncate("doomed", 3)
+    logs.append("doomed", [b"x"] * 5)
+    wait(query, range(10))
+    logs.delete("doomed")
+    with pytest.raises(Exception, match=r"(?s)log 'doomed', which this query reads, was deleted.*failOnDataLoss=false"):
+        query.awaitTermination(int(WAIT_S))
+    query = start(failOnDataLoss="false", allowMissing="true")
+    logs.append("doomed", [b"x"] * 12)
+    wait(query, range(12))
+    query.stop()
+    assert set(seen.values()) <= {1, 2}
 
 
 def sums(spark: SparkSession, source: str, options: dict[str, str], directory: Path) -> dict[tuple[int, int], int]:
