@@ -27,6 +27,8 @@ from pybk.replication.inflight import Inflight
 from pybk.replication.writer import WriterMachine
 from pybk.storage.readonly import ReadOnlyStore
 from pybk.storage.store import Store
+from pybk.streams.ledger_list import Step
+from pybk.streams.ledger_steps import LedgerSteps
 from pybk.streams.list_writer import ListWriter
 from pybk.streams.log import Log
 from pybk.streams.log_writer import LogWriter
@@ -129,6 +131,30 @@ def changes_of(log: Log) -> int:
 def open_ledger_of(log: Log) -> int:
     """Return the ledger of the segment that a log's writer appends to."""
     return log._steps.existing().record.segments[-1].ledger_id
+
+
+def leave(writer: LogWriter) -> None:
+    """Let go of a log without closing it, as the end of the writer's process does."""
+    writer._writer.let_go()
+
+
+def cut_log(log: Log, seq: int) -> LogWriter:
+    """Drop the records of a log after one, which only a write-ahead log offers; returns the writer."""
+    writer = log.writer()
+    writer._writer.cut(seq)
+    return writer
+
+
+@contextmanager
+def performed(perform: Callable[[Callable[[Step], Any], Step], Any]) -> Iterator[None]:
+    """Have steps of lists performed by a function, which gets what performs them otherwise, and the step."""
+    real = LedgerSteps._step
+
+    def step(self: LedgerSteps, step: Step) -> Any:
+        return perform(partial(real, self), step)
+
+    with patch.object(LedgerSteps, "_step", step):
+        yield
 
 
 @contextmanager

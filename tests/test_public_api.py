@@ -262,6 +262,7 @@ INTERNAL_CONSTRUCTORS = {
     "BlobStore",
     "BlobUpload",
     "CheckpointWriter",
+    "DetachedWriter",
     "LedgerManager",
     "LedgerReader",
     "LedgerWriter",

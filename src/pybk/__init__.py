@@ -79,6 +79,7 @@ else:
         "storage.repair.verify": "VerifyProblem VerifyReport",
         "streams.blob_store": "BlobData BlobInfo BlobStore BlobUpload",
         "streams.checkpoint": "CheckpointWriter WalCheckpoint",
+        "streams.detached_writer": "Adoption DetachedSegment DetachedWriter",
         "streams.format": "Position Records",
         "streams.log": "Log LogSegment SubscriptionState",
         "streams.log_reader": "LogEnd LogReader Start TxId",

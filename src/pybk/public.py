@@ -136,6 +136,7 @@ from pybk.storage.repair.record_check import DamagedEntries
 from pybk.storage.repair.verify import VerifyProblem, VerifyReport
 from pybk.streams.blob_store import BlobData, BlobInfo, BlobStore, BlobUpload
 from pybk.streams.checkpoint import CheckpointWriter, WalCheckpoint
+from pybk.streams.detached_writer import Adoption, DetachedSegment, DetachedWriter
 from pybk.streams.format import Position, Records
 from pybk.streams.ledger_spec import LogSettings
 from pybk.streams.log import Log, LogSegment, SubscriptionState
@@ -161,6 +162,7 @@ from pybk.streams.wal_record import WalRecord
 
 __all__ = [
     "Acked",
+    "Adoption",
     "AppendFuture",
     "AppendTimeoutError",
     "AtomicGroup",
@@ -192,6 +194,8 @@ __all__ = [
     "CorruptError",
     "DamagedEntries",
     "DeadLetters",
+    "DetachedSegment",
+    "DetachedWriter",
     "DigestMismatchError",
     "DigestType",
     "DrainProgress",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 
-from tests.simulator.ledger_lists import LOSS_SEEDS, PAGE_SEEDS, run
+from tests.simulator.ledger_lists import ADOPT_SEEDS, LOSS_SEEDS, PAGE_SEEDS, run
 from tests.simulator.mutating import Mutant, Piece, mutated
 
 LIST = "pybk.streams.ledger_list:"
@@ -242,7 +242,13 @@ LEDGER_LIST_MUTANTS = (
     Mutant(
         "T16b",
         "a sweep keeps the page that may be named next",
-        (Piece(LIST + "sweep", "SweepParts(_1, record.next_segment)", "SweepParts(_1, record.next_segment + 1)"),),
+        (
+            Piece(
+                LIST + "sweep",
+                "SEQ_MAX if record.sealed else record.next_segment",
+                "SEQ_MAX if record.sealed else record.next_segment + 1",
+            ),
+        ),
         PAGE_SEEDS,
     ),
     Mutant(
@@ -293,6 +299,63 @@ LEDGER_LIST_MUTANTS = (
         (Piece("tests.simulator.subscribers:Subscribers._begin", "process.raised = seq", "pass"),),
         PAGE_SEEDS,
     ),
+    Mutant(
+        "T18a",
+        "a commit that was made changes nothing a second time",
+        (
+            Piece(LIST + "_has_committed", "last >= epoch", "last > epoch"),
+            Piece(RECORD + "adopted", "assert last is None or last < epoch, _1", "pass"),
+        ),
+        ADOPT_SEEDS,
+    ),
+    Mutant(
+        "T18b",
+        "the record says that a commit is made when it lists its ledgers",
+        (Piece(RECORD + "adopted", "{**kept, query: Producer(_1, _2, _3)}", "kept"),),
+        ADOPT_SEEDS,
+    ),
+    Mutant(
+        "T18c",
+        "a commit has a new epoch",
+        (Piece(RECORD + "adopted", "self.epoch + 1", "self.epoch"),),
+        ADOPT_SEEDS,
+    ),
+    Mutant(
+        "T18d",
+        "a commit lists its ledgers in their order",
+        (
+            Piece(
+                LIST + "adopt",
+                "record.adopted(ends, ledgers, _1, _2, _3)",
+                "record.adopted(ends, ledgers[::-1], _1, _2, _3)",
+            ),
+        ),
+        ADOPT_SEEDS,
+    ),
+    Mutant(
+        "T18e",
+        "a commit recovers open segments",
+        (
+            Piece(
+                LIST + "adopt",
+                "ends = yield from _recovered(found.record)",
+                "ends = {each.number: SegmentEnd(None, None, 0) for each in found.record.open_segments}",
+            ),
+        ),
+        ADOPT_SEEDS,
+    ),
+    Mutant(
+        "T18f",
+        "pages of a commit are kept while its record may be written yet",
+        (Piece(LIST + "_commit", "now is not None and now.version == found.version", "False"),),
+        ADOPT_SEEDS,
+    ),
+    Mutant(
+        "T19",
+        "a sweep keeps ledgers of commits that may be made yet",
+        (Piece(LIST + "_is_past", "last is not None and epoch < last", "last is None or epoch <= last + 1"),),
+        ADOPT_SEEDS,
+    ),
     Mutant("T11", "a sealed log is not taken over", (Piece(LIST + "take_over", "record.sealed", "False"),)),
 )
 
@@ -341,6 +404,13 @@ KILLED_AT = {
     "T17b": 2_000_506,
     "T17c": 2_000_011,
     "T17d": 2_000_758,
+    "T18a": 3_000_002,
+    "T18b": 3_000_000,
+    "T18c": 3_000_000,
+    "T18d": 3_000_000,
+    "T18e": 3_000_000,
+    "T18f": 3_000_018,
+    "T19": 3_000_000,
 }
 """The first seed that notices each mutant."""
 

@@ -15,6 +15,8 @@ From ``PAGE_SEEDS`` on, the level is raised at some time, from when on records a
 segments, and with bounds of subscriptions in a record of their own, whose changes are lost and late as those of the
 list's record are. Changes of bounds fail while their owner continues.
 
+From ``ADOPT_SEEDS`` on, drivers of queries commit detached ledgers as well, at the level that the record is raised to.
+
 ``python -m tests.simulator.ledger_lists --seeds N [--seed S]`` runs seeds.
 """
 
@@ -28,6 +30,7 @@ from random import Random
 from typing import Any, Final, NamedTuple
 
 from pybk.errors import (
+    IllegalOperationError,
     LogExistsError,
     LogFencedError,
     LogSealedError,
@@ -41,6 +44,7 @@ from pybk.streams.ledger_list import (
     CONFLICT,
     LOST,
     UNKNOWN,
+    CheckDetached,
     CloseLedger,
     CreateLedger,
     DeleteLedger,
@@ -77,6 +81,8 @@ from pybk.streams.list_record import (
     decode_page,
     encode_page,
 )
+from tests.simulator.committers import QUERIES, Committers, Driver
+from tests.simulator.committers import Written as WrittenLedger
 from tests.simulator.subscribers import Subscriber, Subscribers
 
 NAME: Final = "log"
@@ -87,6 +93,7 @@ EVENTS: Final = 1000
 WRITERS: Final = 3
 LOSS_SEEDS: Final = 1_000_000
 PAGE_SEEDS: Final = 2_000_000
+ADOPT_SEEDS: Final = 3_000_000
 
 
 Change = WriteList | RemoveList | MoveList | WriteShard
@@ -115,7 +122,7 @@ class LostAnswerError(PybkError):
 class ModelLedger:
     """A ledger: entries, how many of them are acknowledged, and whether it takes more."""
 
-    def __init__(self, created: CreateLedger, uid: bytes) -> None:
+    def __init__(self, created: CreateLedger | WrittenLedger, uid: bytes) -> None:
         self.created = created
         self.uid = uid
         """That of the list that it was created for."""
@@ -173,6 +180,8 @@ class Process:
         self.what = ""
         self.answer: Any = None
         self.error: Exception | None = None
+        self.driver: Driver | None = None
+        """What it commits, if it is the driver of a query."""
 
 
 def shown(value: Any) -> str:
@@ -237,6 +246,8 @@ class World:
         """Sets of bounds, which have one record each here, by name."""
         self.parts = 0
         """How many pages and sets there were."""
+        self.committers = Committers(self.random) if seed >= ADOPT_SEEDS else None
+        self.drivers = [driver_process(number) for number in range(len(QUERIES))] if seed >= ADOPT_SEEDS else []
         self.moved: list[str] = []
         """The names that the log got, in order."""
         self.others = 0
@@ -282,7 +293,7 @@ class World:
             if not self.found.record.sealed:
                 epoch, generation = self.found.record.epoch, self.found.record.generation
                 self.perform(ledger_list.truncate(self.log_name, epoch, generation, 0))
-            self.perform(ledger_list.sweep(UID, self.candidates(), list(self.blobs.items())))
+            self.perform(self.sweep())
         record = self.found.record
         parts = {name for uid, name in self.pages if uid == UID} | set(self.shards)
         assert parts <= ledger_list.named_parts(record), "a page or a set of bounds leaked"
@@ -296,7 +307,11 @@ class World:
         for seq, entry in self.log.items():
             if seq >= record.first_seq:
                 assert read.get(seq) == entry, f"record {seq} was acknowledged as {entry}, and read as {read.get(seq)}"
-        assert self.own_ledgers() | set(self.blobs) == self.ledgers_of(record), "a ledger leaked"
+        under_way = {each for each, query, epoch in self.detached() if not is_past(record, query, epoch)}
+        listed = self.ledgers_of(record)
+        assert (self.own_ledgers() - under_way) | set(self.blobs) == listed - under_way, "a ledger leaked"
+        if self.committers is not None:
+            self.committers.check()
         assert record.sealed or not record.pending_deletes
         self.perform(self.watched_drop(ledger_list.drop(self.log_name)))
         self.check_dropped()
@@ -319,7 +334,7 @@ class World:
     def check_dropped(self) -> None:
         """Check that nothing is left of the log."""
         assert self.found is None
-        assert not self.own_ledgers(), "a dropped log leaves ledgers"
+        assert self.own_ledgers() == {each for each, _, _ in self.detached()}, "a dropped log leaves ledgers"
         assert not self.blobs, "a dropped log leaves blobs"
         assert not self.shards, "a dropped log leaves bounds"
         assert all(uid != UID for uid, _ in self.pages), "a dropped log leaves pages"
@@ -327,9 +342,17 @@ class World:
     def read(self, record: ListRecord) -> Iterator[LogRecord]:
         """Yield the records that a reader finds, as the list has them."""
         for segment in self.segments_of(record):
-            for entry in self.ledgers[segment.ledger_id].entries:
+            for entry in self.entries_of(segment):
                 if entry.seq >= record.first_seq and (segment.last_seq is None or entry.seq <= segment.last_seq):
                     yield entry
+
+    def entries_of(self, segment: Segment) -> list[LogRecord]:
+        """Return the records of a segment's ledger as the list has them: those of an adopted one count from 0."""
+        entries, first = self.ledgers[segment.ledger_id].entries, segment.first_seq
+        if segment.before is None or first is None:
+            return entries
+        generation = segment.generation
+        return [LogRecord(generation, first + each.seq, each.value, first + each.seq) for each in entries]
 
     def perform(self, steps: Steps[Any], log: str | None = None) -> Any:
         """Perform an operation without interruption, outside of any process."""
@@ -351,11 +374,13 @@ class World:
         if self.renamers and self.random.random() < 0.2:
             self.rename(self.random.choice(self.renamers))
             return
+        if self.drivers and self.random.random() < 0.2:
+            self.commit(self.random.choice(self.drivers))
+            return
         if self.random.random() < 0.02:
             with suppress(LostAnswerError):
                 # A sweeper knows a name that the log had once.
-                name = self.random.choice(NAMES) if self.renamers else NAME
-                self.perform(ledger_list.sweep(UID, self.candidates(), list(self.blobs.items())), name)
+                self.perform(self.sweep(), self.random.choice(NAMES) if self.renamers else NAME)
             return
         if self.subscribers is not None and self.random.random() < 0.3:
             self.subscribe(self.subscribers)
@@ -389,6 +414,40 @@ class World:
         if what:
             self.trace.append(f"subscribers: {what} is done")
             self.done[what] = self.done.get(what, 0) + 1
+
+    def commit(self, process: Process) -> None:
+        """Let one thing happen to a driver: it looks for what is due, a task writes a ledger, or a commit continues."""
+        driver, committers = process.driver, self.committers
+        assert driver is not None
+        assert committers is not None
+        if process.steps is not None:
+            if self.random.random() < 3 * self.crashes:
+                self.crash(process)
+            else:
+                self.advance(process)
+        elif driver.epoch is None:
+            driver.epoch, driver.ledgers = committers.due[driver.query], []
+        else:
+            tasks = committers.tasks_of(driver.query, driver.epoch)
+            if len(driver.ledgers) < len(tasks):
+                values = tasks[len(driver.ledgers)]
+                ledger_id = self.write_detached(driver.query, driver.epoch, values)
+                if self.random.random() < 0.9:  # else the attempt has failed
+                    driver.ledgers.append(committers.described(ledger_id, values))
+                return
+            process.log, process.uid = self.log_name, UID
+            steps = ledger_list.adopt(
+                process.log, tuple(driver.ledgers), driver.query, driver.epoch, lambda: self.events
+            )
+            self.operate(process, "adopt", steps)
+
+    def write_detached(self, query: str, epoch: int, values: list[object]) -> int:
+        """Write a detached ledger, and return it."""
+        self.next_ledger += 1
+        ledger = self.ledgers[self.next_ledger] = ModelLedger(WrittenLedger(query, epoch), UID)
+        ledger.entries = [LogRecord(0, at, value, at) for at, value in enumerate(values)]
+        ledger.acknowledged, ledger.closed = len(values), True
+        return self.next_ledger
 
     def rename(self, process: Process) -> None:
         """Let one thing happen to names: a step of a rename, or of the life of another log."""
@@ -485,6 +544,11 @@ class World:
             self.trace.append(f"{process.name}: {process.what} ends with {error}")
             self.crash(process)
             return
+        except IllegalOperationError:
+            if process.what != "adopt":
+                raise
+            process.steps, process.what = None, ""  # the level has no adopted ledgers yet
+            return
         except (UsageError, RewoundError):
             self.cutting.pop(process.name, None)
             process.steps, process.what = None, ""
@@ -517,15 +581,32 @@ class World:
                 self.owners[record.epoch] = process.name
         elif what == "rename":
             assert process.target in self.moved[process.moved :] or process.seen != UID, "the log was not renamed"
+        elif what == "adopt":
+            self.adopted(process, result)
         elif what in ("close", "seal"):
             process.owned = None
             process.pending.clear()
         if what == "cut":
             self.cutting.pop(process.name, None)
 
+    def adopted(self, process: Process, result: ledger_list.Adopted) -> None:
+        """A driver has made a commit: it will not make it again."""
+        driver, committers = process.driver, self.committers
+        assert driver is not None
+        assert driver.epoch is not None
+        assert committers is not None
+        assert (driver.query, driver.epoch) in committers.committed, "a commit that is not done is reported as done"
+        assert result.record.producers[driver.query].epoch >= driver.epoch
+        committers.due[driver.query] = max(committers.due[driver.query], driver.epoch + 1)
+        driver.epoch = None
+
     def crash(self, process: Process) -> None:
         """End a process and start another in its place."""
         self.trace.append(f"{process.name} crashes")
+        if process.driver is not None and self.committers is not None:
+            process.steps, process.what = None, ""
+            self.committers.forgets(process.driver)
+            return
         if process in self.renamers:
             process.steps = None
             return
@@ -540,6 +621,7 @@ class World:
         assert process.owned is not None
         if ledger is None or ledger.closed or ledger.lost or process.what == "repair":
             return
+        assert isinstance(ledger.created, CreateLedger)
         records = []
         last = process.next_seq + (self.random.choice((0, 0, 1, 2)) if self.losses else 0)
         while process.next_seq <= last:
@@ -671,6 +753,8 @@ class World:
                 ledger.close(self.random, by_writer=True)
                 self.confirm(process)
                 return ledger.end()
+            case CheckDetached(ledger, _, _):
+                return ledger.ledger_id in self.ledgers
             case DeleteLedger(ledger_id):
                 if self.random.random() < self.faults:
                     return False
@@ -831,17 +915,44 @@ class World:
         assert new.next_segment >= old.next_segment
         assert new.first_seq >= old.first_seq, "truncation moves backwards"
         assert not (old.sealed and not new.sealed), "a sealed log is open again"
+        if new.producers != old.producers:
+            self.committed(old, new)
         if new.generation > old.generation:
             if self.subscribers is not None:
                 self.subscribers.check_cut(self.bounds())
             for seq in [seq for seq in self.log if seq >= new.end_seq]:
                 del self.log[seq]
 
+    def committed(self, old: ListRecord, new: ListRecord) -> None:
+        """A commit takes effect: from now on the log has its records."""
+        assert self.committers is not None
+        ((query, done),) = [each for each in new.producers.items() if old.producers.get(each[0]) != each[1]]
+        added = [each for each in self.segments_of(new) if each.number >= old.next_segment]
+        entries = [entry for segment in added for entry in self.entries_of(segment)]
+        assert new.epoch not in self.owners, f"epoch {new.epoch} has two owners"
+        self.owners[new.epoch] = query
+        self.committers.took_effect(query, done.epoch, [entry.value for entry in entries])
+        for entry in entries:
+            assert self.log.get(entry.seq) is None or self.log[entry.seq].generation < entry.generation
+            key = entry.generation, entry.seq
+            assert key not in self.given, f"position {key} is given to {entry.value} and to {self.given[key]}"
+            self.given[key], self.log[entry.seq] = entry.value, entry
+
     # ---- invariants ----------------------------------------------------------------------------------------------
 
     def candidates(self) -> list[tuple[int, int]]:
         """Return ledgers and their segment numbers, as their descriptions have them."""
-        return [(ledger_id, self.ledgers[ledger_id].created.number) for ledger_id in sorted(self.own_ledgers())]
+        created = [(ledger_id, self.ledgers[ledger_id].created) for ledger_id in sorted(self.own_ledgers())]
+        return [(ledger_id, each.number) for ledger_id, each in created if isinstance(each, CreateLedger)]
+
+    def detached(self) -> list[tuple[int, str, int]]:
+        """Return detached ledgers, their queries and the numbers of their commits, as their descriptions have them."""
+        created = [(ledger_id, ledger.created) for ledger_id, ledger in self.ledgers.items()]
+        return [(ledger_id, *each) for ledger_id, each in created if isinstance(each, WrittenLedger)]
+
+    def sweep(self) -> Steps[list[int]]:
+        """Return the steps of a sweep."""
+        return ledger_list.sweep(UID, self.candidates(), list(self.blobs.items()), self.detached())
 
     def own_ledgers(self) -> set[int]:
         """Return the ledgers that were created for the log."""
@@ -872,9 +983,21 @@ class World:
         for other in self.lists.values():
             uids = {self.ledgers[each.ledger_id].uid for each in self.segments_of(other.record)}
             assert uids <= {other.record.uid}, "a ledger of another log is listed"
-        held = {entry for ledger_id in listed for entry in self.ledgers[ledger_id].entries}
+        held = {entry for segment in self.segments_of(record) for entry in self.entries_of(segment)}
         for seq, entry in self.log.items():
             assert seq < record.first_seq or entry in held, f"acknowledged record {entry} is in no listed ledger"
+
+
+def driver_process(number: int) -> Process:
+    """Return the process of a query's driver."""
+    process = Process(f"driver {number}")
+    process.driver = Driver(QUERIES[number])
+    return process
+
+
+def is_past(record: ListRecord, query: str, epoch: int) -> bool:
+    """Return whether nothing will list a detached ledger of a commit any more."""
+    return record.sealed or (query in record.producers and epoch < record.producers[query].epoch)
 
 
 def repaired(name: str, epoch: int) -> Steps[Any]:

@@ -16,10 +16,12 @@ from pybk.ledger.entry import ENTRY_HEADER_BYTES, EntryBatch
 from pybk.streams.format import (
     NO_VALUE,
     NOTHING_YET,
+    DetachedHeader,
     EntryFlag,
     EntryHeader,
     Highest,
     Item,
+    Origin,
     Records,
     decode_batch,
     decode_entry_header,
@@ -60,6 +62,23 @@ GOLDEN = {
         "1100000015000000"
         "01000100" + b"k".hex() + "010001000000" + b"hv".hex() + b"data".hex() + "ffff0000",
     ),
+    "one full record of a detached ledger": (
+        encode_items(7, [ITEM], Highest(9, 2), relative=True),
+        "01023d0001000000"
+        "0700000000000000"
+        "0900000000000000"
+        "0200000000000000"
+        "0500000000000000"
+        "0300000000000000"
+        "01000100" + b"k".hex() + "010001000000" + b"hv".hex() + b"data".hex(),
+    ),
+    "the first entry of a detached ledger": (
+        DetachedHeader(bytes(range(16)), "log", "query", 3, 2, 1).encode(),
+        "0103000000000000"
+        "0000000000000000"
+        + b'{"attempt":1,"epoch":3,"name":"log","partition":2,"query":"query",'.hex()
+        + b'"uid":"000102030405060708090a0b0c0d0e0f"}'.hex(),
+    ),
 }
 """Entries, and their bytes as ``docs/design/ledger_lists.md`` lists them: a change of any is a change of the format."""
 
@@ -93,6 +112,38 @@ def test_a_golden_entry_is_read() -> None:
     assert highest_before(payload, where="") == Highest(9, 2)
     assert highest_after(payload, where="") == Highest(9, 3)
     assert highest_after(encode_record(7, b"", 5), where="") == NOTHING_YET
+
+
+DETACHED = bytes.fromhex(GOLDEN["one full record of a detached ledger"][1])
+
+
+def test_an_entry_of_an_adopted_ledger_counts_from_where_the_log_has_it() -> None:
+    origin = Origin(100, Highest(4, 50))
+    header = decode_entry_header(DETACHED, where="", origin=origin)
+    assert (header.seq, header.records) == (107, 1)
+    assert highest_before(DETACHED, where="", origin=origin) == Highest(9, 50)
+    assert highest_after(DETACHED, where="", origin=Origin(100, Highest(4, 1))) == Highest(9, 3)
+    records = decode_batch(batch_of([DETACHED]), 107, where="ledger 0", segment=2, origin=origin)
+    (record,) = log_records(records, name="log")
+    assert (record.position, record.data, record.time_ns, record.txid) == ((2, 1, 0, 107), b"data", 5, 3)
+    with pytest.raises(CorruptError, match="begins with record 107, but 108 comes next"):
+        decode_batch(batch_of([DETACHED]), 108, where="ledger 0", origin=origin)
+
+
+def test_an_entry_without_the_mark_is_none_of_an_adopted_ledger_and_the_other_way_round() -> None:
+    own = bytes.fromhex(GOLDEN["one full record"][1])
+    with pytest.raises(CorruptError, match=r"entry 1 is not marked relative.*that the log adopted"):
+        decode_batch(batch_of([own]), 7, where="ledger 0", origin=Origin(0, NOTHING_YET))
+    with pytest.raises(CorruptError, match=r"entry 1 is marked relative.*that the log's writer made"):
+        decode_batch(batch_of([DETACHED]), 7, where="ledger 0")
+
+
+def test_versions_that_do_not_know_the_mark_refuse_it_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rule of those versions: any flag but the first five is unknown."""
+    monkeypatch.setattr("pybk.streams.format.UNKNOWN_FLAGS", 0xFFFF & ~0x1F)
+    for read_it in (lambda: decode_entry_header(DETACHED, where="ledger 0 entry 1"), lambda: decoded([DETACHED], 7)):
+        with pytest.raises(UnsupportedFormatError, match=r"ledger 0 entry 1 has flags 0x3d.*install a newer pybk"):
+            read_it()
 
 
 VALUES = st.integers(0, 2**63 - 1)
@@ -195,7 +246,8 @@ def test_headers_that_cannot_be_say_why() -> None:
     assert decode_entry_header(header(), where="") == EntryHeader(EntryFlag.NONE, 1, 7)
     wrong = [
         (header(format_=2), UnsupportedFormatError, "format 2"),
-        (header(flags=32), UnsupportedFormatError, "flags 0x20.*0x10"),
+        (header(flags=64), UnsupportedFormatError, "flags 0x40.*0x20"),
+        (header(flags=32), CorruptError, "is marked relative"),
         (header(kind=1), CorruptError, "kind 1"),
         (header(count=0), CorruptError, "no records"),
         (header()[:-1], CorruptError, "15 bytes"),

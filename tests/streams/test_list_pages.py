@@ -18,6 +18,7 @@ from pybk.manager.ledger_manager import backend_of
 from pybk.operations.metadata_repair import export_metadata, restore_metadata
 from pybk.storage import directories
 from pybk.streams import ledger_list, ledger_steps
+from pybk.streams.format import Highest
 from pybk.streams.ledger_list import (
     UNKNOWN,
     CreateLedger,
@@ -35,6 +36,7 @@ from pybk.streams.list_record import (
     CursorBound,
     ListKind,
     ListRecord,
+    Producer,
     Segment,
     SegmentEnd,
     claimed,
@@ -393,10 +395,12 @@ def test_an_owner_of_a_deleted_subscription_changes_nothing_of_one_that_was_made
     assert needing(again, "log", again[0]._replace(seq=9)) == (again[0]._replace(seq=9),)
 
 
-def test_pages_and_what_comes_next_keep_their_fields() -> None:
-    adopted = Segment(3, 30, 1, 0, 5, 9, 100, 1, 2, before=(7, 8))
+def test_records_and_pages_with_adopted_ledgers_have_the_bytes_that_are_documented() -> None:
+    adopted = Segment(3, 30, 1, 0, 5, 9, 100, 1, 2, before=Highest(7, 8))
     rows = (Segment(1, 10, 1, 0, 0, 4, 100, 1, 2), adopted)
     assert decode_page(encode_page(rows), where="a page") == rows
+    segments = b'"segments":[[1,10,1,0,0,4,100,1,2],[3,30,1,0,5,9,100,1,2,[7,8]]]'
+    assert segments in encode_page(rows)
     record = ListRecord(
         "log",
         ListKind.LOG,
@@ -408,6 +412,8 @@ def test_pages_and_what_comes_next_keep_their_fields() -> None:
         next_segment=4,
         segments=rows,
         format=PAGED_FORMAT,
-        producers={"query": [3, 4]},
+        producers={"query": Producer(3, 4, 5)},
     )
+    assert segments in record.encode()
+    assert b'"producers":{"query":[3,4,5]}' in record.encode()
     assert ListRecord.decode(record.encode(), where="the record") == record

@@ -4,6 +4,10 @@ Each entry begins with 16 bytes: format, kind, flags, the number of its records,
 So every entry has its place in the log, and a reader notices a gap without any index. A record of a named log begins
 with its key and headers (``encode_attributes``); its position is its place.
 
+The entries of a *detached* ledger, which a log adopts later, count from 0: its writer does not know which records come
+before it. Each of them has the mark ``RELATIVE``. The row of the list that adopts the ledger has its ``Origin``, which
+the functions here add to what the entries say.
+
 This module defines layouts and does not read or write ledgers.
 """
 
@@ -205,6 +209,7 @@ class EntryKind(IntEnum):
 
     SEGMENT = 1
     RECORDS = 2
+    DETACHED = 3
 
 
 class EntryFlag(IntFlag):
@@ -221,13 +226,18 @@ class EntryFlag(IntFlag):
     """Each record has a transaction id."""
     ATTRIBUTES = 16
     """The data of each record begins with its key and headers; see ``pybk.streams.format``."""
+    RELATIVE = 32
+    """Its numbers count from 0, and its highest values are those of its ledger alone, until a log adopts it."""
 
 
-_UNKNOWN_FLAGS: Final = 0xFFFF & ~sum(EntryFlag)
+UNKNOWN_FLAGS: Final = 0xFFFF & ~sum(EntryFlag)
 
 
 SEGMENT_KEY: Final = "pybk.segment"
 """Custom metadata of a segment's ledger: its ``SegmentHeader`` as JSON, from which a list can be made again."""
+
+DETACHED_KEY: Final = "pybk.detached"
+"""Custom metadata of a detached ledger: its ``DetachedHeader`` as JSON."""
 
 
 class SegmentHeader(NamedTuple):
@@ -273,6 +283,49 @@ class SegmentHeader(NamedTuple):
         return decode_json(description, make, where=where)
 
 
+class DetachedHeader(NamedTuple):
+    """The first entry of a detached ledger: it names the log and the commit, under the ledger's authentication code.
+
+    Attributes:
+        uid: The list's.
+        name: The log's name when the ledger was made.
+        query: The query or job whose commit adopts it.
+        epoch: The number of that commit among those of the query.
+        partition: The number of the task that wrote it, among those of the commit.
+        attempt: The number of the task's attempt.
+    """
+
+    uid: bytes
+    name: str
+    query: str
+    epoch: int
+    partition: int
+    attempt: int
+
+    def describe(self) -> bytes:
+        """Return it as JSON, for the description of the ledger."""
+        return encode_json(self._asdict() | {"uid": self.uid.hex()})
+
+    def encode(self) -> bytes:
+        """Return the entry's payload."""
+        return _HEADER.pack(ENTRY_FORMAT, EntryKind.DETACHED, 0, 0, 0) + self.describe()
+
+    @classmethod
+    def decode(cls, payload: bytes, *, where: str) -> DetachedHeader:
+        """Decode the result of ``encode``; ``where`` names the entry in errors. Raises CorruptError."""
+        check_kind(payload, EntryKind.DETACHED, where=where)
+        return cls.describes(payload[HEADER_BYTES:], where=where)
+
+    @classmethod
+    def describes(cls, description: bytes, *, where: str) -> DetachedHeader:
+        """Decode the result of ``describe``; ``where`` names it in errors. Raises CorruptError."""
+
+        def make(values: dict[str, Any]) -> DetachedHeader:
+            return cls(**values | {"uid": bytes.fromhex(values["uid"])})
+
+        return decode_json(description, make, where=where)
+
+
 class Highest(NamedTuple):
     """The highest values of all records up to one; ``NO_VALUE`` if none has one.
 
@@ -289,6 +342,18 @@ class Highest(NamedTuple):
 
 
 NOTHING_YET: Final = Highest()
+
+
+class Origin(NamedTuple):
+    """Where the entries of an adopted ledger begin in the log.
+
+    Attributes:
+        seq: The first record of the ledger.
+        before: The highest values of all records before it.
+    """
+
+    seq: int
+    before: Highest
 
 
 class EntryHeader(NamedTuple):
@@ -322,17 +387,31 @@ def check_kind(payload: bytes | memoryview, kind: EntryKind, *, where: str) -> N
         raise CorruptError(f"{where} is of kind {payload[1]}, not {kind.name}: it is not an entry of this log")
 
 
-def decode_entry_header(payload: bytes, *, where: str) -> EntryHeader:
-    """Decode the header of an entry with records; ``where`` names the entry in errors. Raises as ``check_kind``."""
+def decode_entry_header(payload: bytes, *, where: str, origin: Origin | None = None) -> EntryHeader:
+    """Decode the header of an entry with records.
+
+    Args:
+        payload: The entry.
+        where: Names it in errors.
+        origin: That of its ledger, if the log adopted this; its numbers are added.
+
+    Raises:
+        UnsupportedFormatError: A newer pybk wrote it.
+        CorruptError: It is of another kind, or of another sort of ledger.
+    """
     check_kind(payload, EntryKind.RECORDS, where=where)
     _, _, flags, count, seq = _HEADER.unpack_from(payload)
-    if flags & _UNKNOWN_FLAGS:
+    if flags & UNKNOWN_FLAGS:
         raise UnsupportedFormatError(
             f"{where} has flags {flags:#x}; this pybk knows those up to {max(EntryFlag):#x}: install a newer pybk"
         )
     if count < 1:
         raise CorruptError(f"{where} has no records")
-    return EntryHeader(EntryFlag(flags), count, seq)
+    if (flags & EntryFlag.RELATIVE != 0) != (origin is not None):
+        own = "is not marked relative" if origin else "is marked relative"
+        ledger = "one that the log adopted" if origin else "a segment that the log's writer made"
+        raise CorruptError(f"{where} {own}, and its ledger is {ledger}: restore the log's record")
+    return EntryHeader(EntryFlag(flags), count, seq if origin is None else origin.seq + seq)
 
 
 def encode_record(seq: int, data: bytes, time_ns: int | None = None) -> bytes:
@@ -381,7 +460,9 @@ class Item(NamedTuple):
     attributes: bytes
 
 
-def encode_items(seq: int, items: Sequence[Item], highest: Highest, *, more: bool = False) -> bytes:
+def encode_items(
+    seq: int, items: Sequence[Item], highest: Highest, *, more: bool = False, relative: bool = False
+) -> bytes:
     """Return the payload of an entry with some records of a named log.
 
     Args:
@@ -389,9 +470,12 @@ def encode_items(seq: int, items: Sequence[Item], highest: Highest, *, more: boo
         items: At least one.
         highest: The highest values of all records before.
         more: As for ``encode_records``.
+        relative: Whether number and highest values are those within the ledger.
     """
     count = len(items)
     flags = EntryFlag.TIMES | EntryFlag.HIGHEST | (EntryFlag.MORE if more else EntryFlag.NONE)
+    if relative:
+        flags |= EntryFlag.RELATIVE
     parts = [_HIGHEST.pack(*highest), _int64s(item.time_ns for item in items)]
     if any(item.txid != NO_VALUE for item in items):
         flags |= EntryFlag.TXIDS
@@ -414,20 +498,21 @@ def item_bytes(item: Item) -> int:
     return len(item.data) + max(len(item.attributes), len(NO_ATTRIBUTES)) + 2 * TIME_BYTES + _END_BYTES
 
 
-def highest_before(payload: bytes, *, where: str) -> Highest:
-    """Return the highest values before an entry of a named log. Raises as ``check_kind``."""
-    header = decode_entry_header(payload, where=where)
+def highest_before(payload: bytes, *, where: str, origin: Origin | None = None) -> Highest:
+    """Return the highest values before an entry of a named log; arguments and errors as ``decode_entry_header``."""
+    header = decode_entry_header(payload, where=where, origin=origin)
     if EntryFlag.HIGHEST not in header.flags or len(payload) < HEADER_BYTES + _HIGHEST.size:
         raise CorruptError(f"{where} is not an entry of a named log: it does not say what was highest before it")
-    return Highest(*_HIGHEST.unpack_from(payload, HEADER_BYTES))
+    found = Highest(*_HIGHEST.unpack_from(payload, HEADER_BYTES))
+    return found if origin is None else Highest(*map(max, origin.before, found))
 
 
-def highest_after(payload: bytes, *, where: str) -> Highest:
+def highest_after(payload: bytes, *, where: str, origin: Origin | None = None) -> Highest:
     """Return the highest values up to the last record of an entry; ``NOTHING_YET`` for a write-ahead log's."""
-    flags, count, _ = decode_entry_header(payload, where=where)
+    flags, count, _ = decode_entry_header(payload, where=where, origin=origin)
     if EntryFlag.HIGHEST not in flags:
         return NOTHING_YET
-    values = list(highest_before(payload, where=where))
+    values = list(highest_before(payload, where=where, origin=origin))
     at = HEADER_BYTES + _HIGHEST.size
     for index, flag in enumerate((EntryFlag.TIMES, EntryFlag.TXIDS)):
         if flag in flags:
@@ -503,7 +588,7 @@ class Records(NamedTuple):
         return which + self.first_entry, seqs - self.firsts[which]
 
 
-def decode_batch(batch: EntryBatch, seq: int, *, where: str, segment: int = 0) -> Records:
+def decode_batch(batch: EntryBatch, seq: int, *, where: str, segment: int = 0, origin: Origin | None = None) -> Records:
     """Locate the records of some consecutive entries, and check that they follow each other without a gap.
 
     Args:
@@ -511,6 +596,7 @@ def decode_batch(batch: EntryBatch, seq: int, *, where: str, segment: int = 0) -
         seq: The sequence number that the first has to have.
         where: Names the ledger in errors.
         segment: The number of the segment.
+        origin: As for ``decode_entry_header``.
 
     Raises:
         CorruptError: A record is missing, or an entry is not an entry of a log.
@@ -524,13 +610,15 @@ def decode_batch(batch: EntryBatch, seq: int, *, where: str, segment: int = 0) -
     headers = gather(batch.buffer, starts, HEADER_BYTES).view(_header_dtype())
     flags, counts = headers["flags"], headers["count"].astype(np.int64)
     expected = seq + np.cumsum(counts) - counts
-    sound = (headers["format"] == ENTRY_FORMAT) & (headers["kind"] == EntryKind.RECORDS) & (headers["seq"] == expected)
-    sound &= ((flags & _UNKNOWN_FLAGS) == 0) & (counts > 0)
+    within = expected if origin is None else expected - origin.seq
+    sound = (headers["format"] == ENTRY_FORMAT) & (headers["kind"] == EntryKind.RECORDS) & (headers["seq"] == within)
+    mark = EntryFlag.NONE if origin is None else EntryFlag.RELATIVE
+    sound &= ((flags & (UNKNOWN_FLAGS | EntryFlag.RELATIVE)) == mark) & (counts > 0)
     if not sound.all():
         number = int(np.argmin(sound))
         payload = bytes(batch.buffer[int(starts[number]) : int(starts[number]) + HEADER_BYTES])
         at = f"{where} entry {int(batch.entry_ids[number])}"
-        found = decode_entry_header(payload, where=at)
+        found = decode_entry_header(payload, where=at, origin=origin)
         raise CorruptError(f"{at} begins with record {found.seq}, but {int(expected[number])} comes next")
     whole = np.flatnonzero((flags & EntryFlag.MORE) == 0)
     entries = int(whole[-1]) + 1 if len(whole) else 0

@@ -41,14 +41,21 @@ The order of the steps keeps these rules:
   does not hold begin the next segment, under the same numbers. A transaction of which the segment holds only a part
   counts as not held.
 - **T16** Closed segments move from the record to pages, which never change. A page is written before the record that
-  names it, and its name has the number of the segment that this record adds. So a page whose number is below
-  ``next_segment`` and that the record does not name will never be named, and may be removed. The same holds for sets of
-  bounds. A reader that finds no page of a record that it read before reads the record again.
+  names it, and its name has the number of the first segment that this record adds. So a page that the record does not
+  name will never be named if its number is below ``next_segment``, or if the log is sealed, and may be removed. The
+  same holds for sets of bounds. A reader that finds no page of a record that it read before reads the record again.
 - **T17** Bounds that have records of their own are changed by compare-and-set of these. After one was added, claimed or
   lowered, the list's record is changed (``admissions``), and only then the cursor opens or moves backwards. An
   operation that drops records, or renames or deletes the log, reads the record, then all bounds, and then changes the
   record by compare-and-set. So either the operation has seen the bound, or a higher one to which its owner has raised
   it since; or the cursor begins with the records that are left.
+- **T18** A log adopts *detached* ledgers, which other processes filled and closed, by one compare-and-set. From then on
+  the record names all ledgers of one commit of a query, in order, after the segments before. It has a new epoch, after
+  every open segment was fenced (T2), and the number of the commit as the query's last one, which was lower before. So a
+  commit is made once: the record shows whether a commit took effect whose answer was lost, and the same commit changes
+  nothing a second time.
+- **T19** A detached ledger names its query and commit. So one that no record names will never be named once the query's
+  last commit is a later one, or the log is sealed, and may be deleted then.
 """
 
 from __future__ import annotations
@@ -58,12 +65,22 @@ from collections.abc import Callable, Container, Generator, Iterable, Iterator, 
 from contextlib import contextmanager
 from typing import Any, Final, NamedTuple, TypeVar
 
-from pybk.errors import LogExistsError, LogFencedError, LogSealedError, NoSuchLogError, UsageError
+from pybk.errors import (
+    IllegalOperationError,
+    LogExistsError,
+    LogFencedError,
+    LogSealedError,
+    NoSuchLedgerError,
+    NoSuchLogError,
+    UsageError,
+)
 from pybk.streams.list_record import (
     LIST_FORMAT,
+    SEQ_MAX,
     Bounds,
     Checkpoint,
     CursorBound,
+    Detached,
     ListKind,
     ListRecord,
     Rows,
@@ -213,6 +230,20 @@ class RecoverOwn(NamedTuple):
     segment: Segment
 
 
+class CheckDetached(NamedTuple):
+    """Check that a ledger is closed and is the one that a commit of a query describes. Result: whether it exists.
+
+    Attributes:
+        ledger: The ledger, as its writer described it.
+        query: The query.
+        epoch: The number of the commit.
+    """
+
+    ledger: Detached
+    query: str
+    epoch: int
+
+
 class DeleteLedger(NamedTuple):
     """Delete a ledger that is not listed. Result: whether it no longer exists; False means to try again later."""
 
@@ -298,6 +329,7 @@ Step = (
     | SwitchTo
     | CloseLedger
     | RecoverOwn
+    | CheckDetached
     | DeleteLedger
     | ReadPage
     | WritePage
@@ -322,6 +354,18 @@ class Owned(NamedTuple):
 
     record: ListRecord
     segment: Segment
+
+
+class Adopted(NamedTuple):
+    """The result of a commit.
+
+    Attributes:
+        record: The record after it.
+        is_new: Whether this call has committed it, as far as is known; False if it was committed before.
+    """
+
+    record: ListRecord
+    is_new: bool
 
 
 def create(
@@ -356,6 +400,97 @@ def take_over(name: str, now_ns: Clock) -> Steps[Owned]:
         if settled is not None and settled.epoch == changed.epoch:
             yield from _delete_pending(name, settled)
             return Owned(settled, settled.segments[-1])
+
+
+def adopt(name: str, ledgers: Sequence[Detached], query: str, epoch: int, now_ns: Clock) -> Steps[Adopted]:
+    """Commit detached ledgers of a query: list them after its other segments, unless that is done (rules T2 and T18).
+
+    Args:
+        name: The list.
+        ledgers: The ledgers, in the order of their records; each has some.
+        query: The query.
+        epoch: The number of the commit.
+        now_ns: Returns the time.
+
+    Raises:
+        NoSuchLogError: The list does not exist.
+        LogSealedError: The log has ended for good.
+        IllegalOperationError: The feature level does not have adopted ledgers.
+        NoSuchLedgerError: One of the ledgers was deleted.
+    """
+    while True:
+        found = yield from _read(name)
+        if _has_committed(found.record, query, epoch):
+            return Adopted(found.record, is_new=False)
+        _check_adopts(found)
+        missing = yield from _missing(ledgers, query, epoch)
+        if missing is not None:
+            if (yield ReadList()) == found:
+                raise NoSuchLedgerError(f"ledger {missing} of commit {epoch} of {query!r} was deleted; write it again")
+            continue
+        ends = yield from _recovered(found.record)
+        if ends is None:
+            continue
+        record = found.record
+        if record.format == LIST_FORMAT:
+            bound_set: str = yield WriteBounds(record.next_segment, record.cursors)
+            record = record.in_pages(bound_set)
+        changed = record.adopted(ends, ledgers, query, epoch, now_ns())
+        changed = yield from _paged(changed, found.page_segments, record.next_segment)
+        adopted = yield from _commit(changed, found, query, epoch)
+        if adopted is not None:
+            yield from _delete_pending(name, adopted.record)
+            return adopted
+
+
+def _has_committed(record: ListRecord, query: str, epoch: int) -> bool:
+    last = record.last_epoch(query)
+    return last is not None and last >= epoch
+
+
+def _check_adopts(found: Found) -> None:
+    """Raise unless a log may adopt ledgers."""
+    record = found.record
+    if record.sealed:
+        raise LogSealedError(f"log {record.name!r} was sealed after record {record.end_seq - 1}; it takes no more")
+    if not found.page_segments:
+        raise IllegalOperationError(
+            f"log {record.name!r} adopts no ledgers below the feature level STREAMS; raise the level: `pybk store "
+            "upgrade DIRECTORY --finalize`, or `pybk cluster upgrade URL --finalize`"
+        )
+
+
+def _missing(ledgers: Iterable[Detached], query: str, epoch: int) -> Steps[int | None]:
+    """Check ledgers that are to be adopted; returns one that does not exist, or None."""
+    for each in ledgers:
+        if not (yield CheckDetached(each, query, epoch)):
+            return each.ledger_id
+    return None
+
+
+def _commit(changed: ListRecord, found: Found, query: str, epoch: int) -> Steps[Adopted | None]:
+    """Write the record after a commit, and find out whether it took effect (rule T18).
+
+    Args:
+        changed: The record.
+        found: The record before.
+        query: The query.
+        epoch: The number of the commit.
+
+    Returns:
+        None if this will never take effect, and the commit was not done otherwise.
+    """
+    while True:
+        result = yield WriteList(changed, found.version)
+        if isinstance(result, Written):
+            return Adopted(changed, is_new=True)
+        now: Found | None = yield ReadList()
+        if now is not None and now.version == found.version:
+            continue
+        yield from _remove_unnamed_pages(changed, found, now)
+        if now is None or not _has_committed(now.record, query, epoch):
+            return None
+        return Adopted(now.record, is_new=now.record.producers[query] == changed.producers[query])
 
 
 def roll(name: str, epoch: int, current: int, now_ns: Clock) -> Steps[Owned]:
@@ -679,7 +814,7 @@ def drop(name: str) -> Steps[None]:
             if record.pending_deletes or record.gone_pages:
                 return
         else:
-            yield SweepParts(frozenset(), record.next_segment)
+            yield SweepParts(frozenset(), SEQ_MAX)
             yield RemoveList(found.version)
 
 
@@ -711,8 +846,13 @@ def rename(name: str, target: str, now_ns: Clock) -> Steps[None]:
             return
 
 
-def sweep(uid: bytes, ledgers: Iterable[tuple[int, int]], blobs: Iterable[tuple[int, int]] = ()) -> Steps[list[int]]:
-    """Delete ledgers of a list that are not listed and never will be (rules T5 and T12); return them.
+def sweep(
+    uid: bytes,
+    ledgers: Iterable[tuple[int, int]],
+    blobs: Iterable[tuple[int, int]] = (),
+    detached: Iterable[tuple[int, str, int]] = (),
+) -> Steps[list[int]]:
+    """Delete ledgers of a list that are not listed and never will be (rules T5, T12 and T19); return them.
 
     If the list does not have this name any more, none is deleted, because it may have another name (rule T13).
 
@@ -720,6 +860,7 @@ def sweep(uid: bytes, ledgers: Iterable[tuple[int, int]], blobs: Iterable[tuple[
         uid: The uid of the list.
         ledgers: Id and segment number of ledgers whose descriptions name the list.
         blobs: Id and epoch of blobs whose descriptions name the list.
+        detached: Id, query and number of the commit of detached ledgers whose descriptions name the list.
     """
     while True:
         found: Found | None = yield ReadList()
@@ -729,11 +870,19 @@ def sweep(uid: bytes, ledgers: Iterable[tuple[int, int]], blobs: Iterable[tuple[
         in_pages = yield from _ledgers_of_pages(record)
         if in_pages is not None:
             break
-    yield SweepParts(named_parts(record), record.next_segment)
+    below = SEQ_MAX if record.sealed else record.next_segment
+    yield SweepParts(named_parts(record), below)
     never_listed = [ledger_id for ledger_id, number in ledgers if record.sealed or number < record.next_segment]
     never_listed += [ledger_id for ledger_id, epoch in blobs if record.sealed or epoch < record.epoch]
+    never_listed += [ledger_id for ledger_id, query, epoch in detached if _is_past(record, query, epoch)]
     listed = record.ledgers | in_pages
     return (yield from _deleted(each for each in never_listed if each not in listed))
+
+
+def _is_past(record: ListRecord, query: str, epoch: int) -> bool:
+    """Return whether a commit of a query can be done no more (rule T19)."""
+    last = record.last_epoch(query)
+    return record.sealed or (last is not None and epoch < last)
 
 
 def _ledgers_of_pages(record: ListRecord) -> Steps[set[int] | None]:
@@ -902,7 +1051,7 @@ def _list_ledger(ledger_id: int, changed: ListRecord, found: Found) -> Steps[Lis
         The record that lists the ledger; None if it will never be listed, and the ledger is deleted.
     """
     number = changed.segments[-1].number
-    changed = yield from _paged(changed, found.page_segments)
+    changed = yield from _paged(changed, found.page_segments, number)
     while True:
         result = yield WriteList(changed, found.version)
         if isinstance(result, Written):
@@ -913,11 +1062,24 @@ def _list_ledger(ledger_id: int, changed: ListRecord, found: Found) -> Steps[Lis
         if now is None or now.version != found.version:
             # The compare-and-set can succeed no more. If it did before, a take-over has removed the empty segment.
             yield DeleteLedger(ledger_id)
-            named = frozenset[str]() if now is None else named_parts(now.record)
-            for page in changed.pages[len(found.record.pages) :]:
-                if page.name not in named:
-                    yield RemovePage(page.name)
+            yield from _remove_unnamed_pages(changed, found, now)
             return None
+
+
+def _remove_unnamed_pages(changed: ListRecord, found: Found, now: Found | None) -> Steps[None]:
+    """Remove the pages that were written for a record that cannot be written any more, unless another names them.
+
+    Args:
+        changed: The record.
+        found: The record before.
+        now: The record as it is; None if it is gone, perhaps to another name, where it may name them.
+    """
+    if now is None:
+        return
+    named = named_parts(now.record)
+    for page in changed.pages[len(found.record.pages) :]:
+        if page.name not in named:
+            yield RemovePage(page.name)
 
 
 def _lists(record: ListRecord, number: int, ledger_id: int) -> Steps[bool]:
@@ -937,18 +1099,18 @@ def put(record: ListRecord, version: int | None, page_segments: int) -> Steps[bo
         version: The version of the record that it replaces; None for none.
         page_segments: As in ``Found``.
     """
-    changed = yield from _paged(record, page_segments)
+    changed = yield from _paged(record, page_segments, record.next_segment - 1)
     return isinstance((yield WriteList(changed, version)), Written)
 
 
-def _paged(record: ListRecord, page_segments: int) -> Steps[ListRecord]:
+def _paged(record: ListRecord, page_segments: int, number: int) -> Steps[ListRecord]:
     """Write the pages of a record that is written next, and return it, in format 2 (rule T16).
 
     Args:
-        record: The record. The last number that it has given to a segment is that of its pages.
+        record: The record.
         page_segments: As in ``Found``.
+        number: The number of the first segment that the record adds.
     """
-    number = record.next_segment - 1
     if page_segments and record.format == LIST_FORMAT:
         bound_set: str = yield WriteBounds(number, record.cursors)
         record = record.in_pages(bound_set)

@@ -32,7 +32,6 @@ from pybk.errors import (
     NotEnoughBookiesError,
     PybkError,
     StorageRefusedError,
-    UnsupportedFormatError,
     UsageError,
     VersionConflictError,
 )
@@ -45,10 +44,14 @@ from pybk.streams import ledger_list
 from pybk.streams.appender import Appender
 from pybk.streams.background import background, weakly
 from pybk.streams.format import (
+    DETACHED_KEY,
     HEADER_BYTES,
+    NOTHING_YET,
     SEGMENT_KEY,
     TIME_BYTES,
+    DetachedHeader,
     EntryFlag,
+    Origin,
     SegmentHeader,
     decode_entry_header,
     highest_after,
@@ -60,6 +63,7 @@ from pybk.streams.list_record import (
     SHARDS,
     Bounds,
     CursorBound,
+    Detached,
     ListKind,
     ListRecord,
     Page,
@@ -692,6 +696,8 @@ class LedgerSteps:
                 return self._close(segment)
             case ledger_list.RecoverOwn(segment):
                 return self._recover_own(segment)
+            case ledger_list.CheckDetached():
+                return self._check_detached(step)
             case ledger_list.DeleteLedger(ledger_id):
                 if self._owner is not None:
                     self._owner.deleted(ledger_id)
@@ -782,17 +788,38 @@ class LedgerSteps:
         return self.spec.open_ledger(self.manager, ledger_id, recover=False)
 
     def open_segment(self, segment: Segment, *, recover: bool = False) -> LedgerReader:
-        """Open the ledger of a segment; NoSuchLedgerError if it was deleted.
+        """Open the ledger of a segment; NoSuchLedgerError if it was deleted."""
+        return self.spec.open_ledger(self.manager, segment.ledger_id, recover=recover)
+
+    def create_detached(self, header: DetachedHeader) -> LedgerWriter:
+        """Create a ledger that the log may adopt; its header is to be its first entry."""
+        return self.full_spec().create(self.manager, {DETACHED_KEY: header.describe()})
+
+    def _check_detached(self, step: ledger_list.CheckDetached) -> bool:
+        """Check a ledger that is to be adopted; returns whether it exists.
 
         Raises:
-            UnsupportedFormatError: The log adopted it from another writer.
+            CorruptError: It is another ledger than its description says, or not closed.
         """
-        if segment.before is not None:
-            raise UnsupportedFormatError(
-                f"{self.title}: segment {segment.number} is ledger {segment.ledger_id} of another writer, which the "
-                "log adopted; install a newer pybk to read it"
+        ledger = step.ledger
+        where = f"{self.title}: ledger {ledger.ledger_id}"
+        try:
+            metadata = self._backend.metadata(ledger.ledger_id)
+            if metadata.state is not LedgerState.CLOSED:
+                raise CorruptError(f"{where} is not closed; seal it before it is adopted")
+            with self.spec.open_ledger(self.manager, ledger.ledger_id, recover=False) as reader:
+                header = DetachedHeader.decode(payload_of(reader, 0), where=f"{where} entry 0")
+                found = _detached_of(reader, where=where)
+        except NoSuchLedgerError:
+            return False
+        if (header.uid, header.query, header.epoch) != (self._uid, step.query, step.epoch):
+            raise CorruptError(
+                f"{where} was written for commit {header.epoch} of query {header.query!r} of log {header.name!r}; "
+                "adopt it there"
             )
-        return self.spec.open_ledger(self.manager, segment.ledger_id, recover=recover)
+        if found != ledger:
+            raise CorruptError(f"{where} has {found}, and was described as {ledger}; describe it as its writer did")
+        return True
 
     def check_password(self, *, of_dropped: bool = False) -> None:
         """Raise UnauthorizedError if the password is not that of the log's ledgers; arguments as for ``existing``."""
@@ -908,9 +935,21 @@ def payload_of(reader: LedgerReader, entry: int) -> bytes:
     return next(reader.read(entry, entry)).payload
 
 
-def first_seq_of(reader: LedgerReader, entry: int) -> int:
-    """Return the first record of an entry."""
-    return decode_entry_header(payload_of(reader, entry), where=f"ledger {reader.ledger_id} entry {entry}").seq
+def first_seq_of(reader: LedgerReader, entry: int, origin: Origin | None = None) -> int:
+    """Return the first record of an entry; ``origin`` is that of the ledger, if the log adopted it."""
+    where = f"ledger {reader.ledger_id} entry {entry}"
+    return decode_entry_header(payload_of(reader, entry), where=where, origin=origin).seq
+
+
+def _detached_of(reader: LedgerReader, *, where: str) -> Detached:
+    """Return what a closed detached ledger holds; CorruptError if it has no records."""
+    last, origin = reader.last_add_confirmed, Origin(0, NOTHING_YET)
+    if last < FIRST_ENTRY:
+        raise CorruptError(f"{where} has no records; leave it out")
+    payload, at = payload_of(reader, last), f"{where} entry {last}"
+    found = decode_entry_header(payload, where=at, origin=origin)
+    highest = highest_after(payload, where=at, origin=origin)
+    return Detached(reader.ledger_id, found.seq + found.records, reader.length, highest)
 
 
 def segment_end(reader: LedgerReader, segment: Segment, *, where: str) -> SegmentEnd:

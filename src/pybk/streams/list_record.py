@@ -26,7 +26,7 @@ ones.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from itertools import pairwise
@@ -44,7 +44,7 @@ from pybk.errors import (
     UnsupportedFormatError,
     UsageError,
 )
-from pybk.streams.format import NOTHING_YET, Highest
+from pybk.streams.format import NOTHING_YET, Highest, Origin
 from pybk.values import FrozenDict, decode_json, encode_json
 
 NAME_BYTES_MAX: Final = 120
@@ -260,8 +260,8 @@ class Segment:
         nbytes: Payload bytes of its ledger; 0 while it is OPEN.
         created_ns: The time when it was added, nanoseconds since 1970.
         closed_ns: The time when it was closed; 0 while it is OPEN.
-        before: The highest event time and transaction id before it, for a ledger that another writer adopted; None for
-            one of a log's writer. This version only keeps it.
+        before: The highest event time and transaction id before it, if the log adopted its ledger, which is closed then
+            (rule T18); None for a ledger of the log's writer.
     """
 
     number: int
@@ -273,7 +273,15 @@ class Segment:
     nbytes: int = 0
     created_ns: int = 0
     closed_ns: int = 0
-    before: tuple[int, int] | None = None
+    before: Highest | None = None
+
+    @property
+    def origin(self) -> Origin | None:
+        """Where its entries begin in the log, if this adopted its ledger; None for a ledger of the log's writer."""
+        if self.before is None:
+            return None
+        assert self.first_seq is not None, "an adopted ledger is closed"
+        return Origin(self.first_seq, self.before)
 
     @property
     def is_open(self) -> bool:
@@ -291,7 +299,41 @@ def _row_of(segment: Segment) -> tuple[Any, ...]:
 
 
 def _segment_of(row: list[Any]) -> Segment:
-    return Segment(*row[:_ROW_FIELDS], *map(tuple, row[_ROW_FIELDS:]))
+    return Segment(*row[:_ROW_FIELDS], *(Highest(*before) for before in row[_ROW_FIELDS:]))
+
+
+class Detached(NamedTuple):
+    """A ledger that is to be adopted, closed.
+
+    Attributes:
+        ledger_id: The ledger.
+        records: The number of its records, at least one.
+        nbytes: Payload bytes of its ledger.
+        highest: The highest event time and transaction id of its records.
+    """
+
+    ledger_id: int
+    records: int
+    nbytes: int
+    highest: Highest
+
+
+class Producer(NamedTuple):
+    """What a list has of a query or of an idempotent producer.
+
+    Attributes:
+        epoch: Its last epoch: for a query, the number of its last commit.
+        seq: The last record of the log as of then.
+        time_ns: The time of that, nanoseconds since 1970.
+    """
+
+    epoch: int
+    seq: int
+    time_ns: int = 0
+
+
+QUERY_IDLE_SECONDS: Final = 30 * 86_400.0
+"""Seconds after its last commit after which a log forgets a query, at the next commit of another one."""
 
 
 class Checkpoint(NamedTuple):
@@ -373,7 +415,7 @@ class ListRecord:
         gone_pages: Pages that were removed from the list, whose ledgers may still have to be deleted.
         bound_set: The set of records that has the bounds of subscriptions instead of ``cursors``; empty for none.
         admissions: The number of times that bounds were added or lowered in that set (rule T17).
-        producers: The last epoch and sequence of each idempotent producer or query, which this version only keeps.
+        producers: The last commit of each query, by its name (rule T18).
     """
 
     name: str
@@ -400,7 +442,7 @@ class ListRecord:
     gone_pages: tuple[str, ...] = ()
     bound_set: str = ""
     admissions: int = 0
-    producers: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    producers: Mapping[str, Producer] = field(default_factory=dict, hash=False)
     _encoded: bytes | None = field(default=None, init=False, repr=False, compare=False)
     """The encoded record, once it was encoded, or if it was decoded."""
 
@@ -489,13 +531,16 @@ class ListRecord:
             StorageRefusedError: The record is so long that its remaining bytes are reserved for closing and taking
                 over.
         """
+        self._check_room()
+        first_seq = None if self.open_segments else self.end_seq
+        return self._added(ledger_id, self.epoch, first_seq, now_ns)
+
+    def _check_room(self) -> None:
         if len(self.encode()) > _BYTES_MAX:
             raise StorageRefusedError(
                 f"log {self.name!r} has {self.segment_count} segments, and its record {_BYTES_MAX} bytes: truncate the "
                 "log, or open it with larger segment_bytes"
             )
-        first_seq = None if self.open_segments else self.end_seq
-        return self._added(ledger_id, self.epoch, first_seq, now_ns)
 
     def closed(self, ends: Mapping[int, SegmentEnd], now_ns: int) -> ListRecord:
         """Return the record with closed segments, given the end of each.
@@ -526,6 +571,51 @@ class ListRecord:
             segments[-1] = replace(segments[-1], first_seq=end_seq)  # a roll added it before this end was known
         pending = (*self.pending_deletes, *gone)
         return replace(self, segments=tuple(segments), end_seq=end_seq, highest=highest, pending_deletes=pending)
+
+    def last_epoch(self, query: str) -> int | None:
+        """Return the number of the last commit of a query; None if there is none, or none that it remembers."""
+        found = self.producers.get(query)
+        return None if found is None else found.epoch
+
+    def adopted(
+        self, ends: Mapping[int, SegmentEnd], ledgers: Sequence[Detached], query: str, epoch: int, now_ns: int
+    ) -> ListRecord:
+        """Return the record after a commit of a query: a new epoch, and its ledgers after all others (rule T18).
+
+        Args:
+            ends: As for ``taken_over``.
+            ledgers: Those that are adopted, in the order of their records.
+            query: The query.
+            epoch: The number of the commit, higher than that of the query's last one.
+            now_ns: The time, nanoseconds since 1970.
+
+        Raises:
+            StorageRefusedError: As ``rolled``.
+        """
+        last = self.last_epoch(query)
+        assert last is None or last < epoch, "an epoch is committed once"
+        self._check_room()
+        closed = self.closed(ends, now_ns)
+        owner, number, end_seq, highest = self.epoch + 1, closed.next_segment, closed.end_seq, closed.highest
+        rows: list[Segment] = []
+        for each in ledgers:
+            last_seq = end_seq + each.records - 1
+            row = Segment(number, each.ledger_id, owner, self.generation, end_seq, last_seq, each.nbytes)
+            rows.append(replace(row, created_ns=now_ns, closed_ns=now_ns, before=highest))
+            number, end_seq, highest = number + 1, last_seq + 1, Highest(*map(max, highest, each.highest))
+        idle_ns = int(QUERY_IDLE_SECONDS * 1e9)
+        kept = {name: each for name, each in self.producers.items() if now_ns - each.time_ns <= idle_ns}
+        return replace(
+            closed,
+            epoch=owner,
+            next_segment=number,
+            end_seq=end_seq,
+            highest=highest,
+            segments=(*closed.segments, *rows),
+            uploads=(),
+            pending_deletes=(*closed.pending_deletes, *self.uploads),
+            producers={**kept, query: Producer(epoch, end_seq - 1, now_ns)},
+        )
 
     def truncated(
         self, seq: int, bounds: Bounds, rows: Mapping[str, Rows] = _NO_ROWS, *, force: bool = False
@@ -841,6 +931,7 @@ class ListRecord:
                     "checkpoints": tuple(Checkpoint(*each) for each in values["checkpoints"]),
                     "uploads": tuple(values["uploads"]),
                     "cursors": tuple(CursorBound(*each) for each in values["cursors"]),
+                    "producers": {name: Producer(*each) for name, each in values.get("producers", {}).items()},
                 }
             )
 
@@ -908,6 +999,8 @@ def _problem_of(record: ListRecord) -> str:
         return "a segment is of a later epoch or generation than the list"
     opened = record.open_segments
     closed = record.segments[: len(record.segments) - len(opened)]
+    if any(each.is_open and each.before is not None for each in opened):
+        return "a segment is open whose ledger was adopted"
     if any(each.is_open for each in closed) or (record.sealed and opened):
         return "more than the last two segments are open, or it is sealed and has an open one"
     problem = _problem_of_pages(record, closed)
@@ -937,8 +1030,9 @@ def _problem_of_pages(record: ListRecord, closed: Rows) -> str:
         closed: Its closed segments.
     """
     if record.format == LIST_FORMAT:
-        paged = record.pages or record.gone_pages or record.bound_set
-        return "a record of format 1 names pages or a set of bounds" if paged else ""
+        adopted = record.producers or any(each.before is not None for each in record.segments)
+        paged = record.pages or record.gone_pages or record.bound_set or adopted
+        return "a record of format 1 names pages, a set of bounds or adopted ledgers" if paged else ""
     if record.cursors:
         return "a record of format 2 has bounds itself"
     if not record.pages:

@@ -18,7 +18,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from copy import copy
 from dataclasses import replace
@@ -48,10 +48,10 @@ from pybk.manager.ledger_manager import LedgerManager, backend_of
 from pybk.streams import ledger_list
 from pybk.streams.appender import Appender, Batch
 from pybk.streams.background import background, weakly
-from pybk.streams.ledger_list import Owned
+from pybk.streams.ledger_list import Adopted, Owned
 from pybk.streams.ledger_spec import LedgerSpec, LogSettings
 from pybk.streams.ledger_steps import LedgerSteps
-from pybk.streams.list_record import SEQ_MAX, ListKind, ListRecord, Segment, title_of
+from pybk.streams.list_record import SEQ_MAX, Detached, ListKind, ListRecord, Segment, title_of
 from pybk.streams.record_future import LOSSES, RecordFuture, bookies_error, fenced_error
 from pybk.threads.call_threads import in_thread
 
@@ -211,19 +211,37 @@ class ListWriter:
         with self.kept_away(steal=False, remedy="close it there before it is renamed"):
             self.steps.perform(ledger_list.rename(self._name, target, time.time_ns))
 
+    def adopt(self, ledgers: Sequence[Detached], query: str, epoch: int, *, wait_s: float) -> Adopted:
+        """Commit detached ledgers of a query to the log, which has no live writer.
+
+        Args:
+            ledgers: As for ``ledger_list.adopt``.
+            query: As for ``ledger_list.adopt``.
+            epoch: As for ``ledger_list.adopt``.
+            wait_s: As for ``take_over``.
+
+        Raises:
+            LogLockedError: A live writer has it, or another commit is under way.
+            PybkError: As ``ledger_list.adopt``.
+        """
+        remedy = "close it there, or give a wait if it is another commit"
+        with self.kept_away(steal=False, remedy=remedy, wait_s=wait_s):
+            return self.steps.perform(ledger_list.adopt(self._name, ledgers, query, epoch, time.time_ns))
+
     @contextmanager
-    def kept_away(self, *, steal: bool, remedy: str) -> Iterator[None]:
+    def kept_away(self, *, steal: bool, remedy: str, wait_s: float = 0.0) -> Iterator[None]:
         """Keep other writers away until the ``with`` block ends, without becoming the writer.
 
         Args:
             steal: Take the log from a live writer, which is fenced once the log is changed.
             remedy: As for ``take_over``.
+            wait_s: As for ``take_over``.
 
         Raises:
             LogLockedError: A live writer has it.
         """
         try:
-            self._take_lock(0.0, steal=steal, remedy=remedy)
+            self._take_lock(wait_s, steal=steal, remedy=remedy)
             yield
         finally:
             self.let_go()

@@ -11,6 +11,7 @@ from operator import attrgetter
 from typing import Final, NamedTuple
 from weakref import ref
 
+from pybk import streams
 from pybk.config import StoreConfig
 from pybk.credentials import Secret
 from pybk.errors import LogFencedError, NoSuchEntryError, UsageError
@@ -25,19 +26,21 @@ from pybk.manager.opening import LockWatch
 from pybk.metadata.store import Watch
 from pybk.streams import ledger_list
 from pybk.streams.cursor import Cursor, MemoryCursor, checked_subscription, delete_cursor, read_cursor
-from pybk.streams.format import Position
+from pybk.streams.detached_writer import Adoption, DetachedSegment, DetachedWriter, check_commit
+from pybk.streams.format import DetachedHeader, Position
 from pybk.streams.group_members import PropertiesMember
 from pybk.streams.ledger_spec import NO_SETTINGS, SETTINGS_PROPERTY, LedgerSpec, LogSettings, spec_of
 from pybk.streams.list_record import SEQ_MAX, ListKind, ListRecord, checked_name, cursor_list_name
-from pybk.streams.list_writer import OPEN_REMEDY, lock_name
+from pybk.streams.list_writer import OPEN_REMEDY, ListWriter, RollPolicy, lock_name
 from pybk.streams.log_reader import LogEnd, LogReader, Start, TxId, seq_of
 from pybk.streams.log_record import LogRecord
 from pybk.streams.log_writer import LogWriter
 from pybk.streams.named_list import NamedList
 from pybk.streams.rebuild import RebuiltList, rebuild
-from pybk.streams.retention import RETENTION_PROPERTY, Retention, retention_of, set_retention
+from pybk.streams.retention import RETENTION_PROPERTY, Retention, apply_at_rest, retention_of, set_retention
 from pybk.streams.subscription import MAX_UNACKED, Consuming, DeadLetters, Subscription
 from pybk.threads.call_threads import asyncio_form
+from pybk.values import INT64_MAX
 
 FIRST_SEQ: Final = 0
 """The sequence number of the first record of a log."""
@@ -320,6 +323,114 @@ class Log(NamedList, kinds=(ListKind.LOG, ListKind.CURSOR), first_seq=FIRST_SEQ)
         with self.reader(start, strict=strict) as reader:
             return reader.read(timeout=0) if reader.seq <= self.last_seq() else None
 
+    # ---- detached segments ---------------------------------------------------------------------------------------
+
+    def detached_segment(self, *, query: str, epoch: int, partition: int = 0, attempt: int = 0) -> DetachedWriter:
+        """Return a writer of records that the log has only once it adopts them, for one task of a commit.
+
+        It needs no lock of the log; any number of them write at the same time, in any processes.
+
+        Args:
+            query: The name of the query or job whose commit it is, as the name of a log.
+            epoch: The number of the commit; a later one of the query has a higher number.
+            partition: The number of the task among those of the commit.
+            attempt: The number of the task's attempt.
+
+        Raises:
+            UsageError: An argument cannot be.
+            NoSuchLogError: The log was deleted.
+
+        Cost: Nothing until the first record, with which a ledger is created.
+        """
+        self._check_open()
+        query, epoch = _commit_of(query, epoch)
+        task = (
+            whole_from(partition, 0, "partition", "a number", INT64_MAX),
+            whole_from(attempt, 0, "attempt", "a number", INT64_MAX),
+        )
+        return DetachedWriter(self._steps, DetachedHeader(self._record().uid, self.name, query, epoch, *task))
+
+    detached_segment_async = opening_form(detached_segment)
+
+    def adopt(self, segments: Iterable[DetachedSegment], *, query: str, epoch: int, wait: float = 0.0) -> Adoption:
+        """Commit detached segments: append their records to the log, in the order given, all or nothing, once.
+
+        The writer before, which is not alive, is fenced. A commit that was done before changes nothing, so a commit
+        whose outcome is not known is simply made again. The log has no writer afterwards.
+
+        Args:
+            segments: What ``seal`` of the detached segments returned, in the order of their records. Those without
+                records count for nothing.
+            query: The query.
+            epoch: The number of the commit. It counts as done if the query has committed this or a higher one.
+            wait: Seconds to wait for another commit, or a writer, to let go of the log.
+
+        Returns:
+            Whether this call has made the commit, and the last one of the query.
+
+        Raises:
+            LogLockedError: A live writer has the log, or another commit is under way; nothing was done.
+            LogSealedError: It was sealed.
+            NoSuchLedgerError: A segment was deleted, and the commit was not done; nothing was done.
+            CorruptError: A ledger is not what its segment says; nothing was done.
+            IllegalOperationError: The feature level is below STREAMS.
+            NoSuchLogError: It was deleted.
+
+        Durability: On return readers see the records, and the commit is never done again, unless the query makes no
+            commit for 30 days: then the log may forget it.
+        Cost: Three synced writes; opens each ledger and reads two entries. One compare-and-set for the log.
+        """
+        where_called("Log.adopt()", of_log=True)
+        self._check_open()
+        query, epoch = _commit_of(query, epoch)
+        record = self._record()
+        ledgers = check_commit(segments, record.uid.hex(), query, epoch)
+        done = record.producers.get(query)
+        if done is not None and done.epoch >= epoch:  # which needs no lock
+            return Adoption(False, done.epoch, done.seq)
+        owner = ListWriter(self._manager, self.name, self._spec, RollPolicy())
+        owner.steps.uid = self._steps.uid
+        adopted = owner.adopt(ledgers, query, epoch, wait_s=seconds_of(wait, "wait") or 0.0)
+        if adopted.is_new:
+            apply_at_rest(self._steps, adopted.record.epoch)
+        now = adopted.record.producers[query]
+        return Adoption(adopted.is_new, now.epoch, now.seq)
+
+    adopt_async = asyncio_form(adopt, own_thread=True)
+
+    def last_epoch(self, query: str) -> int | None:
+        """Return the number of the last commit of a query; None if it has made none, or none for 30 days."""
+        return self._record().last_epoch(checked_name(query, "a query"))
+
+    last_epoch_async = asyncio_form(last_epoch)
+
+    def locked_by(self) -> str | None:
+        """Return which process has the log, as its writer or for a commit; None if none has.
+
+        A query that commits to the log asks before its first task, because a live writer refuses ``adopt``.
+        """
+        self._check_open()
+        return backend_of(self._manager).lock_owner(lock_name(ListKind.LOG, self.name))
+
+    locked_by_async = asyncio_form(locked_by)
+
+    def sweep_detached(self, query: str) -> list[int]:
+        """Delete ledgers of earlier commits of a query that the log has not adopted: those of failed attempts.
+
+        Ledgers of its last commit, and of those that follow, are kept; so tasks may write meanwhile.
+
+        Returns:
+            The ledgers that were deleted.
+
+        Cost: Reads the metadata of all ledgers.
+        """
+        self._check_open()
+        return streams.sweep.sweep_query(self._steps, checked_name(query, "a query"))
+
+    sweep_detached_async = asyncio_form(sweep_detached)
+
+    # ---- subscriptions -------------------------------------------------------------------------------------------
+
     def subscribe(
         self,
         name: str,
@@ -581,6 +692,10 @@ class Log(NamedList, kinds=(ListKind.LOG, ListKind.CURSOR), first_seq=FIRST_SEQ)
         self._writer_by(_SEAL_REMEDY).seal()
 
     seal_async = asyncio_form(seal, own_thread=True)
+
+
+def _commit_of(query: object, epoch: object) -> tuple[str, int]:
+    return checked_name(query, "a query"), whole_from(epoch, 0, "epoch", "the number of a commit", INT64_MAX)
 
 
 def _checked_changes(changes: object) -> dict[str, str | None]:

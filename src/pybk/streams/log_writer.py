@@ -51,6 +51,21 @@ class NewRecord(NamedTuple):
     time_ns: int | None = None
 
 
+def item_of(record: NewRecord, data_bytes_max: int) -> Item:
+    """Return a record as it is written.
+
+    Raises:
+        UsageError: It is not valid, or has more than ``data_bytes_max`` bytes of data, key and headers.
+    """
+    attributes = encode_attributes(record.key, record.headers)
+    return Item(
+        record_data(record.data, data_bytes_max, len(attributes)),
+        time.time_ns() if record.time_ns is None else _int64(record.time_ns, "time_ns"),
+        NO_VALUE if record.txid is None else _int64(record.txid, "txid"),
+        attributes,
+    )
+
+
 class LogWriter(Handle):
     """The writer of a log, until it is closed or another writer takes the log over; made by ``Log.writer``.
 
@@ -197,14 +212,7 @@ class LogWriter(Handle):
         return _Many(self._order, items)
 
     def _item(self, record: NewRecord) -> Item:
-        """Return a record as it is written; raise an error if it is not valid."""
-        attributes = encode_attributes(record.key, record.headers)
-        return Item(
-            record_data(record.data, self._data_bytes_max, len(attributes)),
-            time.time_ns() if record.time_ns is None else _int64(record.time_ns, "time_ns"),
-            NO_VALUE if record.txid is None else _int64(record.txid, "txid"),
-            attributes,
-        )
+        return item_of(record, self._data_bytes_max)
 
     # ---- changing what there is ----------------------------------------------------------------------------------
 

@@ -2,12 +2,15 @@
 
 A writer appends to a ledger only once it is listed (rule T1), so a ledger with records was listed at some time. If two
 ledgers hold the same record, the one of the higher generation counts, because a cut dropped the record of the other.
+
+An adopted ledger does not show where in the log it was, nor whether the log has adopted it at all. So a list with such
+ledgers is not rebuilt, as long as they exist.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Final, NamedTuple
@@ -21,6 +24,7 @@ from pybk.errors import (
     UsageError,
     VersionConflictError,
 )
+from pybk.ledger.ledger_metadata import LedgerState
 from pybk.manager.ledger_manager import LedgerManager, backend_of
 from pybk.streams.blob import BlobReader
 from pybk.streams.format import NOTHING_YET, Highest, SegmentHeader
@@ -37,6 +41,10 @@ NOT_RESTORED: Final = (
     "settings, properties, retention and the seal are gone",
 )
 """The differences between a list that was made again and the lost one, in words."""
+
+
+_NAMED: Final = 20
+"""Ledgers that an error names."""
 
 
 class RebuiltList(NamedTuple):
@@ -72,7 +80,8 @@ def rebuild(manager: LedgerManager, name: str, spec: LedgerSpec, first_seq: int 
     Raises:
         IllegalOperationError: The record is sound, and the log has or had ledgers.
         NoSuchLogError: No ledger names the list.
-        CorruptError: Records are missing, or no ledger shows with which record the log continues.
+        CorruptError: Records are missing, or no ledger shows with which record the log continues; or there are ledgers
+            that the log may have adopted.
         UsageError: Ledgers of several lists have this name.
         UnauthorizedError: The password is not that of the ledgers.
     """
@@ -170,7 +179,8 @@ def _ledgers_of(manager: LedgerManager, name: str, spec: LedgerSpec) -> list[Des
     lists = [
         ledgers
         for ledgers in by_list.values()
-        if any(each.name == name for each in ledgers) and any(each.header is not None for each in ledgers)
+        if any(each.name == name for each in ledgers)
+        and any(each.header is not None or _may_be_adopted(each) for each in ledgers)
     ]
     if not lists:
         raise NoSuchLogError(f"no ledger belongs to log {name!r}; restore its ledgers")
@@ -178,7 +188,28 @@ def _ledgers_of(manager: LedgerManager, name: str, spec: LedgerSpec) -> list[Des
         which = "; ".join(", ".join(str(each.metadata.ledger_id) for each in ledgers) for ledgers in lists)
         raise UsageError(f"{len(lists)} logs had the name {name!r}, with ledgers {which}; delete those of all but one")
     _check_unlisted(manager, spec, lists[0][0].uid, name)
-    return sorted(lists[0], key=lambda each: 0 if each.header is None else each.header.number)
+    _check_ordered(name, [each for each in lists[0] if _may_be_adopted(each)])
+    own = [each for each in lists[0] if not each.query]
+    return sorted(own, key=lambda each: 0 if each.header is None else each.header.number)
+
+
+def _may_be_adopted(found: Described) -> bool:
+    """Return whether a ledger is a detached one that the log may have adopted, because it is closed."""
+    return bool(found.query) and found.metadata.state is LedgerState.CLOSED
+
+
+def _check_ordered(name: str, detached: Sequence[Described]) -> None:
+    """Raise CorruptError if the log may have adopted ledgers."""
+    if detached:
+        which = ", ".join(
+            f"{each.metadata.ledger_id} (commit {each.epoch} of query {each.query!r})" for each in detached[:_NAMED]
+        )
+        more = f", and {len(detached) - _NAMED} more" if len(detached) > _NAMED else ""
+        raise CorruptError(
+            f"log {name!r} had ledgers that were written for commits, and they do not say where in the log they were: "
+            f"{which}{more}. Restore the log's record from an export or a backup of the metadata; or delete these "
+            "ledgers, and make the log again without their records"
+        )
 
 
 def _check_unlisted(manager: LedgerManager, spec: LedgerSpec, uid: bytes, name: str) -> None:

@@ -279,7 +279,8 @@ class RecordReader:
         nbytes, entries = self._read_bytes, self._entries_to(last)
         while True:
             batch = reader.read_batch(self._entry, max_bytes=nbytes, last=min(most, self._entry + entries - 1))
-            records = decode_batch(batch, self._entry_seq, where=f"ledger {reader.ledger_id}", segment=segment.number)
+            where = f"ledger {reader.ledger_id}"
+            records = decode_batch(batch, self._entry_seq, where=where, segment=segment.number, origin=segment.origin)
             if records.complete:
                 break
             if int(batch.entry_ids[-1]) >= most:
@@ -315,10 +316,11 @@ class RecordReader:
         places = self._steps.places
         known, known_after = places.around(reader.ledger_id, self.seq)
         low_seq, low = known or (self._segment_seq, FIRST_ENTRY)
+        origin = None if self._segment is None else self._segment.origin
         high = known_after or reader.last_add_confirmed + 1
         while low_seq < self.seq and low + 1 < high:
             middle = (low + high) // 2
-            seq = first_seq_of(reader, middle)
+            seq = first_seq_of(reader, middle, origin)
             places.learn(reader.ledger_id, seq, middle)
             if seq <= self.seq:
                 low, low_seq = middle, seq

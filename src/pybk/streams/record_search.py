@@ -1,8 +1,9 @@
 """Finds the first record of a log whose time or transaction id is at least a value.
 
 Each entry has the highest value of all records before it, which never falls. So a binary search finds the last segment,
-and in it the last entry, before which the highest value is too low; the record is in that entry or after it. Values
-need not ascend: the first record with at least a value is the one at which the highest value reaches it.
+and in it the last entry, before which the highest value is too low; the record is in that entry or after it. The list
+itself has the highest value before an adopted segment. Values need not ascend: the first record with at least a value
+is the one at which the highest value reaches it.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import numpy as np
 
 from pybk.errors import NoSuchLedgerError, TruncatedError
 from pybk.manager.ledger_reader import LedgerReader
-from pybk.streams.format import Highest, Int64s, Records, highest_before
+from pybk.streams.format import Highest, Int64s, Origin, Records, highest_before
 from pybk.streams.ledger_steps import FIRST_ENTRY, LedgerSteps, first_seq_of, payload_of
 from pybk.streams.list_record import ListRecord, Segment
 from pybk.streams.record_reader import RecordReader
@@ -73,25 +74,28 @@ def _begin(
     """Return the first record of the last entry before which the highest value is too low, or the first kept one."""
 
     def is_before(segment: Segment) -> bool:
+        if segment.before is not None:
+            return too_low(segment.before)
         with steps.open_segment(segment) as reader:
-            return _has_records(reader) and too_low(_highest(reader, FIRST_ENTRY))
+            return _has_records(reader) and too_low(_highest(reader, FIRST_ENTRY, None))
 
     found = _last(segments, is_before)
     if found is None:
         return record.first_seq
     with steps.open_segment(found) as reader:
         entries = range(FIRST_ENTRY, reader.last_add_confirmed + 1)
-        entry = _last(entries, lambda each: too_low(_highest(reader, each)))
+        entry = _last(entries, lambda each: too_low(_highest(reader, each, found.origin)))
         assert entry is not None, "the segment was found by its first entry"
-        return max(first_seq_of(reader, entry), record.first_seq)
+        return max(first_seq_of(reader, entry, found.origin), record.first_seq)
 
 
 def _has_records(reader: LedgerReader) -> bool:
     return reader.last_add_confirmed >= FIRST_ENTRY
 
 
-def _highest(reader: LedgerReader, entry: int) -> Highest:
-    return highest_before(payload_of(reader, entry), where=f"ledger {reader.ledger_id} entry {entry}")
+def _highest(reader: LedgerReader, entry: int, origin: Origin | None) -> Highest:
+    where = f"ledger {reader.ledger_id} entry {entry}"
+    return highest_before(payload_of(reader, entry), where=where, origin=origin)
 
 
 def _last(ascending: Sequence[T], holds: Callable[[T], bool]) -> T | None:

@@ -248,6 +248,39 @@ def set_retention(steps: LedgerSteps, retention: Retention | None) -> None:
     steps.set_properties({RETENTION_PROPERTY: text})
 
 
+def _drop(steps: LedgerSteps, retention: Retention, expired: Expired, epoch: int, generation: int) -> None:
+    """Drop what a retention does not keep, in the name of the log's owner.
+
+    Raises:
+        LogFencedError: The log has another epoch.
+    """
+    force = retention.force_expire
+    steps.perform(ledger_list.truncate(steps.name, epoch, generation, expired.first_seq, force=force))
+    if expired.unacked:
+        logger.warning("log %r dropped records that were not acknowledged: %s", steps.name, dict(expired.unacked))
+
+
+def apply_at_rest(steps: LedgerSteps, epoch: int) -> None:
+    """Apply the retention of a log that has had no writer since a commit, which gave it an epoch.
+
+    An error is logged, because the commit is done; the next commit or writer applies the retention again.
+    """
+
+    def expiring(record: ListRecord, segments: Sequence[Segment]) -> tuple[int, Retention | None, Expired]:
+        held, retention = Held(record, segments, steps.bounds_of(record)), retention_of(record)
+        first = record.first_seq if retention is None else first_kept(held, retention, time.time_ns(), 0)
+        return record.generation, retention, _expired(held, first)
+
+    try:
+        generation, retention, expired = steps.with_segments(expiring)
+        if retention is not None and expired.records:
+            _drop(steps, retention, expired, epoch, generation)
+    except (LogFencedError, NoSuchLogError):
+        return  # what the log has now is the concern of its owner
+    except (PybkError, OSError) as error:
+        logger.warning("log %r could not drop what its retention allows: %s", steps.name, error)
+
+
 class Watches:
     """Watches that are cancelled together; one that is added afterwards is cancelled at once. Threads: any."""
 
@@ -361,17 +394,9 @@ class RetentionKeeper:
         if rolls_idle(held, retention, self._noted_until(record), appender.next_seq - 1, self._noted):
             self._writer.roll()
         expired = self._steps.with_segments(partial(self._expiring, retention))
-        first = expired.first_seq
-        if not expired.records:
-            return expired
-        force, steps = retention.force_expire, self._steps
-        self._writer.operate(
-            lambda: steps.perform(
-                ledger_list.truncate(steps.name, appender.epoch, appender.generation, first, force=force)
-            )
-        )
-        if expired.unacked:
-            logger.warning("log %r dropped records that were not acknowledged: %s", steps.name, dict(expired.unacked))
+        if expired.records:
+            epoch, generation = appender.epoch, appender.generation
+            self._writer.operate(lambda: _drop(self._steps, retention, expired, epoch, generation))
         return expired
 
     def _expiring(self, retention: Retention, record: ListRecord, segments: Sequence[Segment]) -> Expired:

@@ -13,7 +13,7 @@ from pybk.errors import CorruptError, NoSuchLedgerError
 from pybk.ledger.ledger_metadata import LedgerMetadata
 from pybk.manager.ledger_manager import LedgerManager, backend_of
 from pybk.streams import ledger_list
-from pybk.streams.format import SEGMENT_KEY, SegmentHeader
+from pybk.streams.format import DETACHED_KEY, SEGMENT_KEY, DetachedHeader, SegmentHeader
 from pybk.streams.ledger_spec import LedgerSpec
 from pybk.streams.ledger_steps import BLOB_KEY, LedgerSteps, names_of
 from pybk.streams.list_record import ListKind
@@ -29,9 +29,10 @@ class Described(NamedTuple):
         metadata: The metadata of the ledger.
         uid: The uid of the list.
         name: The list's name when the ledger was created.
-        epoch: The epoch of its writer.
-        header: The header of a segment; None for a blob.
-        covers: The last record that the checkpoint of a blob covers, and its generation; None for a segment.
+        epoch: The epoch of its writer, or the number of the commit of a detached ledger.
+        header: The header of a segment; None for another.
+        covers: The last record that the checkpoint of a blob covers, and its generation; None for another.
+        query: The query that wrote a detached ledger; empty for another.
     """
 
     metadata: LedgerMetadata
@@ -40,6 +41,7 @@ class Described(NamedTuple):
     epoch: int
     header: SegmentHeader | None
     covers: tuple[int, int] | None
+    query: str = ""
 
 
 def described_ledgers(manager: LedgerManager, kind: ListKind) -> Iterator[Described]:
@@ -58,10 +60,13 @@ def described_ledgers(manager: LedgerManager, kind: ListKind) -> Iterator[Descri
 def _described(metadata: LedgerMetadata) -> Described | None:
     """Return what a ledger's description says; None if it is not of a list."""
     where = f"the custom metadata of ledger {metadata.ledger_id}"
-    segment, blob = (metadata.custom_metadata.get(key) for key in (SEGMENT_KEY, BLOB_KEY))
+    segment, detached, blob = (metadata.custom_metadata.get(key) for key in (SEGMENT_KEY, DETACHED_KEY, BLOB_KEY))
     if segment is not None:
         header = SegmentHeader.describes(segment, where=where)
         return Described(metadata, header.uid, header.name, header.epoch, header, None)
+    if detached is not None:
+        uid, name, query, epoch, *_ = DetachedHeader.describes(detached, where=where)
+        return Described(metadata, uid, name, epoch, None, None, query)
     if blob is None:
         return None
 
@@ -149,7 +154,7 @@ def sweep_left(steps: LedgerSteps) -> None:
 
 
 def sweep(manager: LedgerManager, spec: LedgerSpec, prefix: str = "") -> list[int]:
-    """Delete ledgers that no list of a kind names or ever will (rules T5 and T12).
+    """Delete ledgers that no list of a kind names or ever will (rules T5, T12 and T19).
 
     Args:
         manager: The manager that has the ledgers.
@@ -162,8 +167,11 @@ def sweep(manager: LedgerManager, spec: LedgerSpec, prefix: str = "") -> list[in
     """
     segments: defaultdict[bytes, list[tuple[int, int]]] = defaultdict(list)
     blobs: defaultdict[bytes, list[tuple[int, int]]] = defaultdict(list)
+    detached: defaultdict[bytes, list[tuple[int, str, int]]] = defaultdict(list)
     for each in described_ledgers(manager, spec.kind):
-        if each.header is None:
+        if each.query:
+            detached[each.uid].append((each.metadata.ledger_id, each.query, each.epoch))
+        elif each.header is None:
             blobs[each.uid].append((each.metadata.ledger_id, each.epoch))
         else:
             segments[each.uid].append((each.metadata.ledger_id, each.header.number))
@@ -177,5 +185,19 @@ def sweep(manager: LedgerManager, spec: LedgerSpec, prefix: str = "") -> list[in
         else:
             if found is not None:
                 uid = found.record.uid
-                deleted += steps.perform(ledger_list.sweep(uid, segments[uid], blobs[uid]))
+                deleted += steps.perform(ledger_list.sweep(uid, segments[uid], blobs[uid], detached[uid]))
     return deleted
+
+
+def sweep_query(steps: LedgerSteps, query: str) -> list[int]:
+    """Delete detached ledgers of earlier commits of a query that its log does not name (rule T19); returns them.
+
+    Cost: Reads the metadata of all ledgers.
+    """
+    uid = steps.existing().record.uid
+    ledgers = [
+        (each.metadata.ledger_id, query, each.epoch)
+        for each in described_ledgers(steps.manager, steps.spec.kind)
+        if (each.uid, each.query) == (uid, query)
+    ]
+    return steps.perform(ledger_list.sweep(uid, (), (), ledgers)) if ledgers else []

@@ -119,6 +119,11 @@ def test_segments_of_logs_are_not_read_as_ledgers(cluster: Inside) -> None:
         with pytest.raises(UsageError, match=r"a segment of cursor 'orders@audit'.*: to read .* raw=true"):
             LedgerCatalog(options(cluster, ledgerType="cursor")).look()
         assert [*LedgerCatalog(options(cluster, ledgerType="log", raw="true")).look()] == [segment]
+        with log.detached_segment(query="query", epoch=0) as writing:
+            writing.append_many([b"z"])
+            detached = writing.seal().ledger_id
+        with pytest.raises(UsageError, match=f"ledger {detached} is a segment of log 'orders'"):
+            LedgerCatalog(options(cluster, ledger=str(detached))).look()
 
 
 def test_a_commit_during_a_listing_counts_as_a_whole_or_not_at_all(

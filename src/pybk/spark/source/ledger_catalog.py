@@ -14,7 +14,7 @@ from pybk.spark.connection import Connection, connection, ledger_seal, refuse_bo
 from pybk.spark.options import nearest
 from pybk.spark.sink.manifest import SINK_KEY, committed
 from pybk.spark.source.planning import ReadableLedger, intersect, within
-from pybk.streams.format import SEGMENT_KEY, SegmentHeader
+from pybk.streams.format import DETACHED_KEY, SEGMENT_KEY, DetachedHeader, SegmentHeader
 
 if TYPE_CHECKING:
     from pybk.ledger.ledger_metadata import LedgerMetadata
@@ -273,11 +273,15 @@ def refuse_segment(metadata: LedgerMetadata) -> None:
     Raises:
         UsageError: It is one; the error names the log.
     """
-    description = metadata.custom_metadata.get(SEGMENT_KEY)
-    if description is None:
-        return
+    segment, detached = (metadata.custom_metadata.get(key) for key in (SEGMENT_KEY, DETACHED_KEY))
+    where = f"ledger {metadata.ledger_id}"
     try:
-        name = SegmentHeader.describes(description, where=f"ledger {metadata.ledger_id}").name
+        if segment is not None:
+            name = SegmentHeader.describes(segment, where=where).name
+        elif detached is not None:
+            name = DetachedHeader.describes(detached, where=where).name
+        else:
+            return
     except CorruptError:  # the application's own value
         return
     kind = str(metadata.ledger_type)

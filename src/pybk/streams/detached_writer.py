@@ -1,0 +1,222 @@
+"""Writes detached segments: ledgers that other processes than a log's writer fill, and that the log adopts.
+
+The writer of a detached segment needs no lock of the log, so any number of them write at the same time. Nobody reads
+its records before a commit, ``Log.adopt``, lists its ledger. What it appends is not durable one by one: ``seal`` waits
+for all of it. An attempt that dies leaves a ledger that no log names, which a sweep deletes once a later commit of its
+query is done (rule T19).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from typing import NamedTuple
+
+from pybk.errors import ClosedError, PybkError, UsageError
+from pybk.manager.append_future import AppendFuture
+from pybk.manager.handle import Handle
+from pybk.manager.ledger_writer import LedgerWriter
+from pybk.streams.appender import pieces_of
+from pybk.streams.format import (
+    ITEM_EXTRA_BYTES,
+    NOTHING_YET,
+    DetachedHeader,
+    Highest,
+    Item,
+    encode_items,
+    item_bytes,
+)
+from pybk.streams.ledger_steps import LedgerSteps
+from pybk.streams.list_record import Detached
+from pybk.streams.log_writer import NewRecord, item_of
+from pybk.threads.call_threads import asyncio_form
+
+logger = logging.getLogger(__name__)
+
+
+class DetachedSegment(NamedTuple):
+    """The description of a sealed ledger that a log may adopt; small, and made of numbers and strings.
+
+    Attributes:
+        uid: The log's uid, hexadecimal.
+        query: The query whose commit adopts it.
+        epoch: The number of that commit.
+        partition: The number of the task that wrote it.
+        attempt: The number of the task's attempt.
+        ledger_id: The ledger; -1 if there are no records, and so no ledger.
+        records: The number of its records.
+        nbytes: Payload bytes of the ledger.
+        time_ns: The highest event time, nanoseconds since 1970; -1 without records.
+        txid: The highest transaction id; -1 for none.
+    """
+
+    uid: str
+    query: str
+    epoch: int
+    partition: int
+    attempt: int
+    ledger_id: int
+    records: int
+    nbytes: int
+    time_ns: int
+    txid: int
+
+
+class DetachedWriter(Handle):
+    """Writes one detached segment; made by ``Log.detached_segment``.
+
+    The end of its ``with``, or ``close``, deletes what was not sealed.
+
+    Threads: one at a time.
+    """
+
+    def __init__(self, steps: LedgerSteps, header: DetachedHeader) -> None:
+        """Use ``Log.detached_segment`` instead."""
+        self._steps = steps
+        self._header = header
+        self._data_bytes_max = steps.data_bytes_max - ITEM_EXTRA_BYTES
+        self._writer: LedgerWriter | None = None
+        """None before the first record: a task without records makes no ledger."""
+        self._last: AppendFuture[int] | None = None
+        self._records = 0
+        self._highest = NOTHING_YET
+        self._sealed: DetachedSegment | None = None
+        self._closed = False
+
+    def __repr__(self) -> str:
+        """Name the log, the query, its commit and the task."""
+        header = self._header
+        return (
+            f"<DetachedWriter of {self._steps.name!r} for commit {header.epoch} of {header.query!r}, "
+            f"partition {header.partition}, attempt {header.attempt}>"
+        )
+
+    @property
+    def records(self) -> int:
+        """The number of records that were appended."""
+        return self._records
+
+    def append_many(self, records: Iterable[bytes | NewRecord]) -> None:
+        """Append records; they are durable once ``seal`` has returned.
+
+        Args:
+            records: Any number. They share entries of 64 KiB.
+
+        Raises:
+            UsageError: A record is not valid; none of them was appended.
+            ClosedError: The segment was sealed or closed.
+            PybkError: As ``LedgerWriter.append``; this was closed, and a further attempt writes another segment.
+
+        Cost: Waits only while ``max_outstanding_bytes`` are not durable.
+        """
+        if self._closed or self._sealed is not None:
+            raise ClosedError(f"{self!r} was sealed or closed; make another")
+        given = [each if isinstance(each, NewRecord) else NewRecord(each) for each in records]
+        items = [item_of(each, self._data_bytes_max) for each in given]
+        try:
+            for piece in pieces_of(items, [item_bytes(item) for item in items]) if items else ():
+                self._append(piece)
+        except BaseException:
+            self.close()  # a part of the records would be missing
+            raise
+
+    append_many_async = asyncio_form(append_many)
+
+    def _append(self, items: Sequence[Item]) -> None:
+        """Append one entry."""
+        payload = encode_items(self._records, items, self._highest, relative=True)
+        self._last = self._opened().append_async(payload)
+        self._records += len(items)
+        self._highest = Highest(
+            max(self._highest.time_ns, *(item.time_ns for item in items)),
+            max(self._highest.txid, *(item.txid for item in items)),
+        )
+
+    def _opened(self) -> LedgerWriter:
+        if self._writer is None:
+            self._writer = self._steps.create_detached(self._header)
+            self._last = self._writer.append_async(self._header.encode())
+        return self._writer
+
+    def seal(self) -> DetachedSegment:
+        """Wait until all records are durable, and close the ledger.
+
+        Returns:
+            What ``Log.adopt`` takes. A second call returns it again.
+
+        Raises:
+            ClosedError: It was closed before.
+            PybkError: An append has failed; a further attempt writes another segment.
+
+        Durability: On return the records are durable, and no reader sees them before they are adopted.
+        """
+        if self._sealed is not None:
+            return self._sealed
+        if self._closed:
+            raise ClosedError(f"{self!r} was closed, and deleted what it wrote; make another")
+        ledger_id, nbytes = -1, 0
+        if self._writer is not None and self._last is not None:
+            self._last.result()
+            self._writer.close()
+            ledger_id, nbytes = self._writer.ledger_id, self._writer.length
+        uid, _, query, epoch, partition, attempt = self._header
+        task = uid.hex(), query, epoch, partition, attempt
+        self._sealed = DetachedSegment(*task, ledger_id, self._records, nbytes, *self._highest)
+        return self._sealed
+
+    seal_async = asyncio_form(seal, own_thread=True)
+
+    def close(self) -> None:
+        """Delete the ledger, unless it was sealed; a second call does nothing.
+
+        A ledger that cannot be deleted now is left to a sweep, with a warning in the log of ``logging``.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        if self._writer is not None and self._sealed is None:
+            with suppress(PybkError):
+                self._writer.close()
+            self._steps.delete(self._writer.ledger_id)
+
+
+class Adoption(NamedTuple):
+    """The result of ``Log.adopt``.
+
+    Attributes:
+        is_new: Whether this call has made the commit, as far as is known; False if the query had committed this or a
+            later one before, and nothing was changed.
+        last_epoch: The last commit of the query.
+        last_seq: The last record of the log after that commit.
+    """
+
+    is_new: bool
+    last_epoch: int
+    last_seq: int
+
+
+def row_of(segment: DetachedSegment) -> Detached:
+    """Return what the list of a log needs of a segment with records."""
+    return Detached(segment.ledger_id, segment.records, segment.nbytes, Highest(segment.time_ns, segment.txid))
+
+
+def check_commit(segments: Iterable[DetachedSegment], uid: str, query: str, epoch: int) -> list[Detached]:
+    """Return what a list needs of the segments of a commit that have records.
+
+    Raises:
+        UsageError: One is not a description, or is of another log, query or commit; or two have one ledger.
+    """
+    given = list(segments)
+    for each in given:
+        if not isinstance(each, DetachedSegment):
+            raise UsageError(f"segments has {each!r:.50}; it takes what the seal() of detached segments returned")
+        if (each.uid, each.query, each.epoch) != (uid, query, epoch):
+            raise UsageError(
+                f"a segment was written for commit {each.epoch} of query {each.query!r} of the log of uid {each.uid}, "
+                f"and not for commit {epoch} of query {query!r} of that of uid {uid}; write it again"
+            )
+    rows = [row_of(each) for each in given if each.records]
+    if len({each.ledger_id for each in rows}) < len(rows):
+        raise UsageError("two segments have the same ledger; give each segment once")
+    return rows

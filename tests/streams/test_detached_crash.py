@@ -1,0 +1,199 @@
+"""Commits of detached segments whose process dies at any step, or whose answer is lost: each is made exactly once."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pybk import LedgerManager, Log, LogEnd, NewRecord
+from pybk.streams import ledger_list
+from pybk.streams.detached_writer import row_of
+from pybk.streams.ledger_list import UNKNOWN, Step, WriteList
+from pybk.streams.ledger_spec import spec_of
+from pybk.streams.ledger_steps import LedgerSteps
+from pybk.streams.list_record import ListKind
+from tests.internals import leave, performed
+from tests.paths import ROOT
+from tests.sampling import sample
+from tests.streams.test_detached import commit, numbered, written
+from tests.streams.test_log import PASSWORD, data_of, opened
+from tests.waiting import PROCESS_S
+
+EXPECTED = [b"%d" % number for number in range(12)]
+
+
+class DeathError(BaseException):
+    """The end of a process."""
+
+
+@contextmanager
+def dying(at: int, *, after: bool) -> Iterator[None]:
+    """Have the process die at one of the steps of a commit, before that was done or after."""
+    steps = count()
+
+    def perform(real: Callable[[Step], Any], step: Step) -> Any:
+        number = next(steps)
+        if number == at and not after:
+            raise DeathError
+        result = real(step)
+        if number == at:
+            raise DeathError
+        return result
+
+    with performed(perform), suppress(DeathError):
+        yield
+
+
+def steps_of_a_commit(log: Log, epoch: int) -> int:
+    """Make a commit, and return how many steps it took."""
+    taken: list[Step] = []
+
+    def perform(real: Callable[[Step], Any], step: Step) -> Any:
+        taken.append(step)
+        return real(step)
+
+    with performed(perform):
+        commit(log, epoch, numbered(0, 2), numbered(2, 3))
+    return len(taken)
+
+
+def prepared(log: Log) -> None:
+    """Have a commit before, and an open segment whose writer died."""
+    commit(log, 0, numbered(0, 2), numbered(2, 3))
+    writer = log.writer()
+    writer.append_many(numbered(5, 2))
+    leave(writer)
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+def test_a_commit_that_dies_at_any_step_is_made_once(manager: LedgerManager, after: bool) -> None:
+    with opened(manager, "first") as log:
+        log.adopt([], query="query", epoch=0)
+        steps = 3 + steps_of_a_commit(log, 1)  # there is an open segment, and one that is deleted
+    for at in range(steps):
+        name = f"log {at}"
+        with opened(manager, name) as log, log.subscribe("sub", start=LogEnd.EARLIEST) as subscription:
+            prepared(log)
+            segments = written(log, 1, numbered(7, 2), numbered(9, 3))
+            with dying(at, after=after):
+                log.adopt(segments, query="query", epoch=1)
+            assert data_of(log) in (EXPECTED[:7], EXPECTED), "all or nothing"
+            done = log.last_epoch("query") == 1
+            assert done == (data_of(log) == EXPECTED)
+            again = written(log, 1, numbered(7, 2), numbered(9, 3))  # a new attempt of each task
+            assert log.adopt(again, query="query", epoch=1).is_new == (not done)
+            assert data_of(log) == EXPECTED
+            with log.writer() as writer:
+                writer.append(b"12")
+            commit(log, 2, numbered(13, 1))
+            read = [record.data for _ in range(14) if (record := subscription.read(0)) is not None]
+            assert read == [*EXPECTED, b"12", b"13"]
+            log.sweep_detached("query")
+            unlisted = {each.ledger_id for each in (*segments, *again)} - {each.ledger_id for each in log.segments()}
+            assert unlisted.isdisjoint(manager.list_ledgers())
+
+
+@pytest.mark.parametrize("done", [False, True])
+def test_a_commit_whose_answer_is_lost_is_read_from_the_record(manager: LedgerManager, done: bool) -> None:
+    with opened(manager) as log:
+        prepared(log)
+        segments = written(log, 1, numbered(7, 2), numbered(9, 3))
+        lost = 3
+
+        def perform(real: Callable[[Step], Any], step: Step) -> Any:
+            nonlocal lost
+            if isinstance(step, WriteList) and step.record.last_epoch("query") == 1 and lost:
+                lost -= 1
+                if done and lost == 2:
+                    real(step)
+                return UNKNOWN
+            return real(step)
+
+        with performed(perform):
+            assert log.adopt(segments, query="query", epoch=1).is_new
+        assert lost == (2 if done else 0)
+        assert data_of(log) == EXPECTED
+
+
+def test_another_driver_of_the_query_makes_the_commit_first(manager: LedgerManager) -> None:
+    """It does so between the read and the compare-and-set of this one, after the lock was lost."""
+    with opened(manager) as log:
+        prepared(log)
+        mine = written(log, 1, numbered(7, 2), numbered(9, 3))
+        others = written(log, 1, numbered(7, 2), numbered(9, 3))
+        rows = [row_of(each) for each in others]
+        driver = LedgerSteps(manager, "log", spec_of(ListKind.LOG, PASSWORD, None, insecure=False))
+        overtaken = False
+
+        def perform(real: Callable[[Step], Any], step: Step) -> Any:
+            nonlocal overtaken
+            if isinstance(step, WriteList) and not overtaken:
+                overtaken = True
+                assert driver.perform(ledger_list.adopt("log", rows, "query", 1, lambda: 1)).is_new
+            return real(step)
+
+        with performed(perform):
+            found = log.adopt(mine, query="query", epoch=1)
+        assert (found.is_new, found.last_epoch, found.last_seq) == (False, 1, 11)
+        assert data_of(log) == EXPECTED
+        listed = {each.ledger_id for each in log.segments()}
+        assert listed >= {each.ledger_id for each in others}
+        assert listed.isdisjoint(each.ledger_id for each in mine)
+
+
+CHILD = """
+import os, signal, sys
+from itertools import count
+from pybk import LedgerManager
+from pybk.streams.ledger_steps import LedgerSteps
+from tests.streams.test_detached import numbered, written
+from tests.streams.test_log import opened
+
+path, at = sys.argv[1], int(sys.argv[2])
+real, steps = LedgerSteps._step, count()
+
+def step(self, step):
+    if next(steps) == at:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return real(self, step)
+
+with LedgerManager.open(path) as manager, opened(manager) as log:
+    segments = written(log, 1, numbered(7, 2), numbered(9, 3))
+    LedgerSteps._step = step
+    log.adopt(segments, query="query", epoch=1)
+"""
+
+
+@pytest.mark.long
+def test_a_process_that_is_killed_at_any_step_of_a_commit_has_made_all_of_it_or_nothing(tmp_path: Path) -> None:
+    states = set()
+    before, after = sample("kills before a commit", range(5), 5), sample("kills after a commit", range(5, 10), 5)
+    for at in (*before, *after):  # its fifth step is the compare-and-set
+        path = tmp_path / f"store {at}"
+        with LedgerManager.open(path) as manager, opened(manager) as log:
+            prepared(log)
+        child = subprocess.run(
+            [sys.executable, "-c", CHILD, str(path), str(at)],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"},
+            timeout=PROCESS_S,
+            check=False,
+        )
+        with LedgerManager.open(path) as manager, opened(manager) as log:
+            done = log.last_epoch("query") == 1
+            states.add(done)
+            assert child.returncode == -signal.SIGKILL or done
+            assert data_of(log) == (EXPECTED if done else EXPECTED[:7])
+            again = written(log, 1, numbered(7, 2), [NewRecord(each) for each in EXPECTED[9:]])
+            assert log.adopt(again, query="query", epoch=1).is_new == (not done)
+            assert data_of(log) == EXPECTED
+    assert states == {False, True}
