@@ -118,6 +118,22 @@ def test_a_stop_at_any_operation_of_such_a_checkpoint_loses_nothing(power_loss: 
     assert operation > 10
 
 
+@pytest.mark.parametrize(("entries", "ready"), [(1, 2), (1000, 3)])
+def test_a_checkpoint_between_the_creation_of_a_ledger_and_its_first_entries_hinders_none(
+    entries: int, ready: int
+) -> None:
+    full = full_store("live", watched=True)
+    make_checkpoint(full.manager)
+    store = store_of(full.manager)
+    while len(store.supply.reserve.ready()) > ready:
+        take_over(full.manager, b"header")
+    with made_when_full(full.manager, entries) as writer:
+        store.log.cut(lambda: None)  # as a checkpoint in the background does first
+        for _ in range(min(entries, 2)):
+            writer.append(b"entry")
+    full.manager.close()
+
+
 def test_the_space_is_free_again_once_the_ledgers_are_deleted() -> None:
     fs, manager, ledger_ids = full_of_take_overs()
     before = room(manager)

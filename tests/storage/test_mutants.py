@@ -354,6 +354,11 @@ def acknowledgements_leave_space() -> None:
         full_disk.test_acknowledgements_leave_reserved_space_for_take_overs_and_these_leave_some_for_deletes(patch)
 
 
+def a_checkpoint_beside_a_take_over() -> None:
+    """End the log file between the creation of a ledger and its first entry."""
+    full_disk_reserve.test_a_checkpoint_between_the_creation_of_a_ledger_and_its_first_entries_hinders_none(1, 2)
+
+
 def a_full_disk_takes_deletes() -> None:
     """Delete ledgers, with restarts in between."""
     full_disk.test_the_reserve_lasts_while_another_program_takes_what_deletes_free("closed")
@@ -772,6 +777,11 @@ MUTANTS = [
         "they are emptied into allocated space",
         full_disk_reserve.test_a_checkpoint_empties_log_files_of_the_reserve,
         [Piece("compaction.checkpoint:Checkpoint._write", "when_full=when_full", "when_full=False")],
+    ),
+    Mutant(
+        "a checkpoint in the background hinders no take-over",
+        a_checkpoint_beside_a_take_over,
+        [Piece("store:Store._save_reserve", "use.value + 1", "use.value")],
     ),
     Mutant(
         "a file with many entries leaves room for those with few",

@@ -522,8 +522,12 @@ class Store(StoreReader):
         return descriptor
 
     def _save_reserve(self, use: ReserveUse) -> None:
-        """Make a checkpoint, which puts back log files that hold nothing live, if too few reserved files are ready."""
-        if len(self.supply.reserve.ready()) <= use.value:
+        """Make a checkpoint, which puts back log files that hold nothing live, if too few reserved files are ready.
+
+        The creation of the ledger takes one, and its entries another if a checkpoint in the background ends the log
+        file between the two.
+        """
+        if len(self.supply.reserve.ready()) <= use.value + 1:
             with suppress(StorageRefusedError):
                 self.scheduler.checkpoint()
 
