@@ -18,11 +18,11 @@ from functools import singledispatch
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, TypeVar
 
-from pybk import storage
 from pybk.backend.ledger_backend import AtomicGroups, LedgerBackend
 from pybk.errors import ClosedError, IllegalOperationError, PybkError, UsageError, VersionConflictError
 from pybk.manager.handle import WithBlock
 from pybk.spans import operation
+from pybk.storage.descriptor import DisplacedError
 from pybk.storage.named_records import NamedChange
 from pybk.threads.call_threads import asyncio_form
 
@@ -256,7 +256,7 @@ class AtomicGroup(WithBlock):
         while True:
             try:
                 wait = self._hold(members, [], groups)
-            except (VersionConflictError, storage.DisplacedError):
+            except (VersionConflictError, DisplacedError):
                 continue  # a record was changed by another, or a log ends elsewhere
             if wait is not None:
                 return wait

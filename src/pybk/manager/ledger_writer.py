@@ -40,7 +40,7 @@ from pybk.manager.append_future import (
 from pybk.manager.handle import Handle, where_called
 from pybk.metrics import APPEND_ERRORS, code_of
 from pybk.spans import operation
-from pybk.storage.descriptor import LedgerDescriptor
+from pybk.storage.descriptor import DisplacedError, LedgerDescriptor
 from pybk.storage.log.log import Ticket
 from pybk.threads.call_threads import asyncio_form
 from pybk.threads.group_commit import Completion
@@ -399,13 +399,23 @@ class LedgerWriter(Handle):
             )
         return view.tobytes()
 
-    def _stage(self, payload: bytes) -> tuple[int, Completion] | None:
-        """Give an entry its id and stage it; None if too much is outstanding. The caller holds the ledger's lock."""
+    def _stage(self, payload: bytes, after: int | None = None) -> tuple[int, Completion] | None:
+        """Give an entry its id and stage it; None if too much is outstanding. The caller holds the ledger's lock.
+
+        Args:
+            payload: The entry's.
+            after: The entry that it must follow; None for any.
+
+        Raises:
+            DisplacedError: Other entries come before; nothing was done.
+        """
         descriptor = self._descriptor
         size = len(payload)
         if self._closed:
             self._refuse()
         descriptor.account_staged()
+        if after is not None and descriptor.last_pushed != after:
+            raise DisplacedError
         entry_id = descriptor.last_pushed + 1
         before = descriptor.length_pushed
         if self._prefixed_later:
@@ -449,14 +459,19 @@ class LedgerWriter(Handle):
             raise
         return staged
 
-    def _stage_pieces(self, batch: list[bytes], lengths: npt.NDArray[np.int64]) -> AppendFuture[range] | None:
+    def _stage_pieces(
+        self, batch: list[bytes], lengths: npt.NDArray[np.int64], after: int | None = None
+    ) -> AppendFuture[range] | None:
         """Stage a batch; None, with nothing done, if too much is outstanding for its first piece.
 
         The caller holds the ledger's lock, also while later pieces wait for space: no other append comes between them.
+        ``after`` and errors as for ``_stage``.
         """
         if self._closed:
             self._refuse()
         self._descriptor.account_staged()
+        if after is not None and self._descriptor.last_pushed != after:
+            raise DisplacedError
         first = self._descriptor.last_pushed + 1
         begun: Completion | None = ACKNOWLEDGED
         commit: Completion | None = ACKNOWLEDGED
@@ -715,22 +730,14 @@ def stage(writer: LedgerWriter, payload: bytes, after: int, *, kick: bool, wait:
     Raises:
         PybkError: As ``append_async``.
     """
-    descriptor = writer._descriptor
-    with descriptor.lock:
-        descriptor.account_staged()
-        if descriptor.last_pushed != after and not writer._closed:
-            return None
-        staged = writer._stage(payload)
-    if staged is None:
-
-        def again() -> tuple[int, Completion] | None:
-            _check_end(descriptor, after)
-            return writer._stage(payload)
-
-        try:
-            staged = writer._turns.in_turn(again, writer._overhead + len(payload), wait=wait)
-        except storage.DisplacedError:
-            return None
+    try:
+        with writer._descriptor.lock:
+            staged = writer._stage(payload, after)
+        if staged is None:
+            nbytes = writer._overhead + len(payload)
+            staged = writer._turns.in_turn(lambda: writer._stage(payload, after), nbytes, wait=wait)
+    except DisplacedError:
+        return None
     if kick:
         writer._log.kick()
     return writer._log, staged[1] if writer._wanted else ACKNOWLEDGED
@@ -739,20 +746,14 @@ def stage(writer: LedgerWriter, payload: bytes, after: int, *, kick: bool, wait:
 def stage_many(writer: LedgerWriter, payloads: list[bytes], after: int, *, kick: bool) -> Staged | None:
     """Append several entries as ``stage`` appends one; raises as ``append_many_async``."""
     lengths = np.fromiter(map(len, payloads), np.int64, len(payloads))
-
-    def staged() -> AppendFuture[range] | None:
-        if not writer._closed:
-            _check_end(writer._descriptor, after)
-        return writer._stage_pieces(payloads, lengths)
-
     try:
         with writer._descriptor.lock:
-            future = staged()
+            future = writer._stage_pieces(payloads, lengths, after)
         if future is None:
             _, end = next(_pieces(lengths + writer._overhead))
             nbytes = int(lengths[:end].sum()) + writer._overhead * end
-            future = writer._turns.in_turn(staged, nbytes, wait=True)
-    except storage.DisplacedError:
+            future = writer._turns.in_turn(lambda: writer._stage_pieces(payloads, lengths, after), nbytes, wait=True)
+    except DisplacedError:
         return None
     if kick:
         writer._log.kick()
@@ -779,13 +780,6 @@ def check_takes_entries(writer: LedgerWriter) -> None:
     with writer._descriptor.lock:
         if writer._closed or writer._descriptor.error is not None:
             writer._refuse()
-
-
-def _check_end(descriptor: LedgerDescriptor, last: int) -> None:
-    """Raise unless an entry is the last one that was appended; the caller holds the ledger's lock."""
-    descriptor.account_staged()
-    if descriptor.last_pushed != last:
-        raise storage.DisplacedError
 
 
 def keeping_log(writer: LedgerWriter) -> KeepingLog | None:

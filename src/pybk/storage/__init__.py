@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from pybk.storage.store_cut import CutTail as CutTail
     from pybk.storage.store_cut import merged as merged
     from pybk.storage.store_cut import rows_of as rows_of
-    from pybk.storage.transaction_group import DisplacedError as DisplacedError
     from pybk.storage.transaction_group import GroupAppend as GroupAppend
     from pybk.storage.transaction_group import LedgerEntries as LedgerEntries
 else:
@@ -31,6 +30,6 @@ else:
             "repair.rebuild": "rebuild_locked",
             "repair.scrub_notes": "load_notes",
             "store_cut": "CutTail merged rows_of",
-            "transaction_group": "DisplacedError GroupAppend LedgerEntries",
+            "transaction_group": "GroupAppend LedgerEntries",
         },
     )

@@ -41,6 +41,10 @@ _FEW: Final = 32
 """Below this many numbers, Python adds them faster than numpy."""
 
 
+class DisplacedError(Exception):
+    """A ledger does not end with the entry that others must follow; nothing was staged."""
+
+
 class Page(NamedTuple):
     """A page of the index in memory, for point lookups.
 

@@ -26,7 +26,7 @@ from pybk.errors import IllegalOperationError, LedgerClosedError, NoSuchLedgerEr
 from pybk.ledger.digest import EntryDigest
 from pybk.ledger.entry import ENTRY_HEADER_BYTES
 from pybk.ledger.ledger_metadata import LedgerState
-from pybk.storage.descriptor import LedgerDescriptor
+from pybk.storage.descriptor import DisplacedError, LedgerDescriptor
 from pybk.storage.format.index_rows import NamedRow, encode_named
 from pybk.storage.format.log_file import GROUP_RECORD_BYTES, RECORD_HEADER_BYTES
 from pybk.storage.log.commit import Commit, Control, GroupPart
@@ -74,10 +74,6 @@ class GroupAppended(NamedTuple):
 
     entry_ids: tuple[range, ...]
     version: int
-
-
-class DisplacedError(Exception):
-    """A ledger does not end with the entry that others must follow; nothing was staged."""
 
 
 class GroupStore(Protocol):

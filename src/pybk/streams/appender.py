@@ -34,7 +34,6 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
 
 from pybk import manager as handles
-from pybk import storage
 from pybk.errors import (
     LedgerClosedError,
     LedgerFencedError,
@@ -56,6 +55,7 @@ from pybk.manager.ledger_writer import (
     stage,
     stage_many,
 )
+from pybk.storage.descriptor import DisplacedError
 from pybk.streams.format import (
     Highest,
     Move,
@@ -490,7 +490,7 @@ class Appender:
             self.needs_repair = True  # until it is known what was staged, also if an interrupt comes between
             try:
                 staged = stage(handles.GroupPart(group_entries(writer, payloads, self._last_entry)))
-            except storage.DisplacedError:
+            except DisplacedError:
                 self.needs_repair = not ends_with(writer, self._last_entry)
                 raise
             except PybkError as error:
