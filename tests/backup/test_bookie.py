@@ -91,12 +91,12 @@ def test_a_start_that_stops_before_the_limbo_marks_finds_the_restore_again(three
     assert (before, replicas.restored) == (True, False)
     replicas.close()
     again = Replicas.open(str(new), config=StoreConfig(**QUICK))
-    assert again.store.accepted_loss
+    assert again.store.has_accepted_loss()
     assert first in again.ledgers()
     again.close()
     put_in_place(three, new)
     service = service_of(three.open_bookie(0, moved=True))
-    assert not service.replicas.store.accepted_loss
+    assert not service.replicas.store.has_accepted_loss()
 
 
 def test_two_incarnations_of_a_bookie_are_refused(three: Inside, tmp_path: Path, no_repair: list[bool]) -> None:

@@ -56,7 +56,7 @@ def let(cluster: Inside, member: Member, allowed: bool) -> None:
 
     cluster_backend_of(member.manager).membership.metadata.change_settings(change)
     known = [cluster_backend_of(manager).membership.metadata for manager in cluster.bookies]
-    wait_until(lambda: all(metadata.settings.repair.recover_abandoned is allowed for metadata in known))
+    wait_until(lambda: all(metadata.current_settings().repair.recover_abandoned is allowed for metadata in known))
 
 
 @contextmanager

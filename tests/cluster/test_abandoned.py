@@ -58,7 +58,7 @@ def let(cluster: Inside, allowed: bool) -> None:
 
 def knows(metadata: ClusterMetadata, allowed: bool) -> bool:
     """Return whether a client of the metadata store knows that members may recover, or that they may not."""
-    return metadata.settings.repair.recover_abandoned is allowed
+    return metadata.current_settings().repair.recover_abandoned is allowed
 
 
 def uses(cluster: Inside) -> int:

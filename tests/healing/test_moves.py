@@ -183,7 +183,7 @@ def test_misplaced_ledgers_are_counted_and_moved_when_asked(tmp_path: Path, monk
         client = cluster.connect()
         admin = ClusterAdmin(client)
         admin.change_settings(lambda found: replace(found, placement=PlacementSettings(min_zones=3)))
-        wait_until(lambda: metadata_of(client).settings.placement.min_zones == 3)
+        wait_until(lambda: metadata_of(client).current_settings().placement.min_zones == 3)
         for _ in range(10):
             make(client)
         before = ensembles(client)

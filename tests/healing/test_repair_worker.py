@@ -243,7 +243,7 @@ def test_a_bookie_with_the_last_copy_gives_it_at_the_urgent_rate(
     worker = start(managers[source])
     pace = service_of(managers[source]).copy_reads.pace
     assert isinstance(pace, TokenBucket)
-    settings = metadata.settings.repair
+    settings = metadata.current_settings().repair
     assert pace.rate == settings.bytes_per_second
     lose(four, four.bookies.index(managers[gone]))
     wait_until(lambda: pace.rate == settings.urgent_bytes_per_second)
@@ -333,7 +333,7 @@ def test_a_paused_repair_waits_and_continues_by_itself(
     metadata.change_settings(paused)
     lose(four, 0)
     seen = [metadata_of(manager) for manager in four.bookies[1:]]
-    wait_until(lambda: all(each.settings.repair.paused_until_ns > 0 for each in seen))
+    wait_until(lambda: all(each.current_settings().repair.paused_until_ns > 0 for each in seen))
     marked = len(metadata.list_under_replicated())
     workers = [start(manager) for manager in four.bookies[1:]]
     assert not any(worker.look() for worker in workers)
@@ -360,7 +360,7 @@ def test_a_pause_stops_the_pass_under_way(
     def paused_by_the_first(copy: FragmentCopy, *arguments: Any) -> None:
         until_ns = time.time_ns() + 3_600 * 10**9
         metadata.change_settings(lambda old: replace(old, repair=replace(old.repair, paused_until_ns=until_ns)))
-        wait_until(lambda: metadata_of(manager).settings.repair.paused_until_ns == until_ns)
+        wait_until(lambda: metadata_of(manager).current_settings().repair.paused_until_ns == until_ns)
         begin(copy, *arguments)
 
     monkeypatch.setattr(FragmentCopy, "__init__", paused_by_the_first)
@@ -430,7 +430,7 @@ def test_a_ledger_that_becomes_urgent_overtakes_the_batch_under_way(
     urgent = next(ledger_id for ledger_id in reversed(ledgers) if ledger_id not in copied)
     for bookie in others[:2]:
         metadata.mark_under_replicated(urgent, bookie, 0, reason=RepairReason.DAMAGED)
-    wait_until(lambda: pace.rate == metadata.settings.repair.urgent_bytes_per_second)
+    wait_until(lambda: pace.rate == metadata.current_settings().repair.urgent_bytes_per_second)
     wait_until(lambda: len(copied) > 2)
     assert copied[1] == urgent
     rate(metadata, 32 << 20)

@@ -54,7 +54,7 @@ def run_tasks(count: int, metadata: str) -> list[list[Any]]:
         time.sleep(0.2)
         executor = Executor.of_task()
         bookie = local_bookie(metadata)
-        return [executor.name, executor.pid, None if bookie is None else asdict(bookie)]
+        return [executor.name(), executor.pid, None if bookie is None else asdict(bookie)]
 
     return session().sparkContext.parallelize(range(count), count).map(look).collect()
 

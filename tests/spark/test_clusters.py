@@ -91,7 +91,7 @@ def kill(pid: int) -> None:
     """Kill a process and wait until it is gone."""
     process = Process.of(pid)
     os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: not process.alive)
+    wait_until(lambda: not process.is_alive())
 
 
 # ---- executors on one host, each with a bookie from its first task on ------------------------------------------------
@@ -156,7 +156,9 @@ def test_the_next_executors_take_over_what_others_had_that_ended(local: Driver, 
             writer.append_many([b"%d" % entry for entry in range(100)])
         for bookie, number in zip(before.values(), (signal.SIGKILL, signal.SIGPWR), strict=True):
             os.kill(bookie["executor_pid"], number)  # SIGPWR is what decommissions an executor
-        wait_until(lambda: not any(process.alive for process in processes), "the bookies to end with their executors")
+        wait_until(
+            lambda: not any(process.is_alive() for process in processes), "the bookies to end with their executors"
+        )
         assert metadata_of(client).list_bookies() == [], "they said that they leave"
     after = local_reader(local, place)
     assert not set(before) & set(after)

@@ -69,7 +69,7 @@ class Holdings:
             if extent.descriptor.last_durable >= 0
         ]
         header = replica.header
-        limbo = replica.limbo or self._replicas.store.accepted_loss
+        limbo = replica.limbo or self._replicas.store.has_accepted_loss()
         encoded = b"" if header is None else header.encoded
         return HeldLedger(encoded, tuple(runs), replica.tier(), limbo)
 

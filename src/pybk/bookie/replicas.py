@@ -203,7 +203,7 @@ class Replicas:
                 f"{self.store.volumes.root} does not belong to a bookie yet, but the metadata store knows {expected}: "
                 "mount or name the directory that it had, or choose another name for a new bookie"
             )
-        if self.store.salvage is not None or self.store.accepted_loss:
+        if self.store.salvage is not None or self.store.has_accepted_loss():
             expected = expected._replace(boots=min(boots, identity.boots))
         identity.check(expected, self.store.volumes.root)
 
@@ -242,7 +242,7 @@ class Replicas:
         before = self.identity
         if before is not None:
             self.check_identity(cluster_id, bookie_id, instance, boots)
-            if not (moved or (self.restored and self.store.accepted_loss)):
+            if not (moved or (self.restored and self.store.has_accepted_loss())):
                 before.check_place(inode, self.store.volumes.root)
             boots = max(boots, before.boots)
         incarnation = self.store.cookie.incarnation

@@ -635,7 +635,7 @@ class BookieServer:
     def _lets_members_recover(self) -> bool:
         """Return whether members may recover ledgers without their passwords, as the cluster's settings are now."""
         try:
-            return self.server.member_key is not None and self._metadata.settings.repair.recover_abandoned
+            return self.server.member_key is not None and self._metadata.current_settings().repair.recover_abandoned
         except PybkError as error:
             logger.warning("a member's recovery is refused, because the settings cannot be read: %s", error)
             return False

@@ -191,7 +191,7 @@ def accepted_losses(store: Store) -> list[str]:
 
     It stays until ``put_all_in_limbo``, so the start after an interrupted one finds it again.
     """
-    if not store.accepted_loss:
+    if not store.has_accepted_loss():
         return []
     if store.cookie.incarnation:
         return [f"{store.volumes.root} was restored from a backup, or its index was rebuilt without all entries"]

@@ -328,7 +328,7 @@ class ClusterBackend(ReplicatedLedgers):
     def _paused_until_ns(self) -> int:
         """Return when a pause of the repairs ends, as the settings say that this client knows."""
         try:
-            return self._metadata.settings.repair.paused_until_ns
+            return self._metadata.current_settings().repair.paused_until_ns
         except PybkError as error:
             logger.warning("whether repairs are paused is not known: %s", error)
             return 0

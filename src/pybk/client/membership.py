@@ -249,10 +249,9 @@ class Membership:
             local=found.bookie.bookie_id == self.near,
         )
 
-    @property
     def policy(self) -> PlacementPolicy:
-        """The cluster's policy of placement, as it is set now."""
-        placement = self.metadata.settings.placement
+        """Return the cluster's policy of placement, as it is set now."""
+        placement = self.metadata.current_settings().placement
         return PlacementPolicy(placement.min_zones, placement.strict)
 
     def ensemble(self, metadata: LedgerMetadata) -> Choice:
@@ -270,7 +269,7 @@ class Membership:
         # A bookie that turned read-only stays registered, and no watch reports such changes.
         if time.monotonic_ns() - self.seen_ns > FRESH_NS:
             self.refresh()
-        policy = self.policy
+        policy = self.policy()
         choice = self._choose(tuple(range(size)), (), frozenset(), metadata, policy)
         if len(choice.bookies) < size:
             self.refresh()
@@ -285,7 +284,7 @@ class Membership:
         """Return the registered bookies, and those that are away, without removed ones and accepted losses."""
         cookies = self.metadata.list_cookies()
         leaving = {cookie.bookie for cookie in cookies if cookie.state.read_only}
-        there = self.bookies.keys() | self.too_old.keys() | set(self.metadata.settings.repair.accepted_losses)
+        there = self.bookies.keys() | self.too_old.keys() | set(self.metadata.current_settings().repair.accepted_losses)
         away = (
             Candidate(cookie.bookie, {}, location=Location.registered(cookie.location), away=True)
             for cookie in cookies
@@ -489,7 +488,7 @@ class Membership:
         if gains:
             zones, zone = [located.get(each, NOWHERE).zone for each in fragment.ensemble], located[bookie].zone
             sets = write_sets(metadata.ensemble_size, metadata.write_quorum)
-            if not gains_zones(zones, place, zone, sets, self.policy.needed(metadata.write_quorum)):
+            if not gains_zones(zones, place, zone, sets, self.policy().needed(metadata.write_quorum)):
                 return False
         return fits(
             bookie,
@@ -498,7 +497,7 @@ class Membership:
             ensemble=fragment.ensemble,
             hints=metadata.storage_hints,
             write_quorum=metadata.write_quorum,
-            policy=self.policy,
+            policy=self.policy(),
             located=located,
             size_bytes=metadata.length * metadata.write_quorum // metadata.ensemble_size,
             among_best=among_best,
@@ -509,7 +508,7 @@ class Membership:
     def choose(self, ledger: RemoteLedger, effect: ChooseBookies) -> Event:
         """Choose bookies for places of an ensemble, from registrations that are read anew."""
         self.refresh()
-        policy, ensemble = self.policy, effect.ensemble
+        policy, ensemble = self.policy(), effect.ensemble
         choice = self._choose(effect.places, ensemble, effect.excluded, ledger.metadata, policy, copies=effect.copies)
         if not effect.copies:
             self._watch_drains(choice.bookies.values())

@@ -80,7 +80,7 @@ class Autorecovery:
         yield MetricKey("repair_throttle_ratio"), self.worker.foreground_share()
         yield MetricKey("surplus_bytes"), self.surplus.surplus_bytes
         if (oldest_ns := self.quick_audits.oldest_ns) is not None:
-            yield from scrub_gauges(ScrubKind.QUICK, oldest_ns, self.quick_audits.period_s)
+            yield from scrub_gauges(ScrubKind.QUICK, oldest_ns, self.quick_audits.period_s())
 
     def _settings_changed(self) -> None:
         """Have those that rest for long see the settings of the cluster; called by a thread of the metadata store."""

@@ -219,10 +219,9 @@ class QuickAudits(Rounds):
         schedule = self._schedule
         return None if schedule is None else schedule.oldest_ns
 
-    @property
     def period_s(self) -> float:
-        """Seconds between two audits of a replica; once ``oldest_ns`` is known, it costs no round trip."""
-        return self._metadata.settings.scrub.quick_s
+        """Return the seconds between two audits of a replica; once ``oldest_ns`` is known, it costs no round trip."""
+        return self._metadata.current_settings().scrub.quick_s
 
     def _look(self) -> Iterator[float]:
         """Audit the ledgers that are due, if this process leads and the cluster is quiet."""
@@ -232,7 +231,7 @@ class QuickAudits(Rounds):
             self.suspects.clear()
             return
         now_ns = time.time_ns()
-        settings = self._metadata.settings
+        settings = self._metadata.current_settings()
         schedule = self._schedule = self._schedule or self._noted(now_ns)
         schedule.ask(settings.scrub.quick_asked_ns, now_ns)
         period = settings.scrub.quick_s

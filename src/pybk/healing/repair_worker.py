@@ -186,11 +186,11 @@ class RepairWorker:
         """True if a more urgent ledger waits for the end of the batch that is repaired."""
         self._listing_s = 0.0
         """The time that the last listing of the marks took."""
-        rate = self._repair_settings.bytes_per_second
+        rate = self._repair_settings().bytes_per_second
         self._inbound = TokenBucket(rate, now_ns)
         self._outbound = bookie.copy_reads.pace = TokenBucket(rate, now_ns)
         self._guard = ForegroundGuard()
-        self._cap = ForegroundCap(self._repair_settings.least_bytes_per_second)
+        self._cap = ForegroundCap(self._repair_settings().least_bytes_per_second)
         self._clock_ns = time.time_ns() - now_ns
         """The offset from the monotonic clock to the time of day; the system's time of day may be set meanwhile."""
         self._appends = _NO_APPENDS
@@ -210,9 +210,8 @@ class RepairWorker:
         """The times of the next pass, and of the next look at the appends between passes, by the monotonic clock."""
         self._marks_watch = self._metadata.watch_under_replicated(self.wake)
 
-    @property
     def _repair_settings(self) -> RepairSettings:
-        return self._metadata.settings.repair
+        return self._metadata.current_settings().repair
 
     # ---- passes --------------------------------------------------------------------------------------------------
 
@@ -301,7 +300,7 @@ class RepairWorker:
 
     def _is_due(self, mark: UnderReplicatedLedger) -> bool:
         """Return whether a worker may repair the ledger of a mark now."""
-        return mark.state is RepairState.QUEUED or (mark.state is RepairState.WAITING_FOR_OWNER and self._may_recover)
+        return mark.state is RepairState.QUEUED or (mark.state is RepairState.WAITING_FOR_OWNER and self._may_recover())
 
     def _candidates(self, ledger_ids: list[int], marks: dict[int, list[UnderReplicatedLedger]]) -> list[Candidate]:
         """Return the ledgers for which this bookie can do something."""
@@ -533,16 +532,15 @@ class RepairWorker:
 
     def _is_paused(self) -> bool:
         """Return whether a person has paused the repairs; copies that are under way end all the same (H7)."""
-        return self._repair_settings.paused_until_ns > time.time_ns()
+        return self._repair_settings().paused_until_ns > time.time_ns()
 
-    @property
     def _may_recover(self) -> bool:
-        return self._recover is not None and self._repair_settings.recover_abandoned
+        return self._recover is not None and self._repair_settings().recover_abandoned
 
     def _is_left(self, work: LedgerWork, marks: Iterable[UnderReplicatedLedger]) -> bool:
         """Return whether a ledger may be recovered: the auditor says that its writer is gone, and settings allow it."""
         waiting = {mark.bookie for mark in marks if mark.state is RepairState.WAITING_FOR_OWNER}
-        return self._may_recover and not waiting.isdisjoint(work.unended)
+        return self._may_recover() and not waiting.isdisjoint(work.unended)
 
     def _work(self, metadata: LedgerMetadata, marks: list[UnderReplicatedLedger]) -> LedgerWork:
         own = self._bookie.bookie
@@ -582,7 +580,7 @@ class RepairWorker:
 
     def _set_rate(self) -> None:
         """Choose the rates of copies, by the settings as they are now, the batch that is repaired, and the queue."""
-        settings, first = self._repair_settings, self._first
+        settings, first = self._repair_settings(), self._first
         normal = settings.bytes_per_second
         if first is not None and tuple(RepairReason)[first.rank] in _BACKGROUND:
             normal = settings.background_bytes_per_second
@@ -602,7 +600,7 @@ class RepairWorker:
         now_ns = time.monotonic_ns()
         appends = self._bookie.append_latency.take()
         copied_bytes = self._inbound.charged_bytes + self._outbound.charged_bytes
-        self._cap.least = self._repair_settings.least_bytes_per_second
+        self._cap.least = self._repair_settings().least_bytes_per_second
         self._cap.look(self._clock_ns + now_ns, appends, copied_bytes)
         self._appends += appends
         if now_ns - self._sampled_ns >= SAMPLE_NS:

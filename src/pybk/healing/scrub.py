@@ -810,7 +810,7 @@ class BookieScrub(ScrubOwner):
 
     def terms(self) -> ScrubTerms | None:
         """Return the terms that the settings of the cluster give."""
-        settings = self._metadata.settings
+        settings = self._metadata.current_settings()
         scrub = settings.scrub
         now = time.monotonic()
         if now >= self._looked_at + QUIET_S:

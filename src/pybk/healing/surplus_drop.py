@@ -167,7 +167,7 @@ class SurplusDrops(Rounds):
         """
         yield LOOK_S
         metadata = self._membership.metadata
-        self.delay_s = metadata.settings.repair.surplus_delay_s
+        self.delay_s = metadata.current_settings().repair.surplus_delay_s
         if time.monotonic() >= self._looked_at + self.pause_s and metadata.is_quiet(time.time_ns()):
             self._looked_at = time.monotonic()
             for _ in self._drop_page():

@@ -51,7 +51,7 @@ class WriterWatch(Rounds):
     def _look(self) -> Iterator[float]:
         """Ask about all open ledgers that have places short, once that is due, and report each writer that lives."""
         yield LOOK_MIN_S
-        pause_s = min(LOOK_MAX_S, self._metadata.settings.repair.open_grace_s / 10)
+        pause_s = min(LOOK_MAX_S, self._metadata.current_settings().repair.open_grace_s / 10)
         leads = self._auditor.leads  # it may end at any time
         if not leads or time.monotonic() < self._looked_at + pause_s:
             return

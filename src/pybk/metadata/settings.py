@@ -281,13 +281,12 @@ class Settings(AuthenticatedValues):
         self._settings_lock = threading.Lock()
         """Guards the attributes below."""
         self._settings: ClusterSettings | None = None
-        """The settings that were read last; None before the first use of ``settings``."""
+        """The settings that were read last; None before the first ``current_settings``."""
         self._settings_version = -1
         self._settings_watch: Watch | None = None
 
-    @property
-    def settings(self) -> ClusterSettings:
-        """The current settings, as of the last notification from the store. They cost a round trip only the first time.
+    def current_settings(self) -> ClusterSettings:
+        """Return the settings as of the last notification from the store; only the first call costs a round trip.
 
         Raises:
             MetadataForgedError, CorruptError, UnsupportedFormatError: The first time, as ``read_settings``.

@@ -405,9 +405,8 @@ class Store(StoreReader):
         self.salvage = None
         self.scheduler.start()
 
-    @property
-    def accepted_loss(self) -> bool:
-        """True if ``rebuild-index`` made an index without durable entries, and this was not forgotten since."""
+    def has_accepted_loss(self) -> bool:
+        """Return whether ``rebuild-index`` made an index without durable entries, and this was not forgotten since."""
         return self.fs.exists(os.path.join(self.volumes.root, ACCEPTED_LOSS))
 
     def forget_accepted_loss(self) -> None:

@@ -132,7 +132,7 @@ def test_a_bookie_ends_with_its_executor(begin: Begin, settings: BookieSettings)
         metadata = metadata_of(client)
         assert [there.bookie for there in metadata.list_bookies()] == [found.bookie]
         sleeper.kill()
-        wait_until(lambda: not process.alive)
+        wait_until(lambda: not process.is_alive())
         assert metadata.list_bookies() == [], "it said that it leaves"
     assert executor_bookie(sleeper.executor, settings.metadata) is None
     assert not [name for name in os.listdir(os.path.dirname(sleeper.executor.file("", "lock"))) if "executor" in name]
@@ -219,7 +219,7 @@ def test_a_bookie_ends_at_sigterm(begin: Begin, settings: BookieSettings) -> Non
     found = ensure_bookie(settings, begin().executor)
     process = Process.of(found.pid)
     os.kill(found.pid, signal.SIGTERM)
-    wait_until(lambda: not process.alive)
+    wait_until(lambda: not process.is_alive())
     assert not is_locked(f"{found.directory}.lock")
 
 

@@ -45,12 +45,12 @@ def bookie_of(executor: Executor) -> ExecutorBookie:
 
 def test_a_process_is_known_by_its_number_and_its_start(sleeper: subprocess.Popen[bytes]) -> None:
     process = Process.of(sleeper.pid)
-    alive = [process.alive, Process(process.pid, process.started - 1).alive]
+    alive = [process.is_alive(), Process(process.pid, process.started - 1).is_alive()]
     sleeper.kill()
     os.waitid(os.P_PID, sleeper.pid, os.WEXITED | os.WNOWAIT)
-    alive.append(process.alive)  # it is a zombie
+    alive.append(process.is_alive())  # it is a zombie
     sleeper.wait()
-    alive.append(process.alive)
+    alive.append(process.is_alive())
     assert alive == [True, False, False, False]
     with pytest.raises(IllegalOperationError, match="no process"):
         Process.of(process.pid)

@@ -556,7 +556,7 @@ def test_ledgers_of_a_bookie_get_no_entry_that_their_peers_may_not_have(tmp_path
     found = rebuild_index(str(tmp_path), accept_loss=True)
     assert (found.made, found.lost) == (True, ())
     with open_store(tmp_path) as manager:
-        assert store_of(manager).accepted_loss, "it puts all its ledgers in limbo"
+        assert store_of(manager).has_accepted_loss(), "it puts all its ledgers in limbo"
         assert store_of(manager).descriptor(part.ledger_id).last_durable == -1
 
 

@@ -175,7 +175,7 @@ def _status(parsed: argparse.Namespace) -> int:
         _print_members(cluster)
         print(f"\nmetadata: {cluster.url}   its secret: {cluster.secret_file}")
         print(f"the page: {cluster.page or 'none'}   directory: {cluster.directory}")
-    return SOUND if all(each.state == "running" for each in cluster.wanted) else DAMAGED
+    return SOUND if all(each.state() == "running" for each in cluster.wanted()) else DAMAGED
 
 
 def _faults(cluster: DevCluster, member: Member) -> list[str]:
@@ -186,7 +186,7 @@ def _faults(cluster: DevCluster, member: Member) -> list[str]:
 
 def _print_members(cluster: DevCluster) -> None:
     rows = [
-        (each.name, each.state, each.pid, each.zone, each.address, each.http, ", ".join(_faults(cluster, each)))
+        (each.name, each.state(), each.pid, each.zone, each.address, each.http, ", ".join(_faults(cluster, each)))
         for each in cluster.members.values()
     ]
     print_table(rows, ("name", "state", "pid", "zone", "address", "http", "faults"))
@@ -204,7 +204,7 @@ def _as_json(cluster: DevCluster) -> dict[str, Any]:
         "members": [
             {
                 "name": each.name,
-                "state": each.state,
+                "state": each.state(),
                 "pid": each.pid,
                 "zone": each.zone,
                 "address": each.address,

@@ -249,9 +249,8 @@ class DevCluster:
         """The URL of its page; empty if there is none."""
         return f"{self.console.http}/" if self.console.http else ""
 
-    @property
     def wanted(self) -> list[Member]:
-        """Its members that should run: all, or without the packages for HTTP all except the console."""
+        """Return its members that should run: all, or without the packages for HTTP all except the console."""
         return self.bookies if missing() else list(self.members.values())
 
     def bookie(self, name: str) -> Member:
@@ -285,8 +284,8 @@ class DevCluster:
             UsageError: A port is taken.
             PybkError: One of them does not serve; the text has the end of its log. The others do.
         """
-        wanted = [self.member(name) for name in names] or self.wanted
-        resting = [each for each in wanted if not each.alive]
+        wanted = [self.member(name) for name in names] or self.wanted()
+        resting = [each for each in wanted if not each.is_alive()]
         for each in resting:
             self._check_ports(each)
         environment = environment_of_members()
@@ -387,7 +386,7 @@ class DevCluster:
         Raises:
             UsageError: A member runs.
         """
-        running = [each.name for each in self.members.values() if each.alive]
+        running = [each.name for each in self.members.values() if each.is_alive()]
         if running:
             raise UsageError(f"{', '.join(running)} still run; `pybk dev down` ends them")
         path = path_of(self.profile)
@@ -464,7 +463,7 @@ class DevCluster:
     def wipe(self, name: str) -> None:
         """Kill a bookie, and remove all its files, as if its disks were lost."""
         bookie = self.bookie(name)
-        if bookie.alive:
+        if bookie.is_alive():
             kill(bookie)
         for path in (self._data(bookie), *(self._device(bookie, tier) for tier in StorageHint)):
             if os.path.isdir(path):

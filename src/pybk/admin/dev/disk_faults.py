@@ -65,7 +65,6 @@ class _Disk:
         self._seen: tuple[int, int] | None = None
         self._faults = DiskFaults()
 
-    @property
     def faults(self) -> DiskFaults:
         try:
             status = os.stat(self._path)
@@ -85,19 +84,19 @@ def obey(path: str) -> None:
 
     def slowly(call: Any) -> Any:
         def slow(file: OsFile, *arguments: Any) -> None:
-            if disk.faults.slow_ms:
-                time.sleep(disk.faults.slow_ms / 1e3)
+            if disk.faults().slow_ms:
+                time.sleep(disk.faults().slow_ms / 1e3)
             call(file, *arguments)
 
         return slow
 
     def create_unless_full(system: OsFileSystem, path: str, size: int) -> OsFile:
-        if disk.faults.fills(path):
+        if disk.faults().fills(path):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
         return create(system, path, size)
 
     def free_bytes(system: OsFileSystem, path: str) -> int:
-        return 0 if disk.faults.fills(path) else free(system, path)
+        return 0 if disk.faults().fills(path) else free(system, path)
 
     for owner, name, value in (
         (OsFile, "write_durable", slowly(write)),

@@ -51,18 +51,16 @@ class Member:
     began: int = 0
     lost: bool = False
 
-    @property
     def state(self) -> str:
-        """``running``, ``paused``, or ``stopped``."""
+        """Return ``running``, ``paused``, or ``stopped``."""
         found = _status(self.pid) if self.pid else None
         if found is None or found[1] != self.began or found[0] in "ZX":
             return "stopped"
         return "paused" if found[0] in "Tt" else "running"
 
-    @property
-    def alive(self) -> bool:
-        """True if its process exists, paused or not."""
-        return self.state != "stopped"
+    def is_alive(self) -> bool:
+        """Return whether its process exists, paused or not."""
+        return self.state() != "stopped"
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to its process.
@@ -70,7 +68,7 @@ class Member:
         Raises:
             UsageError: It does not run.
         """
-        if not self.alive:
+        if not self.is_alive():
             raise UsageError(f"{self.name} does not run; `pybk dev start {self.name}` starts it")
         os.kill(self.pid, number)
 
@@ -156,16 +154,16 @@ def stop_all(members: Sequence[Member], report: Callable[[str], None]) -> None:
         members: The members; those that do not run are left out.
         report: Called with a sentence for each one that had to be killed.
     """
-    running = [each for each in members if each.alive]
+    running = [each for each in members if each.is_alive()]
     for each in running:
         for number in (signal.SIGTERM, signal.SIGCONT):  # a paused one gets both once it continues
             each.signal(number)
     until = time.monotonic() + STOP_SECONDS
-    while any(each.alive for each in running) and time.monotonic() < until:
+    while any(each.is_alive() for each in running) and time.monotonic() < until:
         _reap(running)
         time.sleep(_POLL_SECONDS)
     for each in running:
-        if each.alive:
+        if each.is_alive():
             report(f"{each.name} did not end within {STOP_SECONDS:g} s, and was killed")
             kill(each)
 
@@ -177,7 +175,7 @@ def kill(member: Member) -> None:
         UsageError: It does not run.
     """
     member.signal(signal.SIGKILL)
-    while member.alive:
+    while member.is_alive():
         _reap([member])
         time.sleep(_POLL_SECONDS)
 

@@ -112,7 +112,7 @@ class EventPage:
 @route("GET", f"{_ROOT}/load", cluster=False)
 def load(view: View) -> Load:
     """Return the load of this process in the last second."""
-    return view.seen.load
+    return view.seen().load
 
 
 @route("GET", f"{_ROOT}/loads")
@@ -126,14 +126,14 @@ def loads(view: View) -> Mapping[str, BookieLoad]:
             limbo_ledgers=each.limbo_ledgers,
             process=each.process,
         )
-        for name, each in view.seen.loads.items()
+        for name, each in view.seen().loads.items()
     }
 
 
 @route("GET", f"{_ROOT}/types", cluster=False)
 def types(view: View) -> TypePage:
     """Return the rates of appends and reads, by ledger type."""
-    seen = view.seen
+    seen = view.seen()
     names = dict.fromkeys((*seen.types, *seen.ledgers))
     found = []
     for name in names:
@@ -153,7 +153,7 @@ def types(view: View) -> TypePage:
 @route("GET", f"{_ROOT}/space", cluster=False)
 def space(view: View) -> tuple[Space, ...]:
     """Return the free space, by the tiers of a cluster's devices, or by device of a store."""
-    seen = view.seen
+    seen = view.seen()
     found = space_by_tiers(seen.bookies)
     return tuple(
         Space(

@@ -1,6 +1,6 @@
 """The routes of the interface, ``/api/v1``; docs/reference/http.md lists them.
 
-Values that are requested often come from ``View.seen``; other routes read the metadata store, a page at a time. Nothing
+Values that are requested often come from ``View.seen()``; other routes read the metadata store, a page at a time. Nothing
 here runs in a bookie's thread.
 """
 
@@ -228,7 +228,7 @@ class OwnBookie:
 @route("GET", f"{_ROOT}/cluster", cluster=False)
 def cluster(view: View) -> Overview:
     """Return the state of the cluster, or of the store."""
-    seen = view.seen
+    seen = view.seen()
     return Overview(
         seen_ns=seen.seen_ns,
         name=view.name,
@@ -247,7 +247,8 @@ def cluster(view: View) -> Overview:
 @route("GET", f"{_ROOT}/bookies")
 def bookies(view: View) -> BookiePage:
     """Return the bookies of the cluster."""
-    return BookiePage(seen_ns=view.seen.seen_ns, bookies=view.seen.bookies)
+    seen = view.seen()
+    return BookiePage(seen_ns=seen.seen_ns, bookies=seen.bookies)
 
 
 @route("GET", f"{_ROOT}/bookies/{{name}}")
@@ -412,7 +413,7 @@ def repairs(view: View, limit: PageSize = 100) -> RepairPage:
         limit: The most repairs, 1 to 1000.
     """
     found = view.admin.repairs()
-    status = view.seen.cluster
+    status = view.seen().cluster
     return RepairPage(
         total=len(found),
         repairs=tuple(map(_repair_info, found[:limit])),
@@ -516,7 +517,7 @@ def change_settings(
 @route("GET", f"{_ROOT}/bookies/self")
 def own_bookie(view: View) -> OwnBookie:
     """Return the bookie whose port this is, as it sees itself."""
-    seen, bookie = view.seen, view.bookie
+    seen, bookie = view.seen(), view.bookie
     assert bookie is not None, "the route is on a bookie's own port alone"
     return OwnBookie(
         seen_ns=seen.seen_ns,

@@ -59,7 +59,7 @@ def _own_reasons(health: Health, states: Collection[str], codes: Collection[str]
 
 def ready(view: View, request: Request, wait: bool) -> Response:
     """Return 200 if the process serves: registered, not drained, and out of limbo unless ``?allow=limbo``."""
-    seen = view.seen if wait else view.seen_now
+    seen = view.seen() if wait else view.seen_now()
     refused = {"failed"} if request.query_params.get("allow") == "limbo" else {"failed", "in_limbo"}
     reasons = _own_reasons(seen.health, refused, _UNREADY)
     if (age_s := time.monotonic() - seen.looked) > TURN_SECONDS:
@@ -69,7 +69,7 @@ def ready(view: View, request: Request, wait: bool) -> Response:
 
 def health(view: View, request: Request, wait: bool) -> Response:
     """Return 200 unless the cluster is bad, or a store degraded; with ``?verbose`` the verdict and its reasons."""
-    seen = view.seen if wait else view.seen_now
+    seen = view.seen() if wait else view.seen_now()
     if seen.cluster is None:
         verdict, reasons = str(seen.health.state), seen.health.reasons
         well = seen.health.state in ("ok", "read_only") and not seen.trouble

@@ -139,14 +139,12 @@ class View:
             )
         return self._admin
 
-    @property
     def seen(self) -> Seen:
-        """The last values, at most ``LOOK_SECONDS`` old under frequent requests; raises ProblemError without any."""
+        """Return the last values, at most ``LOOK_SECONDS`` old under frequent requests; ProblemError if there are none."""
         return self._seen_by(SEEN_SECONDS)
 
-    @property
     def seen_now(self) -> Seen:
-        """The same, without a wait for the first look, or for the next one after a pause without requests."""
+        """Return the same, without a wait for the first look, or for the next one after a pause without requests."""
         return self._seen_by(0.0)
 
     def _seen_by(self, seconds: float) -> Seen:

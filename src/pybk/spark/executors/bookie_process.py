@@ -65,8 +65,8 @@ def main(settings: BookieSettings, executor: Executor) -> None:
         stack.enter_context(closing(bookie))
         stack.callback(_forget, executor, settings.metadata, "json")
         ExecutorBookie(
-            executor=executor.name,
-            location=executor.location,
+            executor=executor.name(),
+            location=executor.location(),
             bookie_id=bookie.bookie.bookie_id,
             instance=bookie.bookie.instance.hex(),
             address=bookie.addresses[0],
@@ -110,7 +110,7 @@ class _Shutdown:
         self._executor: int | None = None
         with suppress(ProcessLookupError):
             self._executor = os.pidfd_open(executor.pid)
-        self.executor_ended = self._executor is None or not executor.alive
+        self.executor_ended = self._executor is None or not executor.is_alive()
         if self._executor is not None:
             self._poll.register(self._executor, select.POLLIN)
 
@@ -146,10 +146,10 @@ def _take_slot(directory: str, executor: Executor) -> str:
 def _is_leaving(place: str) -> bool:
     """Return whether the executor of a slot has ended; if so, ask its bookie to end."""
     found = read_state(f"{place}.json")
-    if found is None or Process(*found["executor"]).alive:
+    if found is None or Process(*found["executor"]).is_alive():
         return False
     bookie = Process(*found["bookie"])
-    if bookie.alive:
+    if bookie.is_alive():
         with suppress(ProcessLookupError):
             os.kill(bookie.pid, signal.SIGTERM)
     return True
@@ -157,7 +157,7 @@ def _is_leaving(place: str) -> bool:
 
 def _name(executor: Executor, place: str) -> str:
     """Return an unused name for a new bookie, because the name of a lost directory would promise its lost entries."""
-    return f"{executor.host}-{os.path.basename(place)}-{secrets.token_hex(_NAME_BYTES)}"
+    return f"{executor.host()}-{os.path.basename(place)}-{secrets.token_hex(_NAME_BYTES)}"
 
 
 def own_host(metadata: str) -> str:

@@ -58,9 +58,8 @@ class Process(NamedTuple):
             raise IllegalOperationError(f"there is no process {pid}")
         return cls(pid, int(status[19]))
 
-    @property
-    def alive(self) -> bool:
-        """True if the process still runs."""
+    def is_alive(self) -> bool:
+        """Return whether the process still runs."""
         status = _status(self.pid)
         return status is not None and int(status[19]) == self.started and status[0] not in (b"Z", b"X")
 
@@ -98,20 +97,17 @@ class Executor(Process):
             raise IllegalOperationError(f"process {os.getpid()} has no executor over it: call this in a task of Spark")
         return cls.of(pid)
 
-    @property
     def name(self) -> str:
-        """The executor's id in Spark; ``driver`` with ``local[N]``."""
+        """Return the executor's id in Spark; ``driver`` with ``local[N]``."""
         return self._option("--executor-id") or os.environ.get("SPARK_EXECUTOR_ID", DRIVER)
 
-    @property
     def location(self) -> str | None:
-        """The location by which Spark places tasks on this executor; None if it is not known."""
+        """Return the location by which Spark places tasks on this executor; None if it is not known."""
         host = self._option("--hostname")
-        return f"executor_{host}_{self.name}" if host else None
+        return f"executor_{host}_{self.name()}" if host else None
 
-    @property
     def host(self) -> str:
-        """The name of this host in Spark."""
+        """Return the name of this host in Spark."""
         return self._option("--hostname") or socket.gethostname()
 
     def _option(self, option: str) -> str:

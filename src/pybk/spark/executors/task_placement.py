@@ -123,7 +123,7 @@ def hold_executors(spark: SparkSession, locations: Sequence[str] | None, watch: 
 
 def _hold(watch: Callable[[], None], locations: Iterator[bytes]) -> None:
     """Run ``watch`` if this task is on the executor of a location; Spark moves tasks of a lost executor to others."""
-    location = Executor.of_task().location or ""
+    location = Executor.of_task().location() or ""
     if location.encode() in locations:
         watch()
 

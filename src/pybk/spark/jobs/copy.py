@@ -136,7 +136,7 @@ def _copy_all(
     """Copy the ledgers that the target lacks, round by round; return the headers of those that were copied."""
     # The number is read before the ledgers are listed: a commit that the listing misses takes this number, so ours
     # is then refused.
-    number = to.sink.record().last + 1
+    number = to.sink().record().last + 1
     to.drop_outdated()  # an interrupted copy may have left outdated copies
     before = to.there()
     wanted = [header for header in plan.headers if not is_there(before.get(header.ledger_id), header)]

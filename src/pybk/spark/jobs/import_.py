@@ -122,7 +122,7 @@ def import_(
     )
     # The number is read before the ledgers are listed: a commit that the listing misses takes this number, so ours
     # is then refused.
-    number = to.sink.record().last + 1
+    number = to.sink().record().last + 1
     before = to.there()
     wanted = [header for header in headers if not is_there(before.get(header.ledger_id), header)]
     if wanted:
@@ -194,7 +194,7 @@ class LedgersWriter(DataSourceArrowWriter):
     def abort(self, messages: Messages) -> None:
         """Delete the ledgers that tasks wrote, unless they were committed."""
         received = [message for message in messages if isinstance(message, LedgersCommitMessage)]
-        self._target.sink.abort([each.ledger_id for message in received for each in message.written])
+        self._target.sink().abort([each.ledger_id for message in received for each in message.written])
 
 
 class _LedgerMaker:

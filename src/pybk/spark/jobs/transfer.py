@@ -136,9 +136,8 @@ class TransferTarget:
         """The app id of the sink that commits the new ledgers."""
         return f"{self.key}/{self.origin}"
 
-    @property
     def sink(self) -> Sink:
-        """The sink that commits the new ledgers, over this process's connection to the target."""
+        """Return the sink that commits the new ledgers, over this process's connection to the target."""
         found = connection(self.where)
         if found.metadata is None:
             raise UsageError(f"{self.where} is not a cluster; ledgers can be copied and imported only into a cluster")
@@ -163,7 +162,7 @@ class TransferTarget:
         """Return the committed ledgers of the target by the id of their original, the longest copy first."""
         found = connection(self.where)
         assert found.metadata is not None, "``sink`` raises UsageError for a store"
-        counting = set(self.sink.committed())
+        counting = set(self.sink().committed())
         there: dict[int, list[LedgerMetadata]] = {}
         for metadata in sink_ledgers(found.metadata, self.app_id):
             origin, _, name = metadata.custom_metadata.get(self.key, b"").decode(errors="replace").rpartition("/")
@@ -216,10 +215,10 @@ class TransferTarget:
             IllegalOperationError: Another job has committed with this number; these ledgers were deleted.
         """
         oldest_ns = min((each.created_ns for each in written), default=time.time_ns())
-        if self.sink.commit(Attempt(number, oldest_ns), written):
+        if self.sink().commit(Attempt(number, oldest_ns), written):
             return
         # If the metadata store's answer was lost, a repeated commit finds its own record, which is a success.
-        if not {each.ledger_id for each in written} <= set(self.sink.committed()):
+        if not {each.ledger_id for each in written} <= set(self.sink().committed()):
             raise IllegalOperationError(
                 f"another job has committed ledgers of {self.origin} in {self.where} meanwhile, so those of this job "
                 "were deleted: wait until the other job has ended, and run this one again for the remaining ledgers"

@@ -73,9 +73,8 @@ class LedgerCatalog:
             each for each in self._named if not any(each in some for some in (self._closed, self._open, self.hidden))
         ]
 
-    @property
-    def of(self) -> str:
-        """The store or cluster and the selection of ledgers, as text."""
+    def source(self) -> str:
+        """Return the store or cluster and the selection of ledgers, as text."""
         store = connection(self._where).manager.store_id.hex()
         if self._type is not None:
             return f"{store} type {self._type}"

@@ -91,7 +91,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         lost = [*catalog.missing, *catalog.absent(self._options.starting)]
         if lost and self._options.fail_on_data_loss:
             raise lost_ledgers_error(sorted({*lost}))
-        return first_offset(self._options.starting, ledgers, catalog.of).to_json()
+        return first_offset(self._options.starting, ledgers, catalog.source()).to_json()
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         """Return the limit of a micro-batch. If two limits are set, one is reported to Spark, and both are applied."""
@@ -159,7 +159,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _offset(self, values: dict[str, Any]) -> Offset:
         """Decode an offset of the checkpoint, and check that it belongs to this selection of ledgers."""
-        found, of = Offset.from_json(values), self._on_driver().of
+        found, of = Offset.from_json(values), self._on_driver().source()
         if found.of != of:
             raise UsageError(
                 f"the checkpoint is of other ledgers ({found.of:.200}) than the options name ({of:.200}), as store or "
