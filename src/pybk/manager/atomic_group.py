@@ -14,9 +14,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from functools import singledispatch
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from pybk.backend.ledger_backend import AtomicGroups, LedgerBackend
 from pybk.errors import ClosedError, IllegalOperationError, PybkError, UsageError, VersionConflictError
@@ -99,18 +98,12 @@ class GroupMember(ABC):
         """
 
 
-@singledispatch
-def member_of(target: object) -> GroupMember:
-    """Return the member by which a target takes part in one group; the modules of targets register how.
+@runtime_checkable
+class GroupTarget(Protocol):
+    """A handle that can take part in a group."""
 
-    Raises:
-        UsageError: Objects of this type cannot take part in a group.
-        PybkError: It is closed.
-    """
-    raise UsageError(
-        f"{target!r:.100} cannot take part in a group; what can are write-ahead logs that are open for writing, "
-        "writers and properties of logs, subscriptions, and blobs that are being written"
-    )
+    def _group_member(self) -> GroupMember:
+        """Return the member by which it takes part in one group; raises PybkError if it is closed."""
 
 
 class AtomicGroup(WithBlock):
@@ -187,7 +180,12 @@ class AtomicGroup(WithBlock):
             self._members[id(target)] = member
 
     def _new_member(self, target: object) -> GroupMember:
-        member = member_of(target)
+        if not isinstance(target, GroupTarget):
+            raise UsageError(
+                f"{target!r:.100} cannot take part in a group; what can are write-ahead logs that are open for "
+                "writing, writers and properties of logs, subscriptions, and blobs that are being written"
+            )
+        member = target._group_member()
         if member.backend is not self._backend:
             where = self._backend.where
             raise UsageError(f"{target!r:.100} is in another store than {where}; a group is in one store")

@@ -30,7 +30,7 @@ from pybk.errors import (
 from pybk.flags import StorageHint
 from pybk.ledger.digest import DigestType
 from pybk.manager.arguments import hints_of, whole_from
-from pybk.manager.atomic_group import GroupMember, GroupPart, member_of
+from pybk.manager.atomic_group import GroupMember, GroupPart
 from pybk.manager.handle import Handle, opening_form
 from pybk.manager.ledger_manager import LedgerManager, backend_of
 from pybk.manager.ledger_reader import LedgerReader
@@ -484,6 +484,9 @@ class BlobUpload(BlobWriter[BlobInfo]):
         self._info = _info(self.name, version)
         return self._info
 
+    def _group_member(self) -> GroupMember:
+        return _UploadMember(self)
+
     def _abandon(self) -> None:
         self._catalog.abandon(self.name, self._reference.token)
 
@@ -540,9 +543,6 @@ class _UploadMember(GroupMember):
         """Give the upload up."""
         self._upload._abandon()
         self._upload._give_up()
-
-
-member_of.register(BlobUpload, _UploadMember)
 
 
 class _StoredBlob(BlobReader):

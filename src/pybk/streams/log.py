@@ -19,7 +19,6 @@ from pybk.flags import StorageHint
 from pybk.ledger.digest import DigestType
 from pybk.manager.append_future import seconds_of
 from pybk.manager.arguments import flag_of, hints_of, whole_from
-from pybk.manager.atomic_group import member_of
 from pybk.manager.handle import opening_form, where_called
 from pybk.manager.ledger_manager import LedgerManager, backend_of
 from pybk.manager.opening import LockWatch
@@ -693,6 +692,10 @@ class Log(NamedList, kinds=(ListKind.LOG, ListKind.CURSOR), first_seq=FIRST_SEQ)
 
     seal_async = asyncio_form(seal, own_thread=True)
 
+    def _group_member(self) -> PropertiesMember:
+        self._check_open()
+        return PropertiesMember(self._steps, _checked_changes)
+
 
 def _commit_of(query: object, epoch: object) -> tuple[str, int]:
     return checked_name(query, "a query"), whole_from(epoch, 0, "epoch", "the number of a commit", INT64_MAX)
@@ -708,9 +711,3 @@ def _checked_changes(changes: object) -> dict[str, str | None]:
             raise UsageError(f"the property {SETTINGS_PROPERTY} is what set_settings() sets; choose another name")
         return dict(changes)
     raise UsageError(f"changes is {changes!r:.50}; it takes a mapping of names to strings, or to None")
-
-
-@member_of.register
-def _member_of_log(log: Log) -> PropertiesMember:
-    log._check_open()
-    return PropertiesMember(log._steps, _checked_changes)

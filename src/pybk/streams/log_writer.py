@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 from pybk.errors import OutOfOrderError, UsageError
 from pybk.manager.arguments import whole_from
-from pybk.manager.atomic_group import member_of
 from pybk.manager.handle import Handle, where_called
 from pybk.streams.appender import pieces_of, record_data
 from pybk.streams.format import (
@@ -267,16 +266,14 @@ class LogWriter(Handle):
     def _has_unreported_failures(self) -> bool:
         return self._writer.appender.has_unreported_failures
 
+    def _group_member(self) -> LogMember[Item]:
+        def item(data: bytes, **options: Any) -> Item:
+            try:
+                return self._item(NewRecord(data, **options))
+            except TypeError as error:
+                raise UsageError(f"options of a record are txid, key, headers and time_ns: {error}") from None
 
-@member_of.register
-def _member_of_writer(writer: LogWriter) -> LogMember[Item]:
-    def item(data: bytes, **options: Any) -> Item:
-        try:
-            return writer._item(NewRecord(data, **options))
-        except TypeError as error:
-            raise UsageError(f"options of a record are txid, key, headers and time_ns: {error}") from None
-
-    return LogMember(writer._writer, item, partial(_Many, writer._order))
+        return LogMember(self._writer, item, partial(_Many, self._order))
 
 
 class _Order:

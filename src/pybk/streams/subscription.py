@@ -38,7 +38,7 @@ from pybk.errors import (
     UsageError,
 )
 from pybk.manager.arguments import whole_from
-from pybk.manager.atomic_group import GroupMember, GroupPart, member_of
+from pybk.manager.atomic_group import GroupMember, GroupPart
 from pybk.manager.handle import fork_error, in_children, where_called
 from pybk.manager.ledger_manager import backend_of
 from pybk.streams.cursor import Cursor, MemoryCursor
@@ -954,6 +954,10 @@ class Subscription(RecordSource):
         self._wake_all()
         return count
 
+    def _group_member(self) -> GroupMember:
+        self._check_open()
+        return _AckMember(self)
+
     # ---- moving --------------------------------------------------------------------------------------------------
 
     def seek(self, start: Start) -> int:
@@ -1096,12 +1100,6 @@ class _AckMember(GroupMember):
     def prepare(self) -> None:
         """Repair the cursor's list, if an acknowledgement was refused or interrupted."""
         self._subscription._cursor.prepare()
-
-
-@member_of.register
-def _member_of_subscription(subscription: Subscription) -> _AckMember:
-    subscription._check_open()
-    return _AckMember(subscription)
 
 
 def ranges_of_acked(records: Acked | Iterable[Acked]) -> Ranges:

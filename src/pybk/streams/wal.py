@@ -33,7 +33,6 @@ from pybk.ledger.digest import DigestType
 from pybk.ledger.keys import KeyRing
 from pybk.manager.append_future import seconds_of
 from pybk.manager.arguments import flag_of, hints_of, whole_from
-from pybk.manager.atomic_group import member_of
 from pybk.manager.handle import opening_form, where_called
 from pybk.manager.ledger_manager import LedgerManager, backend_of
 from pybk.streams import ledger_list
@@ -552,6 +551,14 @@ class WriteAheadLog(NamedList, kinds=(ListKind.WAL,), first_seq=_FIRST_LSN):
             return data
         return record_data(data, self._data_bytes_max)
 
+    def _group_member(self) -> LogMember[bytes]:
+        def checked(data: bytes, **options: object) -> bytes:
+            if options:
+                raise UsageError(f"a record of a write-ahead log has no {', '.join(options)} in a group; leave it out")
+            return self._checked(data, None)
+
+        return streams.LogMember(self._writing(), checked, PlainBatch)
+
     # ---- reading -------------------------------------------------------------------------------------------------
 
     def replay(self, from_lsn: int | None = None, to_lsn: int | None = None) -> Iterator[WalRecord]:
@@ -985,16 +992,6 @@ def _opened_once_free(path: str, config: StoreConfig | None, wait_s: float) -> L
             if time.monotonic() >= deadline:
                 raise
             time.sleep(LOCK_LOOK_SECONDS)
-
-
-@member_of.register(WriteAheadLog)
-def _member_of_wal(wal: WriteAheadLog) -> LogMember[bytes]:
-    def checked(data: bytes, **options: object) -> bytes:
-        if options:
-            raise UsageError(f"a record of a write-ahead log has no {', '.join(options)} in a group; leave it out")
-        return wal._checked(data, None)
-
-    return streams.LogMember(wal._writing(), checked, PlainBatch)
 
 
 class Transaction:

@@ -1,7 +1,7 @@
 """The routes of the interface, ``/api/v1``; docs/reference/http.md lists them.
 
-Values that are requested often come from ``View.seen()``; other routes read the metadata store, a page at a time. Nothing
-here runs in a bookie's thread.
+Values that are requested often come from ``View.seen()``; other routes read the metadata store, a page at a time.
+Nothing here runs in a bookie's thread.
 """
 
 from __future__ import annotations

@@ -140,7 +140,7 @@ class View:
         return self._admin
 
     def seen(self) -> Seen:
-        """Return the last values, at most ``LOOK_SECONDS`` old under frequent requests; ProblemError if there are none."""
+        """Return the last values, at most ``LOOK_SECONDS`` old under frequent requests; ProblemError without any."""
         return self._seen_by(SEEN_SECONDS)
 
     def seen_now(self) -> Seen:
