@@ -11,7 +11,7 @@ from unittest.mock import patch
 
 import pytest
 
-from pybk.backend.ledger_backend import LedgerBackend
+from pybk.backend import LedgerBackend
 from pybk.client.backend import ClusterBackend
 from pybk.credentials import Credentials
 from pybk.flags import LedgerType

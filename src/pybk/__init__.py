@@ -15,7 +15,7 @@ else:
     _NAMES = {
         "manager.arguments": "ClusterOptions LedgerOptions Tiers",
         "manager.atomic_group": "AtomicGroup",
-        "backend.ledger_backend": "Replicated",
+        "backend": "Replicated",
         "backup": (
             "back_up back_up_async list_backup_runs list_backup_runs_async prune_backup prune_backup_async "
             "restore_backup restore_backup_async verify_backup verify_backup_async"

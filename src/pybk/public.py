@@ -1,6 +1,6 @@
 """All names that applications use; ``pybk`` itself has them, and imports this module at the first use of one."""
 
-from pybk.backend.ledger_backend import Replicated
+from pybk.backend import Replicated
 from pybk.backup import (
     back_up,
     back_up_async,

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pybk.backend.ledger_backend import AtomicGroups, ReplicatedLedgers
+from pybk.backend import AtomicGroups, ReplicatedLedgers
 from pybk.client.backend import ClusterBackend
 from pybk.errors import IllegalOperationError
 from pybk.manager.ledger_manager import LedgerManager

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from pybk import BlobStore, LedgerManager, StoreConfig, UsageError, WriteAheadLog
-from pybk.backend.ledger_backend import NamedRecord
+from pybk.backend import NamedRecord
 from pybk.errors import (
     BlobExistsError,
     BlobGivenUpError,

@@ -20,7 +20,7 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from functools import lru_cache
 
-from pybk.backend.ledger_backend import LedgerBackend
+from pybk.backend import LedgerBackend
 from pybk.backup.chain import existing_chain
 from pybk.backup.checking import LedgerChecks
 from pybk.backup.manifest import CLUSTER, KeptLedger, opened

@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
-from pybk.backend.ledger_backend import KeptEntries
+from pybk.backend import KeptEntries
 from pybk.errors import PybkError, not_done
 from pybk.spans import OnSpan
 from pybk.storage.descriptor import LedgerDescriptor, StagedEntries

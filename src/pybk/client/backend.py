@@ -44,7 +44,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol
 from weakref import WeakSet, WeakValueDictionary
 
-from pybk.backend.ledger_backend import BackendIdentity, Lock, NamedRecord, Quorums, Replicated, ReplicatedLedgers
+from pybk.backend import BackendIdentity, Lock, NamedRecord, Quorums, Replicated, ReplicatedLedgers
 from pybk.client.broadcast import find_writer, flush, move, proven_lac, repair
 from pybk.client.driver import Driver
 from pybk.client.followed_report import FollowedReport

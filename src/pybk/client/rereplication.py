@@ -26,7 +26,7 @@ import logging
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from pybk.backend.ledger_backend import Replicated
+from pybk.backend import Replicated
 from pybk.client.driver import Conversation
 from pybk.client.machine_errors import error_of
 from pybk.client.remote_ledger import RemoteLedger

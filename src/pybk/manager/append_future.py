@@ -24,7 +24,7 @@ from pybk.threads.group_commit import Completion
 from pybk.threads.workers import start_thread
 
 if TYPE_CHECKING:
-    from pybk.backend.ledger_backend import AppendLog
+    from pybk.backend import AppendLog
     from pybk.storage.descriptor import LedgerDescriptor
 
 T = TypeVar("T")

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
 from typing import Final, TypedDict, TypeVar
 
-from pybk.backend.ledger_backend import LedgerBackend
+from pybk.backend import LedgerBackend
 from pybk.config import StoreConfig
 from pybk.credentials import ClusterSecret, Credentials, Secret, cut_value
 from pybk.errors import IllegalOperationError, NoSuchLedgerError, UsageError

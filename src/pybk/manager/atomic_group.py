@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, Protocol, TypeVar, runtime_checkable
 
-from pybk.backend.ledger_backend import AtomicGroups, LedgerBackend
+from pybk.backend import AtomicGroups, LedgerBackend
 from pybk.errors import ClosedError, IllegalOperationError, PybkError, UsageError, VersionConflictError
 from pybk.manager.handle import WithBlock
 from pybk.spans import operation

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, NoReturn, Self, Unpack
 
 from pybk import manager as handles
 from pybk import storage
-from pybk.backend.ledger_backend import LedgerBackend, Replicated, ReplicatedLedgers
+from pybk.backend import LedgerBackend, Replicated, ReplicatedLedgers
 from pybk.config import StoreConfig
 from pybk.credentials import (
     ClusterSecret,

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, contextmanager
 from operator import index
 from typing import Final, NoReturn, SupportsIndex
 
-from pybk.backend.ledger_backend import LedgerBackend
+from pybk.backend import LedgerBackend
 from pybk.deferral import asyncio, np
 from pybk.errors import ClosedError, CorruptError, NoSuchLedgerError, PybkError, ReadRangeError, UsageError
 from pybk.flags import ReadFlag

@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, NoReturn, TypeVar, cast
 
 from pybk import storage
-from pybk.backend.ledger_backend import AppendLog, KeepingLog, LedgerBackend
+from pybk.backend import AppendLog, KeepingLog, LedgerBackend
 from pybk.deferral import np
 from pybk.errors import (
     DuplicateEntryError,

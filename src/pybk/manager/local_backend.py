@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
 from weakref import WeakValueDictionary
 
 from pybk import storage
-from pybk.backend.ledger_backend import AtomicGroups, BackendIdentity, NamedRecord, Quorums
+from pybk.backend import AtomicGroups, BackendIdentity, NamedRecord, Quorums
 from pybk.deferral import LateModule
 from pybk.errors import IllegalOperationError, UsageError
 from pybk.feature_level import FeatureLevel

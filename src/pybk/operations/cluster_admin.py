@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from pybk.backend.ledger_backend import ReplicatedLedgers
+from pybk.backend import ReplicatedLedgers
 from pybk.errors import (
     CorruptError,
     IllegalOperationError,

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from pybk.backend.ledger_backend import LedgerBackend
+from pybk.backend import LedgerBackend
 from pybk.config import StoreConfig
 from pybk.credentials import Credentials, Secret
 from pybk.errors import UsageError

@@ -27,7 +27,7 @@ from operator import itemgetter
 from typing import Final
 from weakref import WeakKeyDictionary
 
-from pybk.backend.ledger_backend import LedgerBackend
+from pybk.backend import LedgerBackend
 from pybk.errors import (
     BlobError,
     NoSuchBlobError,

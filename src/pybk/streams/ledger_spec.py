@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Final
 
-from pybk.backend.ledger_backend import Quorums
+from pybk.backend import Quorums
 from pybk.credentials import (
     NO_CREDENTIALS,
     PASSWORD,

@@ -22,7 +22,7 @@ from contextlib import suppress
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Final, TypeVar, overload
 
-from pybk.backend.ledger_backend import LedgerBackend
+from pybk.backend import LedgerBackend
 from pybk.errors import (
     CorruptError,
     LedgerFencedError,

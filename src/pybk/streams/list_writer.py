@@ -26,7 +26,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from pybk import streams
-from pybk.backend.ledger_backend import Lock, ReplicatedLedgers
+from pybk.backend import Lock, ReplicatedLedgers
 from pybk.errors import (
     ClosedError,
     EntryUnknownError,

@@ -6,7 +6,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterable
 
-from pybk.backend.ledger_backend import LedgerBackend
+from pybk.backend import LedgerBackend
 from pybk.errors import ClosedError, PybkError
 from pybk.streams.background import background
 from pybk.streams.list_record import ListKind

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Final, cast
 
-from pybk.backend.ledger_backend import AppendLog
+from pybk.backend import AppendLog
 from pybk.errors import (
     LedgerFencedError,
     LedgerRecoveryError,

@@ -25,7 +25,7 @@ from pybk.admin.cli.output import (
 )
 
 if TYPE_CHECKING:
-    from pybk.backend.ledger_backend import Replicated
+    from pybk.backend import Replicated
     from pybk.manager.ledger_manager import LedgerManager
     from pybk.metadata.settings import ClusterSettings
     from pybk.operations.cluster_admin import ClusterAdmin
@@ -132,7 +132,7 @@ def _run(parsed: argparse.Namespace) -> int:
 
 def _replicate_all(parsed: argparse.Namespace, manager: LedgerManager) -> Replicated:
     """Copy what the ledgers that are marked lack."""
-    from pybk.backend.ledger_backend import Replicated
+    from pybk.backend import Replicated
     from pybk.errors import NoSuchLedgerError
     from pybk.operations.cluster_admin import ClusterAdmin
 

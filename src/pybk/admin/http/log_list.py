@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 
-from pybk.backend.ledger_backend import LedgerBackend
+from pybk.backend import LedgerBackend
 from pybk.errors import CorruptError, UnsupportedFormatError
 from pybk.manager.ledger_manager import LedgerManager, backend_of
 from pybk.streams.ledger_steps import bounds_of

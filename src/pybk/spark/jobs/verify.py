@@ -45,7 +45,7 @@ from pybk.spark.jobs.spreading import spread
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from pybk.backend.ledger_backend import Replicated
+    from pybk.backend import Replicated
     from pybk.credentials import Secret
     from pybk.ledger.digest import EntryDigest
     from pybk.ledger.keys import LedgerSeal
