@@ -88,7 +88,7 @@ else:
         "streams.log_writer": "LogWriter NewRecord",
         "streams.namespace": "Namespace",
         "streams.rebuild": "RebuiltList",
-        "streams.record_future": "RecordFuture",
+        "streams.appender": "RecordFuture",
         "streams.remote_consumer": "ConsumerServer RemoteConsumer",
         "streams.retention": "Retention",
         "streams.snapshot_store": "SkippedSnapshot SnapshotContent SnapshotInfo SnapshotReport SnapshotStore",

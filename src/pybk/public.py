@@ -134,6 +134,7 @@ from pybk.spans import OnSpan, Span, SpanAttributes
 from pybk.storage.repair.rebuild import LostEntries, RebuildReport
 from pybk.storage.repair.record_check import DamagedEntries
 from pybk.storage.repair.verify import VerifyProblem, VerifyReport
+from pybk.streams.appender import RecordFuture
 from pybk.streams.blob_store import BlobData, BlobInfo, BlobStore, BlobUpload
 from pybk.streams.checkpoint import CheckpointWriter, WalCheckpoint
 from pybk.streams.detached_writer import Adoption, DetachedSegment, DetachedWriter
@@ -145,7 +146,6 @@ from pybk.streams.log_record import LogRecord
 from pybk.streams.log_writer import LogWriter, NewRecord
 from pybk.streams.namespace import Namespace
 from pybk.streams.rebuild import RebuiltList
-from pybk.streams.record_future import RecordFuture
 from pybk.streams.remote_consumer import ConsumerServer, RemoteConsumer
 from pybk.streams.retention import Retention
 from pybk.streams.snapshot_store import (

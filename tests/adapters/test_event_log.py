@@ -29,7 +29,7 @@ from pybk.adapters.eventsourcing.event_log import CHECKPOINT_EVENTS, EventLog
 from pybk.adapters.eventsourcing.event_record import decode_event, encode_event
 from pybk.adapters.eventsourcing.tracking_log import CHECKPOINT_RECORDS, TrackingLog
 from pybk.errors import CorruptError, PybkError, StorageFailedError, StorageFullError, UnsupportedFormatError
-from pybk.streams.record_future import RecordFuture
+from pybk.streams.appender import RecordFuture
 from tests.sampling import every, sample
 from tests.simdisk import SimCrash, SimFileSystem
 from tests.simdisk.faults import ErrorName

@@ -15,7 +15,7 @@ from pybk.feature_level import FeatureLevel
 from pybk.storage import directories
 from pybk.streams import cursor as cursor_module
 from pybk.streams import ledger_list
-from pybk.streams.appender import PlainBatch
+from pybk.streams.appender import PlainBatch, RecordFuture
 from pybk.streams.cursor import Cursor, checked_subscription, delete_cursor
 from pybk.streams.cursor_state import CursorState, PartAt, StatePart
 from pybk.streams.deliveries import Handed
@@ -23,7 +23,6 @@ from pybk.streams.ledger_spec import LedgerSpec, spec_of
 from pybk.streams.ledger_steps import LedgerSteps, names_of
 from pybk.streams.list_record import SEQ_MAX, CursorBound, ListKind, cursor_list_name
 from pybk.streams.list_writer import ListWriter, RollPolicy
-from pybk.streams.record_future import RecordFuture
 from pybk.streams.record_reader import RecordReader
 from tests.internals import store_of
 from tests.waiting import wait_until

@@ -170,7 +170,7 @@ _LOGS: Final = frozenset({"pybk.streams.log", "pybk.streams.log_writer", "pybk.s
 
 _HANDLES: Final = ("pybk.manager.handle", "pybk.manager.ledger_manager")
 
-_CALLERS: Final = frozenset({"_run", "_make"})
+_CALLERS: Final = frozenset({"_run", "_make", "_logged", "_call_weakly"})
 """Functions of ``pybk.threads.workers`` from which workers make calls."""
 
 _GLOBAL_LOCKS: Final = {

@@ -60,8 +60,7 @@ from pybk.feature_level import FeatureLevel
 from pybk.manager.atomic_group import GroupPart
 from pybk.manager.ledger_manager import LedgerManager
 from pybk.streams import ledger_list
-from pybk.streams.appender import PlainBatch
-from pybk.streams.background import background, weakly
+from pybk.streams.appender import PlainBatch, RecordFuture, done_future, with_value
 from pybk.streams.cursor_state import (
     PART_LEAST,
     RANGE_BYTES,
@@ -91,8 +90,8 @@ from pybk.streams.list_record import (
 )
 from pybk.streams.list_writer import ListWriter, RollPolicy
 from pybk.streams.range_set import Ranges
-from pybk.streams.record_future import RecordFuture, done_future, with_value
 from pybk.streams.record_reader import RecordReader
+from pybk.threads.workers import background, weakly
 
 logger = logging.getLogger(__name__)
 

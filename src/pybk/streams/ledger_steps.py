@@ -41,8 +41,7 @@ from pybk.manager.ledger_manager import LedgerManager, backend_of
 from pybk.manager.ledger_reader import LedgerReader  # not for types alone: a close may read
 from pybk.manager.ledger_writer import LedgerWriter
 from pybk.streams import ledger_list
-from pybk.streams.appender import Appender
-from pybk.streams.background import background, weakly
+from pybk.streams.appender import Appender, fenced_error
 from pybk.streams.format import (
     DETACHED_KEY,
     HEADER_BYTES,
@@ -78,7 +77,7 @@ from pybk.streams.list_record import (
     shard_of,
     title_of,
 )
-from pybk.streams.record_future import fenced_error
+from pybk.threads.workers import background, weakly
 from pybk.values import encode_json
 
 if TYPE_CHECKING:

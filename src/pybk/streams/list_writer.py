@@ -46,14 +46,13 @@ from pybk.manager.append_future import AppendFuture, CoroutineBacklog
 from pybk.manager.handle import in_children
 from pybk.manager.ledger_manager import LedgerManager, backend_of
 from pybk.streams import ledger_list
-from pybk.streams.appender import Appender, Batch
-from pybk.streams.background import background, weakly
+from pybk.streams.appender import LOSSES, Appender, Batch, RecordFuture, bookies_error, fenced_error
 from pybk.streams.ledger_list import Adopted, Owned
 from pybk.streams.ledger_spec import LedgerSpec, LogSettings
 from pybk.streams.ledger_steps import LedgerSteps
 from pybk.streams.list_record import SEQ_MAX, Detached, ListKind, ListRecord, Segment, title_of
-from pybk.streams.record_future import LOSSES, RecordFuture, bookies_error, fenced_error
 from pybk.threads.call_threads import in_thread
+from pybk.threads.workers import background, weakly
 
 if TYPE_CHECKING:
     from pybk.manager.atomic_group import GroupPart

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from pybk.errors import OutOfOrderError, UsageError
 from pybk.manager.arguments import whole_from
 from pybk.manager.handle import Handle, where_called
-from pybk.streams.appender import pieces_of, record_data
+from pybk.streams.appender import RecordFuture, pieces_of, record_data
 from pybk.streams.format import (
     ITEM_EXTRA_BYTES,
     NO_VALUE,
@@ -25,7 +25,6 @@ from pybk.streams.format import (
 from pybk.streams.group_members import LogMember
 from pybk.streams.list_record import ListRecord
 from pybk.streams.list_writer import ListWriter
-from pybk.streams.record_future import RecordFuture
 from pybk.streams.retention import RetentionKeeper
 from pybk.streams.subscription_lag import SubscriptionLag
 from pybk.threads.call_threads import asyncio_form

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable
 
 from pybk.backend import LedgerBackend
 from pybk.errors import ClosedError, PybkError
-from pybk.streams.background import background
 from pybk.streams.list_record import ListKind
+from pybk.threads.workers import background
 
 logger = logging.getLogger(__name__)
 

@@ -25,10 +25,10 @@ from pybk.errors import ClosedError, LogFencedError, NoSuchLogError, PybkError, 
 from pybk.manager.arguments import flag_of, whole_from
 from pybk.metadata.store import Watch
 from pybk.streams import ledger_list
-from pybk.streams.background import background, weakly
 from pybk.streams.ledger_steps import LedgerSteps, cancel_elsewhere
 from pybk.streams.list_record import SEQ_MAX, Bounds, ListRecord, Segment
 from pybk.streams.list_writer import ListWriter
+from pybk.threads.workers import background, weakly
 from pybk.values import FrozenDict, decode_json, encode_json
 
 logger = logging.getLogger(__name__)

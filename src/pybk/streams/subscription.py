@@ -41,6 +41,7 @@ from pybk.manager.arguments import whole_from
 from pybk.manager.atomic_group import GroupMember, GroupPart
 from pybk.manager.handle import fork_error, in_children, where_called
 from pybk.manager.ledger_manager import backend_of
+from pybk.streams.appender import RecordFuture, done_future
 from pybk.streams.cursor import Cursor, MemoryCursor
 from pybk.streams.cursor_state import checked_properties, merged, ranges_of
 from pybk.streams.deliveries import Deliveries, Handed
@@ -51,7 +52,6 @@ from pybk.streams.log_reader import Start, seq_of
 from pybk.streams.log_record import LogRecord, RecordSource, log_records
 from pybk.streams.log_writer import LogWriter
 from pybk.streams.range_set import Ranges
-from pybk.streams.record_future import RecordFuture, done_future
 from pybk.streams.record_reader import RecordReader
 from pybk.threads.call_threads import WakeUp, asyncio_form, begun_in_own_thread, begun_in_thread, call_in, in_thread
 from pybk.values import whole

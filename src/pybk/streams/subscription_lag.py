@@ -23,9 +23,9 @@ from typing import Final, NamedTuple
 from pybk.errors import ClosedError, LogFencedError, NoSuchLogError, PybkError
 from pybk.manager.ledger_manager import backend_of
 from pybk.metrics import Gauge, MetricKey, Metrics
-from pybk.streams.background import background, weakly
 from pybk.streams.list_record import Segment
 from pybk.streams.list_writer import ListWriter
+from pybk.threads.workers import background, weakly
 
 logger = logging.getLogger(__name__)
 

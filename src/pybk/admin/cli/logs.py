@@ -30,9 +30,9 @@ from pybk.streams.format import Position
 
 if TYPE_CHECKING:
     from pybk.manager.ledger_manager import LedgerManager
+    from pybk.streams.appender import RecordFuture
     from pybk.streams.named_list import NamedList
     from pybk.streams.rebuild import RebuiltList
-    from pybk.streams.record_future import RecordFuture
 
 _APPEND_AT_ONCE: Final = 512
 
