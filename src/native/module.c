@@ -1,6 +1,6 @@
 /* The module pybk._native: the digests of batches, entries as objects, their places in records, and the commit of one
-   entry, for pybk/ledger/digest.py, pybk/ledger/entry.py, pybk/storage/batches.py and pybk/storage/format/log_file.py, which do the
-   same without it.
+   entry, for pybk/ledger/digest.py, pybk/ledger/entry.py, pybk/storage/store_reader.py and
+   pybk/storage/format/log_file.py, which do the same without it.
 
    Functions let the interpreter lock go while they compute digests over RELEASE_BYTES or more, and large batches are
    checked by several threads then. What they use then cannot go

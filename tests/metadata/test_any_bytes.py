@@ -26,9 +26,9 @@ from pybk.metadata.store import MetadataStore
 from pybk.metadata.underreplication import UnderReplicatedLedger, missing_key, record_json
 from pybk.spark.sink.sink_record import SinkRecord, decode_rows, encode_rows
 from pybk.spark.source.offsets import Offset
-from pybk.storage.batches import entry_span, locate_entries
 from pybk.storage.format.extent import EXTENT_KEY, Extent
 from pybk.storage.format.log_file import entry_ends, location_dtype
+from pybk.storage.store_reader import entry_span, locate_entries
 from pybk.transport.curve import check_address
 from pybk.values import encode_json
 from tests.metadata.records import KEYS, bookie, cluster_on, ledger, registration

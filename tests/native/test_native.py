@@ -24,7 +24,7 @@ from pybk.errors import CorruptError
 from pybk.ledger.digest import KEY_BYTES, DigestType
 from pybk.ledger.entry import Entry
 from pybk.ledger.native import CORE
-from pybk.storage import batches
+from pybk.storage import store_reader
 from pybk.storage.format.log_file import RECORD_HEADER_BYTES
 from tests.native.fuzz import IDS, compare
 from tests.paths import ROOT
@@ -235,9 +235,9 @@ def test_spans_and_what_is_wrong_with_them_are_those_of_python(
         entry_id = words[0] + source.randrange(-1, 8)
         both: list[tuple[int, int] | str] = []
         for chosen in (core, None):
-            monkeypatch.setattr(batches, "CORE", chosen)
+            monkeypatch.setattr(store_reader, "CORE", chosen)
             try:
-                both.append(batches.entry_span(view, words, entry_id, table))
+                both.append(store_reader.entry_span(view, words, entry_id, table))
             except (CorruptError, struct.error) as error:
                 both.append(str(error))
         assert both[0] == both[1], (words, bytes(view), table, entry_id)

@@ -25,11 +25,11 @@ from pybk.ledger.entry import Entry
 from pybk.manager.ledger_manager import LedgerManager
 from pybk.manager.ledger_reader import LedgerReader
 from pybk.metadata.lmdb_store import LmdbMetadataStore
-from pybk.storage.batches import spans
 from pybk.storage.format.log_file import location_dtype
 from pybk.storage.io.filesystem import OsFileSystem, Populator, populate
 from pybk.storage.store import Store
 from pybk.storage.store_reader import TABLE_OVERHEAD_BYTES
+from pybk.storage.tiers.file_tier import spans
 from tests.internals import store_of
 
 _CONFIG: Final = StoreConfig(background=False, free_bytes_low=0, free_bytes_ok=0)

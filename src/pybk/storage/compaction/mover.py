@@ -16,7 +16,6 @@ import numpy as np
 
 from pybk.errors import CorruptError, PybkError, StorageError, StorageRefusedError
 from pybk.flags import StorageHint
-from pybk.storage.batches import locate_entries
 from pybk.storage.format.index_rows import FileRow
 from pybk.storage.format.log_file import (
     LOCATION_COMPRESSED,
@@ -24,6 +23,7 @@ from pybk.storage.format.log_file import (
     entry_ends,
     location_dtype,
 )
+from pybk.storage.store_reader import locate_entries
 from pybk.storage.tiers import Loaded
 from pybk.storage.tiers.registry import tier_for, tier_of_kind
 

@@ -10,12 +10,11 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from pybk.errors import NoSuchLedgerError, StorageError, StorageRefusedError
-from pybk.storage.batches import take_locations
 from pybk.storage.descriptor import LedgerDescriptor
 from pybk.storage.format.log_file import RECORD_HEADER_BYTES, RunLocations
 from pybk.storage.io.filesystem import PAGE_BYTES
 from pybk.storage.repair.inspection import RecordReader
-from pybk.storage.store_reader import StoreReader
+from pybk.storage.store_reader import StoreReader, take_locations
 
 PIECE_BYTES: Final = 1 << 20
 """About how many bytes of records are checked at a time."""

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from pybk.deferral import np
 from pybk.errors import CorruptError, PybkError, UsageError
 from pybk.flags import StorageHint
 from pybk.storage import format as layouts
-from pybk.storage.batches import span, spans
 from pybk.storage.format.index_rows import FileRow
 from pybk.storage.format.log_file import LOCATION_COMPRESSED, RECORD_HEADER_BYTES, RunLocations, decode_header
 from pybk.storage.io.filesystem import CHUNK_BYTES, Mapped
@@ -34,6 +33,8 @@ from pybk.storage.tiers import (
 if TYPE_CHECKING:
     from pybk.config import StoreConfig
     from pybk.storage.format.index_rows import FileRow
+
+_GAP_BYTES: Final = 64 << 10
 
 
 class FileTier(Tier):
@@ -239,3 +240,24 @@ class _SegmentsWriter(TierWriter):
             opened[1].abort()
         for row in rows:
             self._store.volumes.drop(row.file_id)
+
+
+def span(runs: RunLocations) -> tuple[int, int]:
+    """Return the first byte of the first record of one file, and the end of the last."""
+    starts = runs["offset"].tolist()  # quicker than numpy's reductions for the few records of most batches
+    last = max(starts)
+    return min(starts), last + int(runs["body"][starts.index(last)]) + RECORD_HEADER_BYTES
+
+
+def spans(runs: RunLocations) -> list[tuple[int, int]]:
+    """Return ranges of one file that cover all its records, joined across gaps of up to 64 KiB: (first byte, end)."""
+    starts = runs["offset"].astype(np.int64)
+    ends = starts + runs["body"] + RECORD_HEADER_BYTES
+    if len(runs) == 1:
+        return [(int(starts[0]), int(ends[0]))]
+    order = np.argsort(starts, kind="stable")
+    starts, ends = starts[order], np.maximum.accumulate(ends[order])
+    cuts = np.flatnonzero(starts[1:] - ends[:-1] > _GAP_BYTES) + 1
+    lows = starts[np.concatenate(([0], cuts))].tolist()
+    highs = ends[np.concatenate((cuts - 1, [len(ends) - 1]))].tolist()
+    return list(zip(lows, highs, strict=True))
