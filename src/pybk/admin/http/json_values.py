@@ -29,10 +29,8 @@ def as_json(value: Any) -> Any:
         return value
     if isinstance(value, bytes):
         return value.hex()
-    if dataclasses.is_dataclass(value):
-        return {each.name: as_json(getattr(value, each.name)) for each in dataclasses.fields(value)}
-    if isinstance(value, tuple) and (names := _names_of(type(value))):
-        return {name: as_json(each) for name, each in zip(names, value, strict=True)}
+    if names := _names_of(type(value)):
+        return {name: as_json(getattr(value, name)) for name in names}
     if isinstance(value, Mapping):
         return {str(as_json(key)): as_json(each) for key, each in value.items()}
     if isinstance(value, Iterable):
@@ -64,7 +62,7 @@ def _sent(hint: Any) -> Any:
     """Return the type of the JSON that ``as_json`` makes of the values of a type."""
     if hint is bytes:
         return Annotated[str, msgspec.Meta(pattern="^([0-9a-f]{2})*$")]
-    if isinstance(hint, type) and (dataclasses.is_dataclass(hint) or _names_of(hint)):
+    if isinstance(hint, type) and _names_of(hint):
         return _object(hint)
     origin, arguments = typing.get_origin(hint), tuple(map(_sent, typing.get_args(hint)))
     if not arguments or origin in (Annotated, Literal):
@@ -76,18 +74,15 @@ def _sent(hint: Any) -> Any:
 def _object(found: Any) -> type:
     """Return a class of objects with the fields of a class."""
     hints = typing.get_type_hints(found, include_extras=True)
-    names = [each.name for each in dataclasses.fields(found)] if dataclasses.is_dataclass(found) else _names_of(found)
-    return msgspec.defstruct(
-        found.__name__, [(name, _sent(hints[name])) for name in names], namespace={"__doc__": found.__doc__}
-    )
+    fields = [(name, _sent(hints[name])) for name in _names_of(found)]
+    return msgspec.defstruct(found.__name__, fields, namespace={"__doc__": found.__doc__})
 
 
 def _names_of(found: Any) -> list[str]:
-    """Return the names of the fields of a named tuple's class; of any other class, none."""
-    try:
-        return list(found._fields) if issubclass(found, tuple) else []
-    except AttributeError:
-        return []
+    """Return the names of the fields of a dataclass or a named tuple; of any other class, none."""
+    if dataclasses.is_dataclass(found):
+        return [each.name for each in dataclasses.fields(found)]
+    return list(getattr(found, "_fields", ())) if issubclass(found, tuple) else []
 
 
 def _described(schema: Schema) -> Schema:

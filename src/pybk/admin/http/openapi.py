@@ -34,7 +34,7 @@ def _operation(route: Route, components: dict[str, Schema]) -> dict[str, Any]:
     summary, _, rest = (inspect.getdoc(route.function) or "").partition("\n")
     error = {PROBLEM: {"schema": schema_of(Problem, components)}}
     operation: dict[str, Any] = {
-        "operationId": route.operation,
+        "operationId": route.function.__name__,
         "summary": summary,
         "responses": {
             "200": {"description": "Done.", "content": {JSON: {"schema": schema_of(route.result, components)}}},
@@ -53,7 +53,7 @@ def _operation(route: Route, components: dict[str, Schema]) -> dict[str, Any]:
 def _parameters(route: Route, components: dict[str, Schema]) -> dict[str, Any]:
     """Return what an operation says of its parameters, and of its body."""
     schema_of(route.parameters, components)
-    schema = components.pop(route.operation)
+    schema = components.pop(route.parameters.__name__)
     properties, needed = schema["properties"], schema["required"]
     outside = [
         {

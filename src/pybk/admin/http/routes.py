@@ -49,11 +49,6 @@ class Route(NamedTuple):
     result: Any
     cluster: bool
 
-    @property
-    def operation(self) -> str:
-        """The name of the operation."""
-        return self.function.__name__
-
     def place(self, argument: str) -> str:
         """Return the place of an argument of the function: the path, a header, the query or the body."""
         if argument in _NAME.findall(self.template):

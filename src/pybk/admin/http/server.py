@@ -97,7 +97,7 @@ class AdminServer:
         scheme = "http" if certificate is None else "https"
         self.url: Final = f"{scheme}://{shown_host}:{self._listener.getsockname()[1]}"
         self._server = uvicorn.Server(self._configuration(context))
-        _SERVERS.add(self)
+        _LISTENERS.add(self._listener)
         self._thread = threading.Thread(target=self._serve, name="pybk-http", daemon=True)
         start_thread(self._thread)
 
@@ -152,16 +152,12 @@ class AdminServer:
         self._thread.join()
         self.application.threads.shutdown()
 
-    def close_inherited(self) -> None:
-        """Close the descriptors of a forked child; the parent's connections continue."""
-        self._listener.close_inherited()
 
-
-_SERVERS: Final[WeakSet[AdminServer]] = WeakSet()
+_LISTENERS: Final[WeakSet[Listener]] = WeakSet()
 
 
 def _close_inherited() -> None:
-    for each in _SERVERS:
+    for each in _LISTENERS:
         each.close_inherited()
 
 
