@@ -14,7 +14,7 @@ from pybk.config import BYTE_LIMITS
 from pybk.credentials import cut_value
 from pybk.values import INT64_MAX
 
-_SHOWN_MAX: Final = 100
+SHOWN_MAX: Final = 100
 """Characters of a wrong value that its error shows."""
 
 _BYTES: Final = re.compile(r"([0-9]{1,19}) ?(?:([KMGT])iB|([kmgt]))?")
@@ -45,7 +45,7 @@ class Kind:
     def wrong(self, value: object) -> str:
         """Return the error for a value that is not accepted; the value of a secret is not shown."""
         takes = f"it takes {self.takes}"
-        return takes if self is KINDS["secret"] else f"{cut_value(value, _SHOWN_MAX)} is not accepted, {takes}"
+        return takes if self is KINDS["secret"] else f"{cut_value(value, SHOWN_MAX)} is not accepted, {takes}"
 
 
 def text_of(text: object) -> str:

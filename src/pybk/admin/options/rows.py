@@ -35,7 +35,8 @@ class Row:
         words = left.split()
         self.title, self.section, self.key, self.shown_default = title, section, "", ""
         if section:
-            self.key, self.help, self.shown_default = words.pop(0), *_parted(self.help)
+            self.key = words.pop(0)
+            self.help, _, self.shown_default = self.help.partition(" | ")
         self.flags, self.metavar, self.count, self.kind = [word for word in words if word[0] == "-"], "", "", ""
         self.default: str | None = None
         self.dest, self.const, self.excludes = "", "", ""
@@ -153,11 +154,6 @@ class Table:
                 title = line[3:]
             else:
                 yield Row(line.replace("{}", text), title, section)
-
-
-def _parted(text: str) -> tuple[str, str]:
-    left, _, right = text.partition(" | ")
-    return left, right
 
 
 def _blocks(text: str) -> Iterator[tuple[str, list[str]]]:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, Final, NamedTuple
 
-from pybk.admin.options.kinds import Kind, kind_of
+from pybk.admin.options.kinds import SHOWN_MAX, Kind, kind_of
 from pybk.admin.options.rows import Row
 from pybk.config import StoreConfig
 from pybk.errors import UsageError
@@ -23,9 +23,6 @@ PREFIX: Final = "PYBK"
 DEFAULT: Final = "default"
 
 _FILE_BYTES_MAX: Final = 1 << 20
-_SHOWN_MAX: Final = 100
-"""Characters of a wrong value that its error shows."""
-
 _STORE_DEFAULTS: Final[Mapping[str, Any]] = {each.name: each.default for each in fields(StoreConfig)}
 
 
@@ -175,7 +172,7 @@ def _shown(name: str, value: object, option: Option | None) -> str:
     if hidden:
         return where
     try:
-        return f"{where} = {str(value)[:_SHOWN_MAX]!r}"
+        return f"{where} = {str(value)[:SHOWN_MAX]!r}"
     except ValueError:  # Python writes no number of more than 4300 digits
         return f"{where} = (a number that is too long)"
 
