@@ -105,8 +105,8 @@ class LedgerDescriptor:
         generation: Counts how often the locations of entries changed. Guarded by ``location_lock``.
         staging: The entries that were staged last; later ones may join them. Guarded by ``lock`` and the log's mutex.
         tail_firsts: Id of the first entry of each tail location, ascending. Guarded by ``location_lock``.
-        tail: ``LOCATION_WORDS`` numbers for each tail location; may have more of them at its end after an interrupt,
-            which count for nothing. Guarded by ``location_lock``.
+        tail: ``LOCATION_WORDS`` numbers for each tail location; after an interrupt it may have more of them at its end,
+            which are ignored. Guarded by ``location_lock``.
         page_firsts: Id of the first entry of each cached page, ascending. Guarded by ``location_lock``.
         pages: The cached pages of the index, in the same order. Guarded by ``location_lock``.
         advanced_callbacks: Called once, at the next change of LAC or state. Guarded by ``location_lock``.
@@ -291,7 +291,7 @@ class LedgerDescriptor:
                 callback()
 
     def when_advanced(self, callback: Callable[[], None]) -> None:
-        """Have ``callback`` called once, from some thread, at the next change of LAC or state; it must not block."""
+        """Call ``callback`` once, from some thread, at the next change of LAC or state; it must not block."""
         with self.location_lock:
             self.advanced_callbacks.append(callback)
 
@@ -488,7 +488,7 @@ class StagedEntries:
         return self.first + len(self.sizes) - 1
 
     def report_to(self, on_span: OnSpan) -> None:
-        """Have a span reported in a copy of the present context once they are durable, or failed.
+        """Report a span in a copy of the present context once they are durable, or failed.
 
         The caller makes sure that the completion is not done, and that no other thread changes its callbacks.
         """

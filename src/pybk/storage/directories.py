@@ -283,8 +283,8 @@ def has_log_file(volumes: Volumes, directory: Directory, store_id: bytes) -> boo
 def mend_cookies(fs: FileSystem, root: str, cookie: Cookie, directories: Iterable[Directory]) -> None:
     """Write the cookies of the store and its tiers that are missing, damaged or of another level; durable on return.
 
-    This brings every cookie to the level of the store, and makes those again that are lost or damaged. The store's own
-    comes first: an older pybk reads it first, and must not open a store of which a part has a level that it does not
+    Every cookie gets the level of the store; lost or damaged ones are made again. The store's own cookie is written
+    first: an older pybk reads that one first, and must not open a store that has a part of a level that it does not
     know.
     """
     if _sound_cookie(fs, root) != cookie:
@@ -404,7 +404,7 @@ def note_lost_environments(volumes: Volumes) -> None:
 def note_accepted_loss(fs: FileSystem, root: str, ledger_ids: Iterable[range] = ()) -> None:
     """Note, durably, that a rebuild may have made an index without entries that the store had acknowledged.
 
-    A bookie has to know it, because such an index alone opens as if nothing were missing.
+    A bookie needs this note, because a store with such an index opens as if it had all its entries.
 
     Args:
         fs: The file system.
@@ -499,7 +499,7 @@ def create_store(
     Args:
         fs: The file system.
         root: The store's directory.
-        tiers: The directories in which the tiers are to be.
+        tiers: The directories that the tiers get.
         environment: Opens LMDB environments.
         restored: The state that the store takes over from a backup; None for a store of its own.
         level: The feature level of a store of its own; None for the newest.

@@ -87,7 +87,7 @@ class ReadOnlyStore(StoreReader):
         """Open a store that exists.
 
         Raises:
-            CookieError: There is no store, or a directory is not what it should be.
+            CookieError: There is no store, or a directory is not the store's.
             CorruptError: The index is damaged.
         """
         fs = fs or OsFileSystem()

@@ -94,7 +94,7 @@ class Scheduler:
         self.wakeup.acquire()
         self._progress = threading.Condition()
         self.stopping = False
-        """The thread is to end."""
+        """Whether the thread should end."""
         self.thread: threading.Thread | None = None
         """The thread; None before ``start``."""
         self.policy_due = time.monotonic() + POLICY_SECONDS

@@ -4,7 +4,7 @@ Free space is checked first, because a job that runs out of space midway has wri
 
 Compaction frees the space of obsolete records, ``Garbage``. Most tiers free whole files: a file is dropped once it has
 no live entries, and packed when it has few. The SSD tier frees single records (``Tier.files_are_freed_whole`` is
-False): they are remembered once the index no longer names them, and deleted afterwards.
+False): they are noted once the index no longer names them, and deleted afterwards.
 """
 
 from __future__ import annotations
@@ -146,12 +146,12 @@ class Garbage:
         ]
 
     def remember(self, keys: Iterable[RecordKey]) -> None:
-        """Have records freed by the next ``purge``, because the index names them no longer."""
+        """Note records that the next ``purge`` frees, because the index names them no longer."""
         for key in keys:
             self._unpurged[key.file_id].add((key.ledger_id, key.first_entry_id))
 
     def purge(self) -> None:
-        """Free the remembered records.
+        """Free the noted records.
 
         A purge that fails for lack of space is retried before anything else is written to the tier, so none of its
         records can be in use again by then.

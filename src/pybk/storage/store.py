@@ -14,7 +14,7 @@ makes the first changes to disk, in an order that a stop may cut anywhere: the c
 cookies, then the log, whose commits beyond the watermark are written again and synced before anything reads them. If
 the index turns out to be older than the catalog, it is made again from the catalog once, and the open is repeated.
 
-**Salvaging.** An ordinary open refuses a store that lost something durable. With ``salvage=True`` it opens
+**Salvaging.** An ordinary open refuses a store that lost durable data. With ``salvage=True`` it opens
 the rest and lists the losses in ``salvage``; no background job runs until the owner has recorded the loss and calls
 ``keep_salvage``. Bookies do so, because their peers have copies.
 
@@ -423,7 +423,7 @@ class Store(StoreReader):
             raise storage_error(error, f"removing {path}") from error
 
     def _take_older_parts(self) -> None:
-        """Have the index rely on files and environments as they are, although they are older than it, or were cut."""
+        """Let the index rely on files and environments as they are, although they are older or were cut."""
         catalog_and_index, files = self._catalog_and_index, self.index.files()
         ends = older_log_files(self.volumes, files.values()) | short_files(self.volumes, files.values())
         if ends:
@@ -457,7 +457,7 @@ class Store(StoreReader):
         """Create a ledger; durable on return.
 
         Args:
-            metadata: The ledger's.
+            metadata: The metadata of the ledger.
             when_full: Create it even while the store refuses entries because space is short.
             entries_when_full: The number of its first entries that the store takes even then.
 
@@ -465,7 +465,7 @@ class Store(StoreReader):
             LedgerExistsError: The id is taken.
             StorageFullError: There is no space.
 
-        If a signal handler raises during the call, the ledger may be created all the same.
+        If a signal handler raises during the call, the ledger may be created nevertheless.
         """
         if not when_full:
             self.check_space()
@@ -493,7 +493,7 @@ class Store(StoreReader):
         If that commit fails, the ledger was never created, and its descriptor must not be used.
 
         Args:
-            metadata: The ledger's.
+            metadata: The metadata of the ledger.
             when_full: Create it even while the store refuses entries because space is short.
 
         Raises:
@@ -610,7 +610,7 @@ class Store(StoreReader):
 
     @staticmethod
     def _undo_failed_delete(descriptor: LedgerDescriptor) -> None:
-        """Have a ledger take entries again whose delete has failed; the caller holds its lock."""
+        """Let a ledger whose delete has failed take entries again; the caller holds its lock."""
         deleting = descriptor.deleting
         if deleting is not None and not descriptor.deleted:
             # Not after another error: then entries of the ledger failed with it, and more would leave a gap.
@@ -917,7 +917,7 @@ class Store(StoreReader):
     # ---- what the log calls ------------------------------------------------------------------------------------------
 
     def changed(self, commit: Commit) -> None:
-        """Have the next checkpoint write the ledgers of a durable commit; called by the log's leader, maybe twice."""
+        """Let the next checkpoint write the ledgers of a durable commit; called by the log's leader, maybe twice."""
         dirty = self._dirty
         for run, _, _ in commit.written:
             # A ledger with a tail, as this one has, is not forgotten meanwhile.
@@ -1091,7 +1091,7 @@ class Store(StoreReader):
 
         Raises:
             UsageError: It is not a level of stores.
-            StorageFullError: There is no space for a new catalog; the level is raised all the same.
+            StorageFullError: There is no space for a new catalog; the level is raised nevertheless.
             StorageFailedError: Something else failed; the store should be closed.
         """
         if level not in COOKIE_FORMATS:

@@ -354,7 +354,7 @@ def older_environments(
 def refuse_older(
     volumes: Volumes, files: Mapping[int, FileRow], entries: Mapping[int, Environment], mark: CheckpointMark
 ) -> None:
-    """Refuse a store of which a part is older than the index.
+    """Refuse a store that has a part older than the index.
 
     Raises:
         CorruptError: A log file or cold segment is shorter than the index says, a log file or the SSD tier is older

@@ -168,7 +168,7 @@ class StoreReader:
         )
 
     def keep_looking(self) -> None:
-        """Have followers woken when a ledger gets entries; a live store always does so."""
+        """Wake followers when a ledger gets entries from now on; a live store always does so."""
 
     def catch_up(self) -> None:
         """Learn of new commits; nothing to do in a live store, which makes them."""

@@ -223,7 +223,7 @@ class Checkpoint:
     def _place(self, taken: _Window) -> _Placed:
         """Write the entries of a window to their tiers; without space, leave them in the log files.
 
-        In the latter case files without live entries are dropped all the same, those of the reserve are emptied, and
+        In the latter case files without live entries are dropped nevertheless, those of the reserve are emptied, and
         ``collect`` continues file by file.
         """
         sizes = [len(runs) for runs in taken.tails]

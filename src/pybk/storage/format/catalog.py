@@ -331,7 +331,7 @@ class CatalogWriter:
             self._file.reserve(self._length + nbytes + _RESERVE_BYTES)
 
     def reserved_bytes(self, fs: FileSystem) -> int:
-        """Return by how many bytes the catalog can grow without free space."""
+        """Return the bytes by which the catalog can grow without free space."""
         return max(0, fs.disk_bytes(self._path) - self._length)
 
     def take_back(self) -> None:

@@ -103,7 +103,7 @@ class CatalogAndIndex:
             raise
 
     def gauges(self) -> list[Gauge]:
-        """Return how many bytes of records each tier has, and how many more its files take. Threads: any."""
+        """Return the bytes of records that each tier has, and the further bytes that its files take. Threads: any."""
         found: Counter[tuple[str, str]] = Counter()
         live = dict(self.live)  # copied in one step, because commits change both
         for file_id, row in list(self.files.items()):
@@ -130,7 +130,7 @@ class CatalogAndIndex:
             self._catalog.reserve(self._volumes.fs, nbytes)
 
     def free_bytes(self) -> int:
-        """Return by how many bytes the catalog can grow."""
+        """Return the bytes by which the catalog can grow."""
         reserved = 0 if self._catalog is None else self._catalog.reserved_bytes(self._volumes.fs)
         return reserved + self._volumes.fs.free_bytes(self._volumes.root)
 

@@ -155,7 +155,7 @@ def _check_shares(transaction: ReadTransaction, shares: Shares, uses: dict[int, 
 
 
 def _check_named(transaction: ReadTransaction) -> Generator[str, None, int]:
-    """Check the rows of named records; return how many there are."""
+    """Check the rows of named records; return their number."""
     count = 0
     for key, value in transaction.items(b"N", b"O"):
         count += 1

@@ -78,7 +78,7 @@ class Index:
         return None if stored is None else stored[0]
 
     def totals(self) -> Totals:
-        """Return how many ledgers and files there are; zeros for an index without any row."""
+        """Return the numbers of ledgers and files; zeros for an index without any row."""
         with self._environment.read() as transaction:
             stored = stored_mark(transaction)
         return Totals(0, 0, 0) if stored is None else stored[1]
@@ -228,7 +228,7 @@ class Index:
             return _named_in(transaction, prefix)
 
     def reserved_bytes(self) -> int:
-        """Return by how many bytes the index can grow without free space."""
+        """Return the bytes by which the index can grow without free space."""
         return self._environment.reserved_bytes()
 
     @contextmanager

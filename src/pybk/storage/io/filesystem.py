@@ -293,7 +293,7 @@ class FileSystem(Protocol):
         ...
 
     def maps_max(self) -> int:
-        """Return how many files may be kept mapped at once."""
+        """Return the most files that may be kept mapped at once."""
         ...
 
     def acquire_spares(self) -> None:
@@ -878,7 +878,7 @@ class Mapped(NamedTuple):
         view: Its bytes.
         populate: Populates a range of it.
         populated: For each ``CHUNK_BYTES``, 1 if they were brought into memory once.
-        file_bytes: Returns how many bytes its file has now.
+        file_bytes: Returns the present size of its file, bytes.
     """
 
     view: memoryview
@@ -1103,7 +1103,7 @@ def read_regular(path: str, bytes_max: int) -> bytes:
         bytes_max: The most bytes that it may have.
 
     Raises:
-        OSError: As ``open_regular``; EFBIG: it has more bytes, of which none were read.
+        OSError: As ``open_regular``; EFBIG: it has more bytes; none were read.
     """
     with open(open_regular(path), "rb") as file:
         size = os.fstat(file.fileno()).st_size

@@ -128,11 +128,11 @@ class Environment(Protocol):
         ...
 
     def reserved_bytes(self) -> int:
-        """Return by how many bytes the map can grow without free space."""
+        """Return the bytes by which the map can grow without free space."""
         ...
 
     def reusable_bytes(self) -> int:
-        """Return about how many bytes of the map hold nothing; changes take them once no reader sees them any more."""
+        """Return the unused bytes of the map, about; changes take them once no reader sees them any more."""
         ...
 
     def close(self) -> None:
@@ -311,7 +311,7 @@ class _Shared:
         return (self.lmdb.info()["last_pgno"] + 1) * self.lmdb.stat()["psize"]
 
     def reserved_bytes(self) -> int:
-        """Return how many bytes are allocated in the file after the last page of the map; less if there are holes."""
+        """Return the bytes that are allocated in the file after the last page of the map; less if there are holes."""
         return max(0, OsFileSystem().disk_bytes(os.path.join(self.path, LMDB_FILE)) - self.used_bytes())
 
     def reusable_bytes(self) -> int:

@@ -135,7 +135,7 @@ def open_with_spare(path: str, flags: int, mode: int = 0o777, *, keep: int = 0) 
 
 
 def maps_limit(most: int) -> int:
-    """Return how many files may be kept mapped, each with a descriptor: at most a quarter of the limit, or 16."""
+    """Return ``most``, but at most a quarter of the limit on descriptors and at least 16; a kept map has one."""
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return most if limit == resource.RLIM_INFINITY else max(16, min(most, limit // 4))
 

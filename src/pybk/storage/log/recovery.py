@@ -704,9 +704,9 @@ def make_log_durable(volumes: Volumes, recovered: RecoveredLog) -> None:
     """Make all replayed commits durable, and remove files that are not part of the log.
 
     A file is durable, and its name is, before its first commit, and commits up to the watermark are. The page cache may
-    hold what a failed sync never brought to disk, so commits that no watermark vouches for are written again. Files
-    that an earlier process unlinked must not come back once their ids are used again, maybe in another directory, so
-    that is made durable, too.
+    hold what a failed sync never brought to disk, so commits that no watermark vouches for are written again. The
+    removal of files by an earlier process is made durable, too: they must not come back once their ids are used again,
+    maybe in another directory.
     """
     for directory in volumes.directories:
         volumes.fs.sync_directory(directory.path)

@@ -1,4 +1,4 @@
-"""The state of a store after what is left of its log, for a rebuild of the index that accepts the loss of commits.
+"""The state of a store as the rest of its log gives it, for a rebuild of the index that accepts the loss of commits.
 
 Theory of operation. The catalog says what was true at the last checkpoint. ``SalvagedLog`` yields the commits after it
 that are beyond doubt. Here they are applied to the catalog's rows, and the new index needs none of these commits any
@@ -9,12 +9,12 @@ acknowledged is taken for absent:
   rebuild fills with placeholders.
 - A ledger that is not closed and has no entries after the last gap may have had more. It gets one lost entry after its
   last known one. So a reader that reaches its end gets an error, and not a ledger that looks whole. Ledgers of a bookie
-  get none: the bookie puts them all in limbo, and its peers know their ends.
+  get no lost entry: the bookie puts them all in limbo, and its peers know their ends.
 - Ledgers may have been created in the lost commits. Their ids, LSNs and creation sequences are skipped, because none
-  may be used twice. ``lost_ids`` is where such ledgers lie: all ids that nothing is known of, those of ledgers that
-  were deleted before the checkpoint, too. For an id is given out before its ledger's commit, which may come after the
-  checkpoint's cut when the mark, which is written later, names a higher id already; and applications choose ids. A
-  store says of such an id that it is unknown.
+  may be used twice. ``lost_ids`` has the ids of such ledgers: all ids of which nothing is known, also those of ledgers
+  that were deleted before the checkpoint. Ids below the mark's are among them: an id is given out before its ledger's
+  commit. That commit may come after the checkpoint's cut, although the mark, which is written later, names a higher id
+  already. Applications choose ids, too. A store says of such an id that it is unknown.
 
 Nothing here takes a lock or writes.
 """
@@ -210,7 +210,7 @@ class _Remains:
         self._continued.add(header.ledger_id)
 
     def _extend(self, ledger_id: int, last: int, confirmed: int, length: int | None) -> None:
-        """Have a ledger reach up to an entry; entries before it may be lost."""
+        """Extend a ledger up to an entry; entries before it may be lost."""
         row = self.ledgers[ledger_id]
         if last > row.last_entry_id and length is not None:
             row = row._replace(length=length)

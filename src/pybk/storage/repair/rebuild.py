@@ -115,12 +115,12 @@ def rebuild_index(
 
     Raises:
         StoreLockedError: A process has the store open.
-        CookieError: There is no store, or a directory is not what it should be.
+        CookieError: There is no store, or a directory is not the store's.
         CorruptError: The catalog is damaged, and it is unknown what the store should hold; nothing was changed.
         StorageFullError: No space for the new index; nothing was changed.
 
-    Durability: On return the new index is in place. After a stop at any point the store has its old index, none, or the
-        new one; where it has none, opening says so and this can be called again.
+    Durability: On return the new index is in place. After a stop at any point the store has its old index, the new one,
+        or none. Opening a store without an index raises an error that says so; then call this function again.
     Cost: Reads the log files, the footers of cold segments and the whole SSD tier; takes 40 bytes of memory per record.
     """
     root = os.path.abspath(root)
@@ -482,7 +482,7 @@ class _Rebuilder:
                 write_entries_mark(transaction, EntriesMark(row.bytes, NO_MARK.removed_at))
 
     def _list_directories(self) -> None:
-        """Have the store remember its tier directories, if its list of them is lost or says something else."""
+        """Record the tier directories in the store, if its list of them is lost or differs."""
         directories = self._volumes.directories
         try:
             known = load_directories(self._fs, self._root) == directories

@@ -66,7 +66,7 @@ def check_piece(store: StoreReader, descriptor: LedgerDescriptor, first: int, *,
             and compared with the index.
 
     Raises:
-        StorageRefusedError: The operating system has no descriptor or memory now; nothing was found out.
+        StorageRefusedError: The operating system has no free descriptor or memory now; nothing was checked.
         UsageError: A record is compressed and the extra ``pybk[zstd]`` is not installed.
 
     Threads: any.

@@ -147,7 +147,7 @@ class LmdbTier(Tier):
         return 0
 
     def replace_missing(self, fs: FileSystem, path: str) -> None:
-        """Have the empty environment that LMDB created count as existing, in place of the missing one."""
+        """Let the empty environment that LMDB created count as existing, in place of the missing one."""
         fs.unlink(path + LOST_SUFFIX)
 
     # ---- reading -------------------------------------------------------------------------------------------------
