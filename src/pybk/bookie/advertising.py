@@ -95,7 +95,7 @@ def _check_bound(asked: str, address: str) -> None:
     if _is_name_of_loopback(asked, host):
         raise UsageError(
             f"{asked} is {host} here, which no other host can connect to: listen on the address of a network "
-            "interface, or say what others are to use: advertise=... or `pybk bookie --advertise`"
+            "interface, or give the address that others use: advertise=... or `pybk bookie --advertise`"
         )
 
 
@@ -104,8 +104,8 @@ def _check_not_wildcard(asked: str, address: str) -> None:
     if parts.scheme == "tcp" and _is_wildcard(parts.hostname or ""):
         port = parts.netloc.rpartition(":")[2]
         raise UsageError(
-            f"{asked} stands for every address of this host and is none that others can connect to: say which one "
-            f"they are to use, such as advertise='tcp://HOST:{port}' or `pybk bookie --advertise`"
+            f"{asked} stands for every address of this host, so others cannot connect to it: give the address "
+            f"that they use, such as advertise='tcp://HOST:{port}' or `pybk bookie --advertise`"
         )
 
 

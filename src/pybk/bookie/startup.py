@@ -154,8 +154,8 @@ def _recorded_instance(replicas: Replicas, metadata: ClusterMetadata, bookie_id:
     recorded = None if bookie_id is None else metadata.read_cookie(bookie_id)
     if recorded is None:
         raise CookieError(
-            f"{replicas.store.volumes.root} lost what was stored last, and with it whose directory it is: give the "
-            "name of its bookie, as the metadata store has it (bookie_id=...), or begin with an empty directory"
+            f"{replicas.store.volumes.root} lost its newest data, and with it the name of its bookie: give that name "
+            "as the metadata store has it (bookie_id=...), or begin with an empty directory"
         )
     return recorded.bookie.instance
 
