@@ -305,9 +305,9 @@ def test_a_bookie_that_was_stopped_in_its_first_start_starts_by_the_same_call(
 def test_a_directory_that_lost_its_name_is_opened_with_the_given_one(three: Inside) -> None:
     three.bookies[0].close()
     first_log_lost(three)
-    with pytest.raises(CookieError, match=r"lost what was stored last.*bookie_id=..."):
+    with pytest.raises(CookieError, match=r"lost its newest data.*bookie_id=..."):
         three.open_bookie(0, name=None)
-    with pytest.raises(CookieError, match="lost what was stored last"):
+    with pytest.raises(CookieError, match="lost its newest data"):
         three.open_bookie(0, name="nobody")
     assert service_of(three.open_bookie(0)).bookie == service_of(three.bookies[0]).bookie
 

@@ -264,7 +264,7 @@ class Cursor:
             self._writer.close()
 
     def settle(self, handed_end: int) -> None:
-        """Record that no record from ``handed_end`` on was handed out, as far as deliveries are recorded; none is then.
+        """Record that the records from ``handed_end`` on were not handed out, if deliveries are recorded.
 
         An error is logged; then all leased records count as handed out.
         """

@@ -213,7 +213,7 @@ class LedgerSpec:
         return manager.open_ledger(ledger_id, password=given.password, secret=given.secret, recover=recover)
 
     def delete_ledger(self, manager: LedgerManager, ledger_id: int, what: str) -> bool:
-        """Delete a ledger that is not needed, and return whether it is gone; an error is logged as one of ``what``."""
+        """Delete an unneeded ledger, and return whether it is gone; the log names it ``what`` in an error."""
         try:
             manager.delete_ledger(ledger_id, password=self.given.password, secret=self.given.secret)
         except NoSuchLedgerError:

@@ -55,7 +55,7 @@ class RangeSet:
         return any(first <= number for first, _ in self.after(number, number + 1))
 
     def after(self, low: int, high: int) -> Iterator[tuple[int, int]]:
-        """Yield the ranges that end after ``low`` and begin before ``high``, ascending; it is not changed meanwhile.
+        """Yield the ranges that end after ``low`` and begin before ``high``, ascending; the set stays as it is meanwhile.
 
         Cost: The logarithm of the number of ranges, and what it yields.
         """
