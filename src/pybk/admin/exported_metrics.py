@@ -51,9 +51,9 @@ EXPORTED: Final[Mapping[str, Exported]] = {
     ),
     "log_sync_ns": Exported(HISTOGRAM, (), "How long it took to write and sync a commit of the log."),
     "log_commit_bytes": Exported(HISTOGRAM, (), "Bytes of a commit of the log."),
-    "checkpoint_ns": Exported(HISTOGRAM, (), "How long a checkpoint took that had something to write."),
+    "checkpoint_ns": Exported(HISTOGRAM, (), "How long a checkpoint took that had entries to write."),
     "tier_bytes": Exported(
-        GAUGE, ("tier", "kind"), "Bytes of live records in the files of a tier, and of what else these files hold."
+        GAUGE, ("tier", "kind"), "Bytes of live records in the files of a tier, and of all else in these files."
     ),
     "moved_bytes": Exported(
         COUNTER, ("tier", "reason"), "Bytes of records that a move or a compaction wrote to a tier."
@@ -70,15 +70,19 @@ EXPORTED: Final[Mapping[str, Exported]] = {
         COUNTER, ("reason",), "Places of ensembles that writers filled anew, by what the bookie before had done."
     ),
     "away_members": Exported(
-        COUNTER, _TYPE, "Members of ensembles of new ledgers that were away or read-only: too few took entries."
+        COUNTER,
+        _TYPE,
+        "Members of ensembles of new ledgers that were away or read-only, because too few bookies took entries.",
     ),
     "misplaced_choices": Exported(COUNTER, _TYPE, "Ensembles that were chosen with write sets in too few zones."),
     "writer_lag_bytes": Exported(
-        GAUGE, (), "Confirmed bytes that the slowest bookie of a writer has not acknowledged, the most of all writers."
+        GAUGE,
+        (),
+        "Confirmed bytes that the slowest bookie of a writer has not acknowledged; the largest value of all writers.",
     ),
     "read_repairs": Exported(COUNTER, (), "Copies that reads found damaged or missing, and sent to bookies again."),
     "metadata_op_ns": Exported(HISTOGRAM, ("op", "result"), "How long the metadata store took for a request."),
-    "session_losses": Exported(COUNTER, (), "Sessions with the metadata store that ended other than by closing."),
+    "session_losses": Exported(COUNTER, (), "Sessions with the metadata store that ended without being closed."),
     # logs
     "subscription_lag_records": Exported(
         GAUGE,
@@ -105,23 +109,25 @@ EXPORTED: Final[Mapping[str, Exported]] = {
         GAUGE, ("reason", "copies"), "Ledgers with too few live sound copies of an entry."
     ),
     "under_replicated_bytes": Exported(
-        GAUGE, ("reason", "copies"), "About how many bytes the repairs of those ledgers copy."
+        GAUGE, ("reason", "copies"), "Estimated bytes that the repairs of those ledgers copy."
     ),
     "under_replicated_oldest_timestamp_ns": Exported(
         GAUGE,
         ("reason", "copies"),
         "Since when the oldest of those ledgers needs its repair; absent if that is unknown.",
     ),
-    "ledgers_lost": Exported(GAUGE, (), "Ledgers with entries that no bookie has, and none is expected to have."),
+    "ledgers_lost": Exported(
+        GAUGE, (), "Ledgers with entries that have no sound copy, and none that is expected to come back."
+    ),
     "ledgers_waiting_for_owner": Exported(GAUGE, (), "Abandoned ledgers that wait for a recovery by their owner."),
     "ledgers_without_target": Exported(GAUGE, (), "Ledgers whose copies no bookie can take."),
     "ledgers_stuck": Exported(GAUGE, (), "Ledgers whose repair failed repeatedly."),
     "misplaced_ledgers": Exported(GAUGE, (), "Ledgers with write sets in too few zones."),
     "ledgers": Exported(GAUGE, ("state", "ledger_type"), "Ledgers of the cluster."),
     "repair_planned_bytes": Exported(
-        GAUGE, (), "About how many bytes were to be copied since the cluster was whole last."
+        GAUGE, (), "Estimated bytes that repairs had to copy since the cluster last had all copies."
     ),
-    "repair_done_bytes": Exported(GAUGE, (), "How many of those were copied."),
+    "repair_done_bytes": Exported(GAUGE, (), "Bytes of those that were copied."),
     # the worker
     "repair_copied_bytes": Exported(COUNTER, ("reason",), "Bytes that repairs copied to this bookie."),
     "repair_ledgers": Exported(COUNTER, ("reason", "result"), "Repairs of ledgers that this bookie tried."),
@@ -135,12 +141,14 @@ EXPORTED: Final[Mapping[str, Exported]] = {
     "scrub_oldest_timestamp_ns": Exported(
         GAUGE, ("kind",), "Since when everything was checked, by kind of check; when checks began if that is later."
     ),
-    "scrub_period_ns": Exported(GAUGE, ("kind",), "How often everything is to be checked, by kind of check."),
+    "scrub_period_ns": Exported(
+        GAUGE, ("kind",), "The time within which everything must be checked, by kind of check."
+    ),
     # a bookie
-    "salvages": Exported(COUNTER, (), "Starts of this bookie with what is left of a damaged store."),
+    "salvages": Exported(COUNTER, (), "Starts of this bookie with the rest of a damaged store."),
     "bookie_turn_ns": Exported(HISTOGRAM, (), "How long a bookie works on the requests that have arrived together."),
     "bookie_request_ns": Exported(
-        HISTOGRAM, ("op",), "From the arrival of a request until it was answered, or put aside to wait for something."
+        HISTOGRAM, ("op",), "From the arrival of a request until it was answered, or began to wait."
     ),
     "bookie_rejected": Exported(COUNTER, ("reason",), "Requests that a bookie did not do, by the status of its reply."),
     "peer_refusals": Exported(

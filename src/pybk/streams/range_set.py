@@ -55,7 +55,9 @@ class RangeSet:
         return any(first <= number for first, _ in self.after(number, number + 1))
 
     def after(self, low: int, high: int) -> Iterator[tuple[int, int]]:
-        """Yield the ranges that end after ``low`` and begin before ``high``, ascending; the set stays as it is meanwhile.
+        """Yield the ranges that end after ``low`` and begin before ``high``, ascending.
+
+        The set must not change meanwhile.
 
         Cost: The logarithm of the number of ranges, and what it yields.
         """
