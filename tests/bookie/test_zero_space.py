@@ -14,12 +14,14 @@ from tests.bookie.replica_harness import (
     add,
     after_crash,
     after_kill,
+    content,
     describe,
     make_run,
     open_replicas,
     state_of,
 )
 from tests.simdisk import SimFileSystem
+from tests.storage.test_full_disk_packing import small_stores_have_a_reserve
 
 MIB = 1 << 20
 LEDGERS = range(LEDGER, LEDGER + 5)
@@ -77,6 +79,35 @@ def test_a_full_bookie_takes_fences_and_deletes(stop: Stop) -> None:
     replicas.store.scheduler.tick()
     assert replicas.store.supply.reserve.is_whole
     assert add(replicas, make_run(20_000, 1)) is Status.FENCED
+    replicas.close()
+
+
+@pytest.mark.parametrize("stop", [stay, close, after_kill, after_crash])
+@small_stores_have_a_reserve()
+def test_a_full_bookie_frees_the_space_of_deleted_ledgers_whose_entries_lie_among_those_of_others(stop: Stop) -> None:
+    fs = SimFileSystem(2, capacity_bytes=64 * MIB)
+    replicas = open_replicas(fs)
+    for ledger_id in LEDGERS:
+        replicas.create(ledger_id, describe())
+    for first in range(0, 480, 5):
+        for ledger_id in LEDGERS:
+            add(replicas, make_run(first, 5, ledger_id=ledger_id, size=3200), ledger_id=ledger_id)
+        if first % 120 == 115:
+            replicas.store.scheduler.checkpoint()
+    replicas.store.scheduler.tick()
+    fs.fill()
+    fs, replicas = stop(fs, replicas)
+    replicas.store.scheduler.tick()
+    before = fs.used_bytes()
+    for ledger_id in LEDGERS[::2]:
+        replicas.delete(ledger_id)
+    replicas.store.scheduler.tick()
+    assert fs.used_bytes() < before - 0.8 * len(LEDGERS[::2]) * 480 * 3200
+    for ledger_id in LEDGERS[1::2]:
+        for first in range(0, 480, 5):
+            expected = content(make_run(first, 5, ledger_id=ledger_id, size=3200))
+            status, found = replicas.read(ledger_id, first, first + 4, 1, MIB)
+            assert (status, content(found)) == (Status.OK, expected)
     replicas.close()
 
 

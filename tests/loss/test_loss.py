@@ -182,6 +182,16 @@ def test_nothing_is_lost_when_catalogs_change_places_with_the_spare_file() -> No
         assert not list(run.failures(Random(1).sample(cuts, min(len(cuts), _CUTS_BETWEEN))))
 
 
+@pytest.mark.sampled
+def test_nothing_is_lost_when_a_packed_file_changes_places_with_the_reserve() -> None:
+    with room() as path:
+        run = Run.of("full", 1, path)
+        moved = [number for number, each in enumerate(run.records) if "reserve-pack" in each.name]
+        assert any(run.records[number].name.endswith(".cold") for number in moved)
+        cuts = [Cut(number + after, loss, 1) for number in moved for after in range(5) for loss in _LOSSES_OF_NAMES]
+        assert not list(run.failures(sample("changes places with the reserve", cuts, max(1, len(cuts) // 40))))
+
+
 def test_the_sync_of_an_append_is_needed(creation: Run) -> None:
     assert needed(creation, "write", "log/commit.py")
 

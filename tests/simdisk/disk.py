@@ -31,6 +31,7 @@ class SimFileSystem:
     Attributes:
         operations: Name and path of each operation that changes something, in order.
         readings: The same of those that do not.
+        used: Files that another process has mapped.
         filled: Whether another program takes all that becomes free.
     """
 
@@ -43,6 +44,7 @@ class SimFileSystem:
         self.filled = False
         self.operations: list[tuple[str, str]] = []
         self.readings: list[tuple[str, str]] = []
+        self.used: list[Inode] = []
         self.guard = threading.RLock()
         self.random = Random(seed)
         self.dead = False
@@ -258,6 +260,10 @@ class SimFileSystem:
             inode.mapped = True
             return memoryview(inode.live)
 
+    def is_unused(self, path: str) -> bool:
+        with self.guard:
+            return self.inode(path) not in self.used
+
     def rename(self, src: str, dst: str) -> None:
         def apply() -> None:
             if posixpath.normpath(src) in self.directories:
@@ -468,6 +474,10 @@ class SimFile:
     def punch(self, offset: int, size: int) -> None:
         self._check(writing=True)
         self._fs.operate("punch", self._path, lambda: self._inode.punch(offset, size))
+
+    def truncate(self, size: int) -> None:
+        self._check(writing=True)
+        self._fs.operate("truncate", self._path, lambda: self._inode.truncate(size))
 
     def close(self) -> None:
         self._closed = True

@@ -19,6 +19,7 @@ WRITING: Final = frozenset(
         "sync",
         "reserve",
         "punch",
+        "truncate",
         "rename",
         "unlink",
         "make_directory",

@@ -99,6 +99,12 @@ class Inode:
             self.write(bytes(size), offset)
             self.blocks -= set(range(-(-offset // BLOCK_BYTES), (offset + size) // BLOCK_BYTES))
 
+    def truncate(self, size: int) -> None:
+        """Cut the file, not durably."""
+        self.live = self.live[:size]  # a new buffer, because views of the old one may be about
+        self.blocks = {block for block in self.blocks if block * BLOCK_BYTES < size}
+        self.reserved_bytes = min(self.reserved_bytes, size)
+
     def after_power_loss(self, random: Random) -> Inode:
         """Return one of the files that may be found after power comes back."""
         found = Inode(0)

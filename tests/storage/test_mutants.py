@@ -24,6 +24,7 @@ from tests.internals import store_of
 from tests.mutation.patterns import changed
 from tests.simdisk import SimCrash, SimFileSystem
 from tests.storage import test_full_disk as full_disk
+from tests.storage import test_full_disk_packing as packing
 from tests.storage import test_full_disk_reserve as full_disk_reserve
 from tests.storage.store_harness import ROOT, World, abandon, count_operations, open_store, open_world
 from tests.storage.test_control_records import (
@@ -357,6 +358,19 @@ def acknowledgements_leave_space() -> None:
 def a_checkpoint_beside_a_take_over() -> None:
     """End the log file between the creation of a ledger and its first entry."""
     full_disk_reserve.test_a_checkpoint_between_the_creation_of_a_ledger_and_its_first_entries_hinders_none(1, 2)
+
+
+def interleaved_ledgers_are_deleted() -> None:
+    """Delete ledgers whose entries lie in files with those of others, while another program takes all space."""
+    packing.test_deletes_of_interleaved_ledgers_free_space_while_there_is_none(StorageHint.NVME, "live", watched=False)
+    packing.test_deletes_of_interleaved_ledgers_free_space_while_there_is_none(StorageHint.HDD, "live", watched=False)
+
+
+def packing_stops() -> None:
+    """Stop a store once the segment has its name, and before the index names it."""
+    with packing.small_stores_have_a_reserve():
+        for operation in range(30):
+            packing.stopped_while_packing(operation, "killed")
 
 
 def a_full_disk_takes_deletes() -> None:
@@ -813,6 +827,56 @@ MUTANTS = [
         "bytes of a file that lost its name meanwhile do not count",
         a_reserved_file_is_put_back_while_it_is_read,
         [Piece("volumes:Volumes._while_named", "not self.fs.exists(path)", "False")],
+    ),
+    Mutant(
+        "a packed file is the next reserve",
+        interleaved_ledgers_are_deleted,
+        [Piece("pack_reserve:put_back", "fs.rename(path, reserve)", "fs.unlink(path)")],
+    ),
+    Mutant(
+        "a segment in the reserve ends where its file ends",
+        interleaved_ledgers_are_deleted,
+        [Piece("format.cold_segment:ColdSegmentWriter.finish", "file.truncate(self._written)", "pass")],
+    ),
+    Mutant(
+        "what an interrupted pack leaves is the reserve again",
+        packing_stops,
+        [Piece("store:remove_leftovers", "pack_reserve.put_back(volumes, row, 1)", "False")],
+    ),
+    Mutant(
+        "the reserve is not written while a reader has it mapped",
+        packing.test_a_packed_file_that_a_reader_has_mapped_is_neither_written_nor_cut,
+        [Piece("pack_reserve:_ready_bytes", "fs.is_unused(path)", "True")],
+    ),
+    Mutant(
+        "a file that stays does not take the reserve",
+        packing.test_a_file_with_a_damaged_record_does_not_take_the_reserve_for_packing,
+        [Piece("compaction.compaction:Compaction.relocate", "reserved is not None and mover.unmoved", "False")],
+    ),
+    Mutant(
+        "a pack that is given up leaves the reserve",
+        packing.test_a_file_with_a_damaged_record_does_not_take_the_reserve_for_packing,
+        [
+            Piece("format.cold_segment:ColdSegmentWriter.abort", "self._fs.unlink(self._path)", "pass"),
+            Piece(
+                "format.cold_segment:ColdSegmentWriter.__init__",
+                "fs.open(reserved, writable=True)",
+                "(fs.rename(reserved, path), fs.open(path, writable=True))[1]",
+            ),
+            Piece(
+                "format.cold_segment:ColdSegmentWriter.finish", "self._fs.rename(self._reserved, self._path)", "pass"
+            ),
+        ],
+    ),
+    Mutant(
+        "packing leaves checkpoints the space of the index",
+        packing.test_packing_leaves_the_index_the_space_that_checkpoints_need,
+        [Piece("compaction.compaction:check_packing_space", "index_bytes + left", "0")],
+    ),
+    Mutant(
+        "the largest file is packed first",
+        packing.test_a_small_file_is_packed_after_those_that_leave_a_large_reserve,
+        [Piece("compaction.compaction:Compaction._pack_in_reserve", "reverse=True", "reverse=False")],
     ),
 ]
 

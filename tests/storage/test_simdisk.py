@@ -358,6 +358,7 @@ def test_every_operation_can_fail(name: str) -> None:
         "sync": file.sync,
         "reserve": lambda: file.reserve(16384),
         "punch": lambda: file.punch(0, 4096),
+        "truncate": lambda: file.truncate(4096),
         "rename": lambda: fs.rename("/a", "/c"),
         "unlink": lambda: fs.unlink("/a"),
         "make_directory": lambda: fs.make_directory("/d"),

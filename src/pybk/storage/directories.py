@@ -15,6 +15,7 @@ from pybk.feature_level import NEWEST_STORE_LEVEL, FeatureLevel
 from pybk.flags import StorageHint
 from pybk.ledger import keys
 from pybk.ledger.keys import SALT_BYTES_MIN
+from pybk.storage import pack_reserve
 from pybk.storage.format.catalog import (
     CATALOG_PREFIX,
     CatalogWriter,
@@ -378,7 +379,7 @@ def remove_leftovers(volumes: Volumes, mark: CheckpointMark) -> None:
         volumes.reserve_ids(file_id + 1)
         if file_id not in volumes.rows and not (row.kind == LOG and file_id >= mark.first_log_file_id):
             logger.info("removing %s, which an interrupted checkpoint left", volumes.path_of(row))
-            if row.kind != LOG or not put_back(volumes, row):
+            if not (row.kind == LOG and put_back(volumes, row)) and not pack_reserve.put_back(volumes, row, 1):
                 volumes.unlink(row)
     for name in volumes.fs.list_directory(volumes.root):
         path = os.path.join(volumes.root, name)

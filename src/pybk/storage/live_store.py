@@ -27,6 +27,7 @@ from pybk.storage.io.lmdb_environment import Environment
 from pybk.storage.log.log import Log
 from pybk.storage.log.preallocation import LogFileSupply
 from pybk.storage.named_records import NamedRecords
+from pybk.storage.pack_reserve import PackReserve
 from pybk.storage.tiers import Loaded
 from pybk.storage.volumes import Volumes
 
@@ -47,6 +48,7 @@ class LiveStore(Protocol):
     troubles: Troubles
     log: Log
     supply: LogFileSupply
+    pack_reserve: PackReserve
     next_ledger_id: int
     next_creation_sequence: int
 

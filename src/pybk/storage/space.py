@@ -75,6 +75,13 @@ def check_catalog_space(catalog_and_index: CatalogAndIndex, nbytes: int) -> None
         )
 
 
+def check_packing_space(store: LiveStore, catalog_and_index: CatalogAndIndex, index_bytes: int) -> None:
+    """Raise StorageFullError if packing a file on a full disk takes from catalog or index what a checkpoint needs."""
+    left = CHANGES_WHEN_FULL_BYTES + store.change_bytes()
+    check_index_space(store, index_bytes + left)
+    check_catalog_space(catalog_and_index, store.change_bytes() + _CATALOG_SPARE_BYTES)
+
+
 def index_change_bytes(ledgers: int, runs: int, named_bytes: int) -> int:
     """Return the bytes that a checkpoint changes in the index at most.
 

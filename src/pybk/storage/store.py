@@ -113,6 +113,7 @@ from pybk.storage.log.log import Log
 from pybk.storage.log.preallocation import LogFileSupply, ReserveUse
 from pybk.storage.log.recovery import RecoveredLog, make_log_durable, recover_log
 from pybk.storage.named_records import NamedChange
+from pybk.storage.pack_reserve import PackReserve
 from pybk.storage.scheduler import Scheduler
 from pybk.storage.space import (
     CHANGES_WHEN_FULL_BYTES,
@@ -312,6 +313,7 @@ class Store(StoreReader):
         watermark.clean = False
         watermark.advance(recovered.next_lsn - 1)
         self.supply = LogFileSupply(volumes, config, self._wake_scheduler, self.troubles)
+        self.pack_reserve = PackReserve(volumes, config)
         for row, used in recovered.files:
             volumes.add(row)
             if self.salvage is None:
@@ -989,12 +991,12 @@ class Store(StoreReader):
             StorageRefusedError: There is too little space, or it was refused for another reason; a part may be there.
             OSError: Syncing a directory failed.
         """
-        changes = CHANGES_WHEN_FULL_BYTES + self.change_bytes()
         entries = ENTRIES_RESERVE_BYTES + REFUGE_BYTES
         parts: list[Callable[[], None]] = [
             self.supply.restore,
-            partial(self._reserve, partial(self._catalog_and_index.reserve, changes)),
-            partial(self._reserve, partial(self._index_environment.reserve, index_space(changes))),
+            partial(self._reserve, partial(self._catalog_and_index.reserve, self._changes_when_full())),
+            self.pack_reserve.restore,
+            partial(self._reserve, self._reserve_index),
             *(partial(self._reserve, partial(each.reserve, entries)) for each in self.entries.values()),
             partial(make_spare, self.fs, self.volumes.root),
             self._renew_catalog,
@@ -1014,6 +1016,13 @@ class Store(StoreReader):
         except OSError as error:  # nothing is in it
             meaning = storage_error if is_full(error) else refused
             raise meaning(error, f"reserving space for {self.volumes.root}") from error
+
+    def _changes_when_full(self) -> int:
+        return CHANGES_WHEN_FULL_BYTES + self.change_bytes()
+
+    def _reserve_index(self) -> None:
+        changes = self._changes_when_full() + self.pack_reserve.index_bytes()
+        self._index_environment.reserve(index_space(changes))
 
     def _renew_catalog(self) -> None:
         check_index_space(self, 0)

@@ -17,6 +17,7 @@ from pybk.flags import StorageHint
 from pybk.healing.scrub import EmbeddedScrub
 from pybk.ledger import keys
 from pybk.manager.ledger_manager import LedgerManager
+from pybk.storage import pack_reserve
 from pybk.storage.format import catalog
 from pybk.storage.format.cookie import COOKIE_FORMATS, COOKIE_NAME
 from pybk.storage.index import catalog_and_index
@@ -153,17 +154,23 @@ class Full(Ledgers):
 
     What frees space, and the first entries of logs that are taken over, are written to log files of the reserve, out of
     which checkpoints move these entries to the SSD tier.
+
+    One of two ledgers whose entries lie in the same files is deleted, too, so that these are packed in the reserve.
     """
 
     def run(self, directory: Path, choice: Random, report: Report) -> None:
         """See :class:`Workload`."""
         for number in range(3):
-            with self._opened(directory, first=number == 0) as manager:
+            with _reserves_for_packing(), self._opened(directory, first=number == 0) as manager:
                 work = Working(manager, choice, report)
                 work.work(10)
                 made = [_closed_ledger(manager, choice.choice((3, 40)), report) for _ in range(7)]
+                made.append(_interleaved(manager, report))
+                manager.checkpoint()
                 with _no_space():
                     self._free(manager, made, report)
+                    with suppress(StorageFullError):
+                        store_of(manager).scheduler.collect()
 
     def _free(self, manager: LedgerManager, ledgers: Sequence[int], report: Report) -> None:
         store_of(manager).supply.give_back()
@@ -206,6 +213,27 @@ def _no_space() -> Iterator[None]:
     renewed = mock.patch.object(catalog_and_index, "RENEWED_BELOW_BYTES", 1 << 40)
     with full, renewed, mock.patch.object(OsFileSystem, "create", create_empty):
         yield
+
+
+@contextmanager
+def _reserves_for_packing() -> Iterator[None]:
+    """Let a store have a reserve for packing that is as large as its files, because it is small."""
+    with mock.patch.multiple(pack_reserve, _BYTES_MIN=4096, _SHARE=1, _SHARE_KEPT=0):
+        yield
+
+
+def _interleaved(manager: LedgerManager, report: Report) -> int:
+    """Append to two ledgers in turns, and close them; return the id of one."""
+    writers = [manager.create_ledger(insecure=True) for _ in range(2)]
+    for writer in writers:
+        report(f"made {writer.ledger_id}")
+    for _ in range(8):
+        for writer in writers:
+            append(writer, 4, report)
+    for writer in writers:
+        writer.close()
+        report(f"closed {writer.ledger_id}")
+    return writers[0].ledger_id
 
 
 def _closed_ledger(manager: LedgerManager, count: int, report: Report, **options: Any) -> int:

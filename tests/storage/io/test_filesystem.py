@@ -86,6 +86,46 @@ def test_punched_blocks_are_zero_and_free_and_the_size_stays(disk: Disk) -> None
     assert file.read(0, 1 << 16) == b"x" * 4096 + bytes(8192) + b"x" * ((1 << 16) - 12288)
 
 
+def test_a_cut_file_ends_earlier_and_its_blocks_are_free(disk: Disk) -> None:
+    fs, root = disk
+    file = fs.create(f"{root}/a", 1 << 16)
+    file.write([b"x" * (1 << 16)], 0)
+    file.reserve(1 << 17)
+    file.sync()
+    file.truncate(10_000)
+    file.sync()
+    assert file.size == fs.file_bytes(f"{root}/a") == 10_000
+    assert fs.disk_bytes(f"{root}/a") <= 3 * 4096
+    assert file.read(0, 1 << 16) == b"x" * 10_000
+    file.write([b"y"], 20_000)
+    assert file.read(0, 1 << 16) == b"x" * 10_000 + bytes(10_000) + b"y"
+
+
+def test_a_file_is_used_while_it_is_open_or_a_part_of_a_map_of_it_is_referenced(tmp_path: Path) -> None:
+    fs, path = OsFileSystem(), str(tmp_path / "a")
+    file = fs.create(path, 10_000)
+    assert not fs.is_unused(path)
+    file.close()
+    assert fs.is_unused(path)
+    part = fs.view(path)[100:200]
+    assert not fs.is_unused(path)
+    del part
+    assert fs.is_unused(path)
+    code = (
+        f"import mmap, os; held = mmap.mmap(os.open({path!r}, os.O_RDONLY), 0, prot=mmap.PROT_READ); print(); input()"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        other.stdout.readline()
+        assert not fs.is_unused(path)
+        other.kill()
+    assert fs.is_unused(path)
+
+
+def test_a_file_that_cannot_be_opened_is_not_known_to_be_unused(tmp_path: Path) -> None:
+    assert not OsFileSystem().is_unused(str(tmp_path / "missing"))
+
+
 def test_view_sees_later_writes_and_outlives_the_name(disk: Disk) -> None:
     fs, root = disk
     file = fs.create(f"{root}/a", 8192)

@@ -31,6 +31,7 @@ from pybk.storage.tiers import (
     Loaded,
     LocationWords,
     ReadStore,
+    ReservedFile,
     Run,
     Tier,
     TierFiles,
@@ -106,7 +107,9 @@ class ObjectTier(Tier):
     def block_bytes(self, config: StoreConfig) -> int:
         return 1000
 
-    def writer(self, store: TierStore, hint: StorageHint, *, when_full: bool = False) -> TierWriter:
+    def writer(
+        self, store: TierStore, hint: StorageHint, *, when_full: bool = False, reserved: ReservedFile | None = None
+    ) -> TierWriter:
         return ObjectWriter(store, hint)
 
     def load(
@@ -172,8 +175,10 @@ class CountingTier(ColdTier):
     def block_bytes(self, config: StoreConfig) -> int:
         return 1000
 
-    def writer(self, store: TierStore, hint: StorageHint, *, when_full: bool = False) -> TierWriter:
-        return CountingWriter(super().writer(store, hint), self.records)
+    def writer(
+        self, store: TierStore, hint: StorageHint, *, when_full: bool = False, reserved: ReservedFile | None = None
+    ) -> TierWriter:
+        return CountingWriter(super().writer(store, hint, reserved=reserved), self.records)
 
 
 def test_each_hint_has_a_tier() -> None:

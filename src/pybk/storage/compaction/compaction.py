@@ -20,6 +20,12 @@ Damaged records are never moved: their index locations keep naming the old file,
 to fail instead of finding nothing. A move reports them by ``UnmovedError``.
 
 Files with little to keep are packed first, because each frees space for the next.
+
+Without free space a file is packed in the reserve of its directory (``_pack_in_reserve``, ``PackReserve``), and becomes
+the next reserve when it is dropped. So the largest file that fits is packed first: it leaves a reserve that is as large
+as itself, or as large as the reserve is to be, and that suffices for every smaller file. A pack is one commit, because
+a stop between two would leave a file without a reserve for its other half. A file with damaged records would stay, and
+take the reserve for good, so it waits for free space.
 """
 
 from __future__ import annotations
@@ -27,11 +33,12 @@ from __future__ import annotations
 import logging
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Final, Literal
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 import numpy as np
 
-from pybk.errors import CorruptError, StorageRefusedError
+from pybk.errors import CorruptError, StorageFullError, StorageRefusedError
 from pybk.flags import StorageHint
 from pybk.ledger.ledger_metadata import LedgerState
 from pybk.metrics import MOVED_BYTES
@@ -39,8 +46,14 @@ from pybk.storage.compaction.mover import Mover, Unmoved, UnmovedError
 from pybk.storage.format.index_rows import FileRow, LedgerRow
 from pybk.storage.format.log_file import BLOCK_BYTES, RunLocations
 from pybk.storage.index.index import by_file, bytes_by_file
-from pybk.storage.io.failures import is_refused, undoing
-from pybk.storage.space import INDEX_ROW_BYTES, check_index_space, check_tier_space, record_bytes
+from pybk.storage.io.failures import is_full, is_refused, undoing
+from pybk.storage.space import (
+    INDEX_ROW_BYTES,
+    check_index_space,
+    check_packing_space,
+    check_tier_space,
+    record_bytes,
+)
 from pybk.storage.tiers.registry import tier_of_kind
 
 if TYPE_CHECKING:
@@ -49,6 +62,7 @@ if TYPE_CHECKING:
     from pybk.storage.index.update import IndexUpdate
     from pybk.storage.live_store import LiveStore
     from pybk.storage.space import Garbage
+    from pybk.storage.tiers import ReservedFile
 
 logger = logging.getLogger(__name__)
 
@@ -56,6 +70,20 @@ _MERGED_FILES_MIN: Final = 16
 _MERGED_BYTES_MAX: Final = 8 << 20
 _MERGED_BITS: Final = 3
 """Cold segments below 8 MiB are merged once there are 16 whose sizes are within a factor of 8."""
+
+
+class _WaitingFile(NamedTuple):
+    """A file that is not packed for lack of space.
+
+    Attributes:
+        row: The file.
+        disk_bytes: The bytes of its blocks.
+        live_bytes: The bytes of its live records without their headers: a segment of them takes a little more.
+    """
+
+    row: FileRow
+    disk_bytes: int
+    live_bytes: int
 
 
 class Compaction:
@@ -78,6 +106,8 @@ class Compaction:
 
         They are not tried again, which would fail again, until some of them are dead.
         """
+        self._unfit: dict[int, int] = {}
+        """The same of the files that the reserve had no space for, or that have damaged records, when it was tried."""
 
     # ---- moves ---------------------------------------------------------------------------------------------------
 
@@ -128,6 +158,7 @@ class Compaction:
         rows: Sequence[LedgerRow] = (),
         *,
         reason: Literal["compaction", "move"] = "compaction",
+        reserved: ReservedFile | None = None,
     ) -> list[Unmoved]:
         """Move runs of ledgers to a tier and record it in catalog and index, with the ledgers' rows that changed.
 
@@ -136,12 +167,16 @@ class Compaction:
             tier: The tier.
             rows: The rows.
             reason: Why, for ``MOVED_BYTES``.
+            reserved: The reserve to write to instead of new files; then damaged records are refused.
 
         Returns:
             The damaged records, which stay in their files.
+
+        Raises:
+            StorageFullError: There is no space, or a record is damaged and there is only the reserve.
         """
         store = self._store
-        mover = Mover(store, tier)
+        mover = Mover(store, tier, reserved=reserved)
         try:
             moved = [
                 (ledger_id, part, mover.move(ledger_id, part))
@@ -149,6 +184,8 @@ class Compaction:
                 for part in parts
                 if len(part)
             ]
+            if reserved is not None and mover.unmoved:
+                raise StorageFullError(f"a file with damaged records is not packed in {reserved.path}")
             files = mover.finish()
         except BaseException as error:
             with undoing(error):
@@ -183,8 +220,8 @@ class Compaction:
     def collect(self, *, packs: bool = True) -> None:
         """Free the space of deleted ledgers: drop files without live entries, pack those that are mostly dead.
 
-        Files with few live bytes come first, because they free space for the others. A file that cannot be packed for
-        lack of space is tried again later.
+        Files with few live bytes come first, because they free space for the others. Files for which there is no space
+        are packed in the reserve; those that it does not take are tried again later.
 
         Args:
             packs: False only drops files, and merges small ones; ``freed`` stays set.
@@ -197,7 +234,7 @@ class Compaction:
             self._merge_small()
             return
         self._garbage.freed = False
-        refused: StorageRefusedError | OSError | None = None
+        refused: dict[int, StorageRefusedError | OSError] = {}
         live = self._catalog_and_index.live
         for row in sorted(self._catalog_and_index.files.values(), key=lambda row: (live[row.file_id], row.file_id)):
             if not tier_of_kind(row.kind).files_are_freed_whole or not (
@@ -213,11 +250,61 @@ class Compaction:
                 if not is_refused(error):
                     raise
                 self._garbage.freed = True
-                if row.file_id in self._garbage.mixed:
-                    refused = error
+                refused[row.file_id] = error
+        self._pack_in_reserve([file_id for file_id, reason in refused.items() if _is_lack_of_space(reason)])
         self._merge_small()
-        if refused is not None:
-            raise refused
+        of_other_tiers = [reason for file_id, reason in refused.items() if file_id in self._garbage.mixed]
+        if of_other_tiers:
+            raise of_other_tiers[-1]
+
+    def _pack_in_reserve(self, file_ids: Iterable[int]) -> None:
+        """Pack files for which there is no free space, as far as their reserves suffice; the largest first.
+
+        What a packed file frees may suffice, together with the reserve, for a file with more live records.
+        """
+        waiting = [waits for file_id in file_ids if (waits := self._waiting(file_id)) is not None]
+        waiting.sort(key=lambda waits: waits.disk_bytes, reverse=True)
+        reserve = self._store.pack_reserve
+        while (fitting := self._first_that_fits(waiting)) is not None:
+            waiting.remove(fitting)
+            try:
+                self._compact_in_reserve(fitting.row)
+                with suppress(StorageFullError):  # another program was faster
+                    reserve.renew(fitting.row)
+            except (StorageRefusedError, OSError) as error:
+                if not is_refused(error):
+                    raise
+                logger.info("a file is packed later: %s", error)
+
+    def _first_that_fits(self, waiting: Sequence[_WaitingFile]) -> _WaitingFile | None:
+        """Return the first file whose live records fit in the reserve of its directory."""
+        by_directory = {(waits.row.tier, waits.row.directory): waits.row for waits in waiting}
+        room = {each: self._store.pack_reserve.bytes_for(row) for each, row in by_directory.items()}
+        fitting = (waits for waits in waiting if waits.live_bytes <= room[waits.row.tier, waits.row.directory])
+        return next(fitting, None)
+
+    def _waiting(self, file_id: int) -> _WaitingFile | None:
+        """Return a file that waits for space; None if the reserve cannot be used for it."""
+        row, live = self._catalog_and_index.files.get(file_id), self._catalog_and_index.live[file_id]
+        if row is None or not live or self._unfit.get(file_id) == live or not self._store.pack_reserve.bytes_for(row):
+            return None
+        work, _ = self._live_entries(row)
+        tier = StorageHint(row.tier)
+        if set(work) != {tier}:
+            return None  # its other entries find no space in their tiers, so it would stay
+        volumes = self._store.volumes
+        disk_bytes = volumes.tier_of(row).disk_bytes(self._store.fs, volumes.path_of(row))
+        return _WaitingFile(row, disk_bytes, live)
+
+    def _compact_in_reserve(self, row: FileRow) -> None:
+        """Move the live entries of a file to the reserve of its directory."""
+        work, index_bytes = self._live_entries(row)
+        check_packing_space(self._store, self._catalog_and_index, index_bytes)
+        reserved = self._store.pack_reserve.take(row)
+        self._unfit[row.file_id] = self._catalog_and_index.live[row.file_id]
+        self.relocate(work[StorageHint(row.tier)], StorageHint(row.tier), reserved=reserved)
+        self._garbage.mixed.discard(row.file_id)
+        self._store.metrics.add("compactions", 1)
 
     def _is_sparse(self, row: FileRow) -> bool:
         """Return whether packing a file would make it much smaller."""
@@ -286,6 +373,16 @@ class Compaction:
 
     def compact_file(self, row: FileRow) -> None:
         """Move the live entries of a file to new files; those of a log file to the tiers of their ledgers."""
+        work, index_bytes = self._live_entries(row)
+        check_index_space(self._store, index_bytes)
+        for tier, ledgers in work.items():
+            check_tier_space(self._store, tier, sum(record_bytes(part) for _, parts in ledgers for part in parts))
+            self.relocate(ledgers, tier)
+        self._garbage.mixed.discard(row.file_id)
+        self._store.metrics.add("compactions", 1)
+
+    def _live_entries(self, row: FileRow) -> tuple[dict[StorageHint, list[tuple[int, list[RunLocations]]]], int]:
+        """Return the runs in a file by tier that they belong in and by ledger, and the bytes of their pages."""
         store = self._store
         work: dict[StorageHint, list[tuple[int, list[RunLocations]]]] = defaultdict(list)
         index_bytes = 0
@@ -298,27 +395,31 @@ class Compaction:
                     index_bytes += page.nbytes
             ledger = store.index.ledger(ledger_id) if tier_of_kind(row.kind).mixes_hints else None
             work[StorageHint(row.tier) if ledger is None else ledger.metadata.tier].append((ledger_id, parts))
-        check_index_space(self._store, index_bytes)
-        for tier, ledgers in work.items():
-            check_tier_space(self._store, tier, sum(record_bytes(part) for _, parts in ledgers for part in parts))
-            self.relocate(ledgers, tier)
-        self._garbage.mixed.discard(row.file_id)
-        store.metrics.add("compactions", 1)
+        return work, index_bytes
 
     def _drop_dead(self) -> None:
         """Remove files without live entries from the index, and unlink them."""
         store = self._store
         live = self._catalog_and_index.live
         files = self._catalog_and_index.files.items()
-        dead = [file_id for file_id, row in files if not live[file_id] and tier_of_kind(row.kind).files_are_freed_whole]
+        dead = [row for file_id, row in files if not live[file_id] and tier_of_kind(row.kind).files_are_freed_whole]
         if not dead:
             return
-        self._catalog_and_index.commit(self._catalog_and_index.mark, lambda update: Counter(), gone=dead)
-        for file_id in dead:
-            self._whole.pop(file_id, None)
-            self._left.pop(file_id, None)
-            self._garbage.mixed.discard(file_id)
-            store.supply.retire(file_id)
+        gone = [row.file_id for row in dead]
+        self._catalog_and_index.commit(self._catalog_and_index.mark, lambda update: Counter(), gone=gone)
+        for row in dead:
+            for noted in (self._whole, self._left, self._unfit):
+                noted.pop(row.file_id, None)
+            self._garbage.mixed.discard(row.file_id)
+            if store.pack_reserve.put_back(row):
+                store.supply.forget(row.file_id)
+                store.volumes.forget(row.file_id)
+            else:
+                store.supply.retire(row.file_id)
+
+
+def _is_lack_of_space(error: StorageRefusedError | OSError) -> bool:
+    return isinstance(error, StorageFullError) or (isinstance(error, OSError) and is_full(error))
 
 
 def _final_row(descriptor: LedgerDescriptor) -> LedgerRow | None:

@@ -24,7 +24,7 @@ from pybk.storage.format.log_file import (
     location_dtype,
 )
 from pybk.storage.store_reader import locate_entries
-from pybk.storage.tiers import Loaded
+from pybk.storage.tiers import Loaded, ReservedFile
 from pybk.storage.tiers.registry import tier_for, tier_of_kind
 
 if TYPE_CHECKING:
@@ -95,11 +95,18 @@ class Mover:
             by ledger id and path.
     """
 
-    def __init__(self, store: LiveStore, hint: StorageHint, *, when_full: bool = False) -> None:
+    def __init__(
+        self,
+        store: LiveStore,
+        hint: StorageHint,
+        *,
+        when_full: bool = False,
+        reserved: ReservedFile | None = None,
+    ) -> None:
         self._store = store
         tier = tier_for(hint)
         self._block_bytes = tier.block_bytes(store.config)
-        self.writer = tier.writer(store, hint, when_full=when_full)
+        self.writer = tier.writer(store, hint, when_full=when_full, reserved=reserved)
         """Writes to the tier."""
         self.unmoved: dict[tuple[int, str], Unmoved] = {}
 

@@ -133,6 +133,8 @@ class ColdSegmentWriter:
         store_id: The 16 bytes of the store.
         file_id: The segment's id.
         compression: ``"zstd"`` compresses a body if that makes it smaller; None compresses nothing.
+        reserved: A file in the same directory whose blocks the segment takes; it keeps its name until the segment is
+            complete. None makes a file.
 
     Raises:
         UsageError: Compression is asked for and the extra ``pybk[zstd]`` is not installed.
@@ -142,7 +144,14 @@ class ColdSegmentWriter:
     """
 
     def __init__(
-        self, fs: FileSystem, path: str, store_id: bytes, file_id: int, *, compression: Literal["zstd"] | None
+        self,
+        fs: FileSystem,
+        path: str,
+        store_id: bytes,
+        file_id: int,
+        *,
+        compression: Literal["zstd"] | None,
+        reserved: str | None = None,
     ) -> None:
         self._compressor = None if compression is None else _zstandard().ZstdCompressor()
         head = _HEADER.pack(_HEADER_MAGIC, COLD_FORMAT, store_id, file_id)
@@ -154,7 +163,8 @@ class ColdSegmentWriter:
         self._written = 0
         self._rows = bytearray()
         self._last = (-(1 << 63), -1)
-        self._file: File | None = fs.create(path, 0)
+        self._reserved = reserved
+        self._file: File | None = fs.create(path, 0) if reserved is None else fs.open(reserved, writable=True)
 
     def fits(self, nbytes: int) -> bool:
         """Return whether a record of this many bytes, with its header and table of entries, still fits."""
@@ -310,21 +320,27 @@ class ColdSegmentWriter:
         trailer = _TRAILER.pack(_TRAILER_MAGIC, offset, len(rows), xxh3_64_intdigest(footer))
         self._pending += (footer, trailer, _CHECKSUM.pack(xxh3_64_intdigest(trailer)))
         self._flush()
+        if self._reserved is not None:
+            file.truncate(self._written)
         with syncing(self._path):
             file.sync()
+        if self._reserved is not None:
+            self._fs.rename(self._reserved, self._path)
+        with syncing(self._path):
             self._fs.sync_directory(os.path.dirname(self._path))
         file.close()
         self._file = None
         return rows
 
     def abort(self) -> None:
-        """Remove the unfinished file; nothing refers to it."""
+        """Remove the unfinished file, which nothing refers to; a reserved file stays, with its name and its blocks."""
         file, self._file = self._file, None
         if file is not None:
             try:
                 file.close()
             finally:
-                self._fs.unlink(self._path)
+                if self._reserved is None:
+                    self._fs.unlink(self._path)
 
 
 class ColdSegment:

@@ -25,6 +25,7 @@ import fcntl
 import io
 import mmap
 import os
+import signal
 import stat
 import sys
 import threading
@@ -151,6 +152,10 @@ class File(Protocol):
         """
         ...
 
+    def truncate(self, size: int) -> None:
+        """Cut the file to ``size`` bytes and free its blocks beyond them; durable after :meth:`sync`."""
+        ...
+
     def close(self) -> None:
         """Close it; closing again does nothing. Syncs nothing."""
         ...
@@ -236,6 +241,13 @@ class FileSystem(Protocol):
         """Map a whole small file, writable and shared with other processes, format ``B``.
 
         A store to the map survives the end of the process at once, but a power failure only once the file was synced.
+        """
+        ...
+
+    def is_unused(self, path: str) -> bool:
+        """Return whether no process, this one included, has a file open or mapped; False where that is not known.
+
+        Afterwards a process may open it by its name.
         """
         ...
 
@@ -517,6 +529,11 @@ class OsFile:
         """See :meth:`File.punch`."""
         self._allocate(_PUNCH_HOLE_KEEP_SIZE, offset, size)
 
+    def truncate(self, size: int) -> None:
+        """See :meth:`File.truncate`."""
+        os.ftruncate(self._fd, size)
+        self.size = size
+
     def _allocate(self, mode: int, offset: int, size: int) -> None:
         """Call fallocate; does nothing where that is not supported."""
         if _FALLOCATE is None or size <= 0:
@@ -766,6 +783,27 @@ class OsFileSystem:
             return memoryview(mmap.mmap(fd, 0)) if os.fstat(fd).st_size else memoryview(bytearray())
         finally:
             os.close(fd)
+
+    def is_unused(self, path: str) -> bool:
+        """See :meth:`FileSystem.is_unused`.
+
+        The kernel grants a write lease on a file only to a process that alone has it open; maps count as open. If
+        another process opens the file before the lease is given back, the kernel sends this one a signal: SIGURG, which
+        processes ignore, instead of SIGIO, which would end this one.
+        """
+        try:
+            fd = open_with_spare(path, os.O_RDWR, keep=KEPT_FOR_SYNCS)
+        except OSError:
+            return False
+        try:
+            fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGURG)
+            fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+            fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+        except OSError:
+            return False
+        finally:
+            os.close(fd)
+        return True
 
     def rename(self, src: str, dst: str) -> None:
         """See :meth:`FileSystem.rename`."""

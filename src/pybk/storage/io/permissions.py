@@ -219,7 +219,9 @@ def excess_warning(access: Access, place: str, exceeded: list[str]) -> str:
 
 
 _MAIN_NAMES: Final = re.compile(r"(LOCK|cookie|directories|watermark|catalog-[0-9a-f]{16}|reserve-catalog)(\..*)?")
-_TIER_NAMES: Final = re.compile(r"(cookie(\..*)?|[0-9a-f]{16}\.[a-z]+(\..*)?|(index|entries)([.-].*)?|reserve-[0-9]+)")
+_TIER_NAMES: Final = re.compile(
+    r"(cookie(\..*)?|[0-9a-f]{16}\.[a-z]+(\..*)?|(index|entries)([.-].*)?|reserve-([0-9]+|pack))"
+)
 _LMDB_NAMES: Final = re.compile(r"(data|lock)\.mdb")
 _METADATA_NAMES: Final = re.compile(r"(data|lock)\.mdb|sessions")
 

@@ -78,6 +78,13 @@ class Loaded(NamedTuple):
     body_starts: npt.NDArray[np.int64]
 
 
+class ReservedFile(NamedTuple):
+    """A file of allocated blocks that is to become a file of a tier: the number of its directory, and its path."""
+
+    directory: int
+    path: str
+
+
 class FileDamage(NamedTuple):
     """Damage of a file; ``ledger_id`` and the entries are None if the damage is of the file and not of a record."""
 
@@ -439,13 +446,16 @@ class Tier(ABC):
         """Return whether the space that records take is known before they are written."""
         return True
 
-    def writer(self, store: TierStore, hint: StorageHint, *, when_full: bool = False) -> TierWriter:
+    def writer(
+        self, store: TierStore, hint: StorageHint, *, when_full: bool = False, reserved: ReservedFile | None = None
+    ) -> TierWriter:
         """Return a writer of entries with a storage hint, one of ``hints``.
 
         Args:
             store: The store.
             hint: The hint.
             when_full: Use the space that the tier has allocated for entries that cannot stay where they are.
+            reserved: Becomes the only file that the writer makes; given only to a tier whose files are freed whole.
         """
         raise UsageError(f"files of kind {self.kind} are not written by moves")
 

@@ -20,6 +20,7 @@ from pybk.storage.tiers import (
     Loaded,
     LocationWords,
     ReadStore,
+    ReservedFile,
     Run,
     Tier,
     TierFiles,
@@ -143,9 +144,11 @@ class ColdTier(FileTier):
         """Return whether the records are not compressed."""
         return hint is not StorageHint.HDD or config.cold_compression is None
 
-    def writer(self, store: TierStore, hint: StorageHint, *, when_full: bool = False) -> TierWriter:
+    def writer(
+        self, store: TierStore, hint: StorageHint, *, when_full: bool = False, reserved: ReservedFile | None = None
+    ) -> TierWriter:
         """Return a writer that begins another segment whenever one is full."""
-        return _SegmentsWriter(store, hint)
+        return _SegmentsWriter(store, hint, reserved)
 
     def rows(self, files: TierFiles, row: FileRow) -> RunLocations:
         """Return the rows of the footer; without a sound footer, the records up to the first damaged header."""
@@ -181,11 +184,12 @@ class ColdTier(FileTier):
 
 
 class _SegmentsWriter(TierWriter):
-    """Writes one cold segment after the other."""
+    """Writes one cold segment after the other, or a single one to a reserved file."""
 
-    def __init__(self, store: TierStore, hint: StorageHint) -> None:
+    def __init__(self, store: TierStore, hint: StorageHint, reserved: ReservedFile | None) -> None:
         self._store = store
         self._hint = hint
+        self._reserved = reserved
         self._compression = store.config.cold_compression if hint is StorageHint.HDD else None
         self._open: tuple[FileRow, layouts.ColdSegmentWriter] | None = None
         self._rows: list[FileRow] = []
@@ -204,14 +208,17 @@ class _SegmentsWriter(TierWriter):
         if self._open is not None and not self._open[1].fits(need):
             self._finish_segment()
         if self._open is None:
-            volumes = self._store.volumes
+            volumes, reserved = self._store.volumes, self._reserved
             row = volumes.new_file(COLD, self._hint)
+            if reserved is not None:
+                row = row._replace(directory=reserved.directory)
             segment = layouts.ColdSegmentWriter(
                 self._store.fs,
                 volumes.path_of(row),
                 self._store.store_id,
                 row.file_id,
                 compression=self._compression,
+                reserved=None if reserved is None else reserved.path,
             )
             self._open = row, segment
         return self._open[1]

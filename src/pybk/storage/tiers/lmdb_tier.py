@@ -42,6 +42,7 @@ from pybk.storage.tiers import (
     Loaded,
     LocationWords,
     ReadStore,
+    ReservedFile,
     Run,
     Tier,
     TierFiles,
@@ -254,7 +255,9 @@ class LmdbTier(Tier):
         """Return False, because LMDB may reuse free pages."""
         return False
 
-    def writer(self, store: TierStore, hint: StorageHint, *, when_full: bool = False) -> TierWriter:
+    def writer(
+        self, store: TierStore, hint: StorageHint, *, when_full: bool = False, reserved: ReservedFile | None = None
+    ) -> TierWriter:
         """Return a writer that spreads ledgers over the environments."""
         return _RowsWriter(store, 0 if when_full else REFUGE_BYTES)
 
