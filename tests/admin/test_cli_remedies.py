@@ -6,7 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from pybk import ClusterAdmin, IllegalOperationError, LedgerManager, LedgerUnsealedError, StorageHint
+from pybk import (
+    ClusterAdmin,
+    IllegalOperationError,
+    LedgerManager,
+    LedgerUnsealedError,
+    Log,
+    LogEnd,
+    StorageHint,
+    WriteAheadLog,
+)
 from pybk.admin.console import bookie_ports
 from pybk.admin.profiles import Profile
 from pybk.errors import UsageError
@@ -81,6 +90,30 @@ def a_record_that_a_scrub_found_damaged(shell: Shell) -> None:
         assert not manager.scrub().damaged
         with manager.open_ledger(ledger_id) as reader:
             assert len(list(reader)) == 200
+
+
+@CASES.names("streams/record_damage.py:_gives_up")
+def a_record_of_a_log_that_was_changed(shell: Shell) -> None:
+    path = shell.path / "store"
+    where = "streams/record_damage.py:_gives_up"
+    with open_quick(path) as manager:
+        with WriteAheadLog.open(manager, "my log") as wal, Log.open(manager, "my log") as log, log.writer() as writer:
+            for number in range(5):
+                wal.append(b"record %d of the WAL" % number)
+                writer.append(b"record %d of the log" % number)
+            log.subscribe("first", start=LogEnd.EARLIEST).close()
+        manager.checkpoint()
+    for kind, what in (("wal", "WAL"), ("log", "log")):
+        flip(path, b"record 2 of the %s" % what.encode())
+        text = shell.said(kind, "cat", path, "my log", status=1)
+        give_up, read_on = shell.commands(where, text)
+        left = f"record 3 of the {what}\nrecord 4 of the {what}\n"
+        assert shell.run(read_on, PATH=path) == left
+        force = ("--force",) if kind == "log" else ()
+        if force:
+            assert "subscription 'first' may need" in shell.run(give_up, "--yes", PATH=path, status=2)
+        shell.run(give_up, "--yes", *force, PATH=path)
+        assert shell.said(kind, "cat", path, "my log", status=0) == left
 
 
 @CASES.names("admin/cli/permissions.py:_print")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pybk import LedgerManager, LogSettings, StoreConfig, WriteAheadLog
+from pybk import LedgerManager, LogSettings, PybkError, StoreConfig, WriteAheadLog
 from pybk.admin.cli import main, whole_parser
 from pybk.manager.ledger_manager import backend_of
 from tests.cluster.inside import SECRET, inside
@@ -31,6 +31,20 @@ def give(monkeypatch: pytest.MonkeyPatch, data: bytes) -> None:
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PYBK_PASSWORD", "secret")
     return tmp_path / "store"
+
+
+def test_a_log_without_records_is_made_again_from_a_number(
+    store: Path, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    with LedgerManager.open(store) as manager:
+        wal = WriteAheadLog.open(manager, "orders")
+        found = backend_of(manager).read_record("wals/orders")
+        assert found is not None
+        backend_of(manager).write_record("wals/orders", None, found.version)
+        with pytest.raises(PybkError):
+            wal.close()
+    status, out, _ = run(capfdbinary, "wal", "rebuild", store, "orders", "--first", 5)
+    assert (status, out.splitlines()[0]) == (0, "log orders has no records; the next one is LSN 5")
 
 
 def test_the_life_of_a_log(

@@ -77,7 +77,7 @@ from pybk.streams.cursor_state import (
 )
 from pybk.streams.deliveries import Handed
 from pybk.streams.ledger_spec import LedgerSpec
-from pybk.streams.ledger_steps import LedgerSteps
+from pybk.streams.ledger_steps import DAMAGE, LedgerSteps
 from pybk.streams.list_record import (
     SEQ_MAX,
     UID_BYTES,
@@ -786,7 +786,7 @@ def _replayed(steps: LedgerSteps, bound: CursorBound) -> _Replayed:
                     raise CorruptError(f"{where} does not begin a whole state; restore the cursor's ledgers")
                 state.apply(data, where=where)
                 nbytes += len(data)
-    except CorruptError as error:
+    except DAMAGE as error:
         raise _lost(steps, bound, error) from error
     finally:
         reader.close()

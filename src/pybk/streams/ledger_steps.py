@@ -25,12 +25,14 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, overload
 from pybk.backend import LedgerBackend
 from pybk.errors import (
     CorruptError,
+    DigestMismatchError,
     LedgerFencedError,
     MetadataUnreachableError,
     NoSuchLedgerError,
     NoSuchLogError,
     NotEnoughBookiesError,
     PybkError,
+    SealMismatchError,
     StorageRefusedError,
     UsageError,
     VersionConflictError,
@@ -323,6 +325,9 @@ _LOOK_SECONDS: Final = 1.0
 
 _ALL_ENTRIES: Final = 1 << 62
 
+DAMAGE: Final = (CorruptError, DigestMismatchError)
+"""The errors of an entry that is damaged or missing."""
+
 FIRST_ENTRY: Final = 1
 """Entry 0 of a segment's ledger is its header."""
 
@@ -524,6 +529,10 @@ class LedgerSteps:
                 if self.existing().record == record:
                     raise
                 return self.last_seq()  # the log was truncated, or taken over, since the record was read
+            except DAMAGE as error:
+                if self.has_own_remedy(error):
+                    raise
+                raise self._uncounted(segment, error) from error
             if end.last_seq is not None:
                 return end.last_seq
         return max(record.end_seq, record.first_seq) - 1
@@ -854,10 +863,10 @@ class LedgerSteps:
         try:
             with self.open_segment(segment, recover=True) as reader:
                 return segment_end(reader, segment, where=where) if counts else SegmentEnd(None, None, reader.length)
-        except CorruptError as error:
-            if type(error) is CorruptError and self.spec.kind is not ListKind.CURSOR:  # its error has its own remedy
-                raise self._uncounted(segment, error) from error
-            raise
+        except DAMAGE as error:
+            if self.has_own_remedy(error):
+                raise
+            raise self._uncounted(segment, error) from error
         except NoSuchLedgerError as error:
             found = self.read()
             if found is None or segment.ledger_id not in found.record.ledgers:
@@ -869,14 +878,19 @@ class LedgerSteps:
                 "give its records up"
             ) from error
 
-    def _uncounted(self, segment: Segment, error: CorruptError) -> CorruptError:
+    def has_own_remedy(self, error: PybkError) -> bool:
+        """Return whether an error of a damaged or missing entry has another remedy than those of a log."""
+        return isinstance(error, SealMismatchError) or self.spec.kind is ListKind.CURSOR
+
+    def _uncounted(self, segment: Segment, error: PybkError) -> CorruptError:
         """Return the error for a segment whose records cannot be counted."""
+        place = error if isinstance(error, CorruptError) else CorruptError()
         return CorruptError(
             f"{self.title}: the records of its open ledger {segment.ledger_id} cannot be counted, so nothing can be "
             f"appended ({error}); restore the ledger from a backup, or give the log up: "
             f"`pybk {self.spec.kind} delete PATH {shlex.quote(self.name)}` deletes it, so that it can be made again",
-            path=error.path,
-            offset=error.offset,
+            path=place.path,
+            offset=place.offset,
         )
 
     def _close(self, segment: Segment) -> SegmentEnd | ledger_list.Lost:

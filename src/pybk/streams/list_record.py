@@ -645,7 +645,7 @@ class ListRecord:
             raise TruncateGuardError(
                 f"log {self.name!r}: records before {seq} cannot be dropped, because subscription {lowest.name!r} may "
                 f"need those from {lowest.seq} on; have it acknowledge them (which the log knows some seconds later, "
-                "or once the subscription is closed), delete it, or truncate with force=True"
+                "or once the subscription is closed), delete it, or truncate with force=True (--force)"
             )
         gone = {each.number for each in self.segments if each.last_seq is not None and each.last_seq < first}
         cursors = tuple(each._replace(seq=max(each.seq, first)) for each in self.cursors)

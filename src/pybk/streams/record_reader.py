@@ -21,11 +21,20 @@ from contextlib import contextmanager, suppress
 from typing import Final
 
 from pybk.deferral import asyncio
-from pybk.errors import ClosedError, CorruptError, NoSuchLedgerError, RewoundError, TruncatedError, UsageError
+from pybk.errors import (
+    ClosedError,
+    CorruptError,
+    NoSuchLedgerError,
+    PybkError,
+    RewoundError,
+    TruncatedError,
+    UsageError,
+)
 from pybk.manager.ledger_reader import LedgerReader, position_of, woken_by
 from pybk.streams.format import Records, decode_batch
-from pybk.streams.ledger_steps import FIRST_ENTRY, LedgerSteps, first_seq_of
+from pybk.streams.ledger_steps import DAMAGE, FIRST_ENTRY, LedgerSteps, first_seq_of
 from pybk.streams.list_record import SEQ_MAX, ListRecord, Segment
+from pybk.streams.record_damage import first_damaged, missing_error, next_sound, unreadable_error
 from pybk.streams.wal_record import WalRecord
 from pybk.threads.call_threads import WakeUp, call_in, in_thread
 
@@ -237,11 +246,14 @@ class RecordReader:
                 if not self._closed:
                     raise
                 return None
-            except NoSuchLedgerError:
+            except NoSuchLedgerError as error:
                 record = self._look()  # raises if the next record was truncated or cut
                 reader, segment = self._reader, self._segment
-                if reader is None or segment is None or self._steps.segment_numbered(record, segment.number):
+                if reader is None or segment is None:
                     raise
+                listed = self._steps.segment_numbered(record, segment.number)
+                if listed is not None:
+                    raise missing_error(self._steps, listed, self.seq) from error
                 reader.close()  # the segment was read to its end, and truncated since
                 self._reader = None
 
@@ -277,13 +289,27 @@ class RecordReader:
             self._leave()
             return None
         nbytes, entries = self._read_bytes, self._entries_to(last)
+        where = f"{self._steps.title}, segment {segment.number}, ledger {reader.ledger_id}"
+        damage: PybkError | None = None
         while True:
-            batch = reader.read_batch(self._entry, max_bytes=nbytes, last=min(most, self._entry + entries - 1))
-            where = f"ledger {reader.ledger_id}"
+            end = min(most, self._entry + entries - 1)
+            try:
+                batch = reader.read_batch(self._entry, max_bytes=nbytes, last=end)
+            except DAMAGE as error:
+                if self._steps.has_own_remedy(error):
+                    raise
+                damaged = first_damaged(reader, self._entry, end)
+                damage = unreadable_error(self._steps, reader, segment, damaged, self.seq, error)
+                if damaged == self._entry:
+                    raise damage from error
+                most = damaged - 1
+                continue
             records = decode_batch(batch, self._entry_seq, where=where, segment=segment.number, origin=segment.origin)
             if records.complete:
                 break
             if int(batch.entry_ids[-1]) >= most:
+                if damage is not None:  # it is in the transaction that comes next
+                    raise damage
                 return None
             nbytes, entries = nbytes * 4, entries * 4
         self._entries_least = entries * 4  # if that was too few, as entries hold fewer records here
@@ -309,6 +335,8 @@ class RecordReader:
             if segment is not None and self._open(segment):
                 return True
             if self._look() == record:
+                if segment is not None and not segment.is_open:
+                    raise missing_error(self._steps, segment, self.seq)
                 return segment is not None and self._move_on(segment)
 
     def _entry_of(self, reader: LedgerReader) -> tuple[int, int]:
@@ -320,10 +348,11 @@ class RecordReader:
         high = known_after or reader.last_add_confirmed + 1
         while low_seq < self.seq and low + 1 < high:
             middle = (low + high) // 2
-            seq = first_seq_of(reader, middle, origin)
-            places.learn(reader.ledger_id, seq, middle)
-            if seq <= self.seq:
-                low, low_seq = middle, seq
+            found = next_sound(reader, middle, high, origin)
+            if found is not None:
+                places.learn(reader.ledger_id, found.seq, found.entry)
+            if found is not None and found.seq <= self.seq:
+                low_seq, low = found
             else:
                 high = middle
         return low, low_seq
@@ -345,7 +374,7 @@ class RecordReader:
             return False  # it was removed from the list since
         first_seq = segment.first_seq
         if first_seq is None and reader.last_add_confirmed >= FIRST_ENTRY:
-            first_seq = first_seq_of(reader, FIRST_ENTRY)
+            first_seq = self._first_seq(reader, segment)
         if first_seq is None or first_seq > self.seq:
             reader.close()
             return False
@@ -355,6 +384,15 @@ class RecordReader:
         self._segment_seq = first_seq
         self._entry, self._entry_seq = self._entry_of(reader)
         return True
+
+    def _first_seq(self, reader: LedgerReader, segment: Segment) -> int:
+        """Return the first record of an open segment."""
+        try:
+            return first_seq_of(reader, FIRST_ENTRY)
+        except DAMAGE as error:
+            if self._steps.has_own_remedy(error):
+                raise
+            raise unreadable_error(self._steps, reader, segment, FIRST_ENTRY, self.seq, error) from error
 
     def _leave(self) -> bool:
         """Close the ledger once the record says where its segment ends; returns whether it does.

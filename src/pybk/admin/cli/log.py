@@ -66,8 +66,8 @@ class _LogVerbs(LogVerbs["Log"]):
     def appended(self, last: Position | None) -> tuple[dict[str, Any], str]:
         return {"last": None if last is None else str(last)}, str(last)
 
-    def truncate(self, log: Log, first: Start) -> None:
-        log.truncate(first)
+    def truncate(self, log: Log, parsed: argparse.Namespace) -> None:
+        log.truncate(parsed.before, force=parsed.force)
 
     def rebuild(self, manager: LedgerManager, name: str, first: int | None, given: Given) -> RebuiltList:
         return self.sort().rebuild(manager, name, first_seq=first, **given, insecure=True)
@@ -103,9 +103,14 @@ def place(text: str) -> Start:
                     f"{cut_value(text, 50)} names no time zone; write it as {value:.30}Z for UTC"
                 )
             return time
-        return Position.parse(text) if ":" in text else int(text)
-    except (ValueError, UsageError):
-        raise argparse.ArgumentTypeError(f"{cut_value(text, 50)} is not a place; it takes {_PLACES}") from None
+        if ":" in text:
+            return Position.parse(text)
+        seq = int(text)
+        if seq >= 0:
+            return seq
+    except (ValueError, UsageError):  # as of a negative number
+        pass
+    raise argparse.ArgumentTypeError(f"{cut_value(text, 50)} is not a place; it takes {_PLACES}")
 
 
 def _names(manager: LedgerManager, given: Given, *, insecure: bool = True) -> Namespace:

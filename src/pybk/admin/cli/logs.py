@@ -93,8 +93,8 @@ class LogVerbs(ABC, Generic[L]):
         """Return the values, for JSON and for a sentence, of the last appended record; None without one."""
 
     @abstractmethod
-    def truncate(self, log: L, first: Any) -> None:
-        """Drop the records before one."""
+    def truncate(self, log: L, parsed: argparse.Namespace) -> None:
+        """Drop the records before the one that a command names."""
 
     @abstractmethod
     def rebuild(self, manager: LedgerManager, name: str, first: int | None, given: Given) -> RebuiltList:
@@ -187,7 +187,7 @@ class LogVerbs(ABC, Generic[L]):
             if not parsed.dry_run:
                 what = f"the records of log {parsed.name} before {parsed.before} are dropped for good"
                 confirm(parsed, parsed.name, what)
-                self.truncate(log, parsed.before)
+                self.truncate(log, parsed)
                 first, _ = self.span(log)
                 text = f"log {parsed.name} begins with {self.record} {first}"
         return print_result(parsed, {f"first_{self.number}": first}, text)
@@ -207,8 +207,11 @@ class LogVerbs(ABC, Generic[L]):
     def _rebuild(self, parsed: argparse.Namespace) -> int:
         with manager_of(parsed, read_only=False) as manager:
             found = self.rebuild(manager, parsed.name, parsed.first, given_in(parsed))
+        has = f"records {found.first_seq} to {found.last_seq} in ledgers {shown(found.ledgers)}"
+        if found.last_seq < found.first_seq:
+            has = f"no records; the next one is {self.record} {found.first_seq}"
         lines = [
-            f"log {parsed.name} has records {found.first_seq} to {found.last_seq} in ledgers {shown(found.ledgers)}",
+            f"log {parsed.name} has {has}",
             f"checkpoints: {shown(found.checkpoints) or 'none'}; ledgers left out: {shown(found.left_out) or 'none'}",
             *(f"- {each}" for each in found.not_restored),
         ]

@@ -46,8 +46,8 @@ class _WalVerbs(LogVerbs["WriteAheadLog"]):
     def appended(self, last: int | None) -> tuple[dict[str, Any], str]:
         return {"last_lsn": last or 0}, f"LSN {last}"
 
-    def truncate(self, log: WriteAheadLog, first: int) -> None:
-        log.truncate_before(first)
+    def truncate(self, log: WriteAheadLog, parsed: argparse.Namespace) -> None:
+        log.truncate_before(parsed.before)
 
     def rebuild(self, manager: LedgerManager, name: str, first: int | None, given: Given) -> RebuiltList:
         return self.sort().rebuild(manager, name, first_lsn=first, **given, insecure=True)

@@ -291,6 +291,7 @@ wal truncate @log | drop the records of a log before one of them
 log truncate @log | drop the records of a log before one of them
   PLACE:log.place >before | the first record to keep: a sequence number, a position, txid=NUMBER, or time=TIME as
       2026-01-31T12:00:00+00:00
+  --force | drop records that subscriptions have not acknowledged, too
   @confirm | show the records of the log, and drop none
 wal,log seal @log | end a log for good
 wal,log sweep @logs | delete ledgers that were left behind by processes that died
