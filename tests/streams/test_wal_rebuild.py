@@ -17,6 +17,7 @@ from pybk.errors import (
     UsageError,
 )
 from pybk.manager.ledger_manager import backend_of
+from pybk.streams.list_record import ListKind, new_list
 from tests.streams.test_wal import PASSWORD, data_of, opened, opened_reader
 
 RECORD = "wals/wal"
@@ -26,6 +27,11 @@ def lose_record(manager: LedgerManager) -> None:
     found = backend_of(manager).read_record(RECORD)
     assert found is not None
     backend_of(manager).write_record(RECORD, None, found.version)
+
+
+def make_anew(manager: LedgerManager) -> None:
+    """Make a log as an open does in a cluster, which does not look for ledgers of one whose record was lost."""
+    backend_of(manager).write_record(RECORD, new_list("wal", ListKind.WAL, bytes(16), 1).encode(), None)
 
 
 def rolled_log(manager: LedgerManager) -> None:
@@ -101,6 +107,55 @@ def test_a_living_writer_is_fenced_and_what_it_appended_is_there(manager: Ledger
         writer.close()
     with opened(manager) as wal:
         assert data_of(wal) == [b"a", b"b"]
+
+
+def test_a_log_without_records_that_was_opened_after_its_record_was_lost_is_replaced_by_it(
+    manager: LedgerManager,
+) -> None:
+    rolled_log(manager)
+    lose_record(manager)
+    make_anew(manager)
+    before = set(manager.list_ledgers())
+    empty = opened(manager)
+    assert data_of(empty) == []
+    assert WriteAheadLog.rebuild(manager, "wal", password=PASSWORD).last_seq == 9
+    for call in (lambda: empty.append(b"x"), empty.close):
+        with pytest.raises((LogFencedError, NoSuchLogError)):  # the latter once the change was reported
+            call()
+    assert set(manager.list_ledgers()) == before
+    with opened(manager) as wal:
+        assert data_of(wal) == [b"%d" % number for number in range(1, 10)]
+    with pytest.raises(IllegalOperationError, match="sound"):
+        WriteAheadLog.rebuild(manager, "wal", password=PASSWORD)
+
+
+def test_a_log_with_a_record_that_was_opened_after_its_record_was_lost_is_left_alone(manager: LedgerManager) -> None:
+    rolled_log(manager)
+    lose_record(manager)
+    make_anew(manager)
+    with opened(manager) as wal:
+        wal.append(b"a")
+        with pytest.raises(IllegalOperationError, match="sound"):
+            WriteAheadLog.rebuild(manager, "wal", password=PASSWORD)
+        wal.append(b"b")
+        assert data_of(wal) == [b"a", b"b"]
+    with pytest.raises(IllegalOperationError, match="sound"):
+        WriteAheadLog.rebuild(manager, "wal", password=PASSWORD)
+    with opened(manager) as wal:
+        wal.truncate_before(3)
+    with pytest.raises(IllegalOperationError, match="sound"):
+        WriteAheadLog.rebuild(manager, "wal", password=PASSWORD)
+
+
+def test_a_log_without_records_that_was_closed_and_opened_again_is_replaced_by_the_lost_one(
+    manager: LedgerManager,
+) -> None:
+    rolled_log(manager)
+    lose_record(manager)
+    make_anew(manager)
+    for _ in range(2):
+        opened(manager).close()
+    assert WriteAheadLog.rebuild(manager, "wal", password=PASSWORD).last_seq == 9
 
 
 def test_what_a_cut_dropped_stays_dropped(manager: LedgerManager) -> None:

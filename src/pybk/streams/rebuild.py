@@ -78,7 +78,7 @@ def rebuild(manager: LedgerManager, name: str, spec: LedgerSpec, first_seq: int 
             have.
 
     Raises:
-        IllegalOperationError: The record is sound, and the log has or had ledgers.
+        IllegalOperationError: The record is sound, and the log has or had records.
         NoSuchLogError: No ledger names the list.
         CorruptError: Records are missing, or no ledger shows with which record the log continues; or there are ledgers
             that the log may have adopted.
@@ -86,13 +86,15 @@ def rebuild(manager: LedgerManager, name: str, spec: LedgerSpec, first_seq: int 
         UnauthorizedError: The password is not that of the ledgers.
     """
     steps = LedgerSteps(manager, name, spec)
-    version, is_sound = _version_of(manager, name, spec)
+    version, empty = _replaced(steps)
     try:
-        found = _ledgers_of(manager, name, spec)
+        found = _ledgers_of(manager, name, spec, None if empty is None else empty.uid)
     except NoSuchLogError:
-        if is_sound:
+        if empty is not None:
             raise _sound(name) from None
         raise
+    if empty is not None and not _is_empty(steps, empty, fence=True):
+        raise _sound(name)
     ends: dict[int, Highest] = {}
     segments = [segment for each in found if (segment := _segment_of(steps, each, ends)) is not None]
     kept = _continuous(name, segments, first_seq)
@@ -127,6 +129,8 @@ def rebuild(manager: LedgerManager, name: str, spec: LedgerSpec, first_seq: int 
     steps.uid = record.uid
     if not steps.perform(put(record, version, page_segments_of(manager))):
         raise VersionConflictError(f"the record of log {name!r} changed meanwhile; look at it, and try again")
+    for segment in () if empty is None else empty.segments:
+        steps.delete(segment.ledger_id)
     listed = {each.ledger_id for each in kept}
     return RebuiltList(
         begin,
@@ -138,52 +142,70 @@ def rebuild(manager: LedgerManager, name: str, spec: LedgerSpec, first_seq: int 
     )
 
 
-def _version_of(manager: LedgerManager, name: str, spec: LedgerSpec) -> tuple[int | None, bool]:
-    """Return the version of the record that is to be replaced, None if there is none, and whether that is sound.
+def _replaced(steps: LedgerSteps) -> tuple[int | None, ListRecord | None]:
+    """Return the version of the record that is to be replaced, None if there is none, and the record if it is sound.
 
-    A sound one is replaced only if the log never had a ledger: it was made when the record of an older one was lost.
+    A sound one is replaced only if the log never had records: an open after the record was lost makes the log anew in a
+    cluster, which does not look for its ledgers (``sweep.check_not_lost``).
 
     Raises:
-        IllegalOperationError: It is sound, and the log has or had ledgers.
+        IllegalOperationError: It is sound, and the log has or had records.
     """
-    found = backend_of(manager).read_record(f"{spec.kind.group}/{name}")
+    found = backend_of(steps.manager).read_record(steps.record_name)
     if found is None:
-        return None, False
+        return None, None
     with suppress(CorruptError):
-        record = ListRecord.decode(found.value, where=f"the record of log {name!r}")
-        if _never_written(record):
-            return found.version, True
+        record = ListRecord.decode(found.value, where=f"the record of log {steps.name!r}")
         if not record.dropped:
-            LedgerSteps(manager, name, spec).all_segments()
-        raise _sound(name)
-    return found.version, False
+            steps.all_segments()
+        if not _is_empty(steps, record, fence=False):
+            raise _sound(steps.name)
+        return found.version, record
+    return found.version, None
 
 
-def _never_written(record: ListRecord) -> bool:
-    """Return whether a list never had a ledger: it was made in place of one whose record was lost, or is new."""
-    return not (
-        record.epoch or record.segments or record.pages or record.checkpoints or record.uploads or record.dropped
-    )
+def _is_empty(steps: LedgerSteps, record: ListRecord, *, fence: bool) -> bool:
+    """Return whether a list never had a record.
+
+    Args:
+        steps: The list's.
+        record: The list's.
+        fence: Close its ledgers, so that its writer appends no more to them. It rolls only by a change of the record.
+    """
+    ended = record.sealed or record.dropped or record.generation
+    held = record.end_seq > record.start_seq or record.first_seq > record.start_seq
+    if ended or held or record.checkpoints or record.uploads:
+        return False
+    for segment in record.segments:
+        try:
+            with steps.open_segment(segment, recover=fence) as reader:
+                end = segment_end(reader, segment, where=f"{steps.title}, ledger {segment.ledger_id}")
+        except NoSuchLedgerError:
+            return False
+        if end.last_seq is not None:
+            return False
+    return True
 
 
 def _sound(name: str) -> IllegalOperationError:
     return IllegalOperationError(f"log {name!r} has a sound record, so it is not rebuilt; open the log")
 
 
-def _ledgers_of(manager: LedgerManager, name: str, spec: LedgerSpec) -> list[Described]:
-    """Return the ledgers whose descriptions name the list, segments by number."""
+def _ledgers_of(manager: LedgerManager, name: str, spec: LedgerSpec, but: bytes | None) -> list[Described]:
+    """Return the ledgers whose descriptions name the list, segments by number; not those of the list of a uid."""
     by_list: defaultdict[bytes, list[Described]] = defaultdict(list)
     for each in described_ledgers(manager, spec.kind):
         by_list[each.uid].append(each)
     # A log that was renamed has ledgers with either name (rule T13).
     lists = [
         ledgers
-        for ledgers in by_list.values()
-        if any(each.name == name for each in ledgers)
+        for uid, ledgers in by_list.items()
+        if uid != but
+        and any(each.name == name for each in ledgers)
         and any(each.header is not None or _may_be_adopted(each) for each in ledgers)
     ]
     if not lists:
-        raise NoSuchLogError(f"no ledger belongs to log {name!r}; restore its ledgers")
+        raise NoSuchLogError(f"no ledger belongs to log {name!r}; check the name, or restore its ledgers")
     if len(lists) > 1:
         which = "; ".join(", ".join(str(each.metadata.ledger_id) for each in ledgers) for ledgers in lists)
         raise UsageError(f"{len(lists)} logs had the name {name!r}, with ledgers {which}; delete those of all but one")

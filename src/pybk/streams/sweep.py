@@ -86,7 +86,7 @@ def check_not_lost(steps: LedgerSteps) -> None:
     """Raise CorruptError if a list has no record, but ledgers with records, because its record was lost then.
 
     A new list would hide these records. In a cluster nothing is checked, because other processes write at the same
-    time, and the ledgers may be too many; there ``rebuild`` replaces the record of a list that has no ledger yet.
+    time, and the ledgers may be too many; there ``rebuild`` replaces the record of a list that has no records yet.
 
     Cost: One pass over the metadata of a store's ledgers for each manager and kind of list.
     """
