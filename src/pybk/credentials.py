@@ -15,6 +15,7 @@ from enum import StrEnum
 from functools import partial
 from typing import Any, Final, Self
 
+from pybk.deferral import without
 from pybk.errors import UsageError
 from pybk.values import whole
 
@@ -88,7 +89,10 @@ def write_new_secret(path: str) -> None:
     except FileExistsError:
         raise UsageError(f"{path} exists, and may hold a secret that is needed: name another file") from None
     except OSError as error:
-        raise UsageError(f"{path} cannot be made: {error.strerror}") from error
+        raise UsageError(
+            f"{path} cannot be made: {error.strerror}; name a file in a directory that exists, and that this user may "
+            "write to"
+        ) from error
     with open(file, "wb") as opened:
         opened.write(f"{secrets.token_hex(LEDGER_SECRET_BYTES_MIN)}\n".encode())
         opened.flush()
@@ -132,6 +136,7 @@ def checked_password(password: object) -> bytes:
     return password
 
 
+@without(read_next="read() returns the secret")
 @dataclass(frozen=True, slots=True)
 class Secret:
     """A password or secret, and its source: the first of these that is given.
@@ -498,7 +503,9 @@ class Passwords:
         try:
             values = tomllib.loads(data.decode())
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise UsageError(f"{path} is to hold passwords in TOML: {error}") from None
+            raise UsageError(
+                f'{path} is to hold passwords in TOML: {error}; it has lines such as default = "..."'
+            ) from None
         unknown = values.keys() - {"default", "types", "ledgers", "secret"}
         types, ledgers = values.get("types", {}), values.get("ledgers", {})
         if unknown or not isinstance(types, dict) or not isinstance(ledgers, dict):

@@ -35,6 +35,9 @@ STORE: Final = "console"
 """The label ``store`` of the metrics, which are those of this client."""
 
 
+_A_LINE: Final = 'it takes a line for each bookie, such as b1 = "http://127.0.0.1:9464"'
+
+
 def bookie_ports(path: str, token: str = "", authority: str = "") -> BookiePorts:
     """Return the HTTP ports of bookies, from a file that may change later.
 
@@ -50,17 +53,25 @@ def bookie_ports(path: str, token: str = "", authority: str = "") -> BookiePorts
     def urls() -> dict[str, str]:
         try:
             found = tomllib.loads(read_regular(path, _PORTS_BYTES_MAX).decode())
-        except (OSError, ValueError) as error:
-            raise UsageError(f"{path} is to name the ports of bookies in TOML: {error}") from error
+        except OSError as error:
+            raise UsageError(
+                f"{path} is to name the ports of bookies in TOML, and cannot be read: {error.strerror}; name a file "
+                "that this user can read"
+            ) from error
+        except ValueError as error:
+            raise UsageError(f"{path} is to name the ports of bookies in TOML: {error}; {_A_LINE}") from error
         if not all(isinstance(url, str) for url in found.values()):
-            raise UsageError(f'{path} is to have a line for each bookie, such as b1 = "http://127.0.0.1:9464"')
+            raise UsageError(f"{path} is to name the ports of bookies in TOML; {_A_LINE}")
         return found
 
     urls()
     try:
         context = ssl.create_default_context(cafile=authority) if authority else None
     except (OSError, ssl.SSLError) as error:
-        raise UsageError(f"the certificates {authority!r} cannot be used: {error}") from error
+        raise UsageError(
+            f"the certificates {authority!r} cannot be used: {error}; name a file of certificates in PEM that this "
+            "user can read"
+        ) from error
     return BookiePorts(urls=urls, token=_token_in(token) if token else "", context=context)
 
 

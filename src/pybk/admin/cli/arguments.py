@@ -163,8 +163,10 @@ def _run_of(words: tuple[str, ...]) -> Callable[[argparse.Namespace], int]:
 
 
 def check_path(parsed: argparse.Namespace) -> None:
-    """Raise UsageError if PATH is a file; no command takes one."""
+    """Raise UsageError if PATH is empty, or a file, of whatever command."""
     path: str | None = getattr(parsed, "path", None)
+    if path == "":
+        raise UsageError(f"PATH is empty; it takes {getattr(parsed, 'path_help', 'the name of a file')}")
     if path is None or getattr(parsed, "path_kind", "export") == "export":  # of those, PATH may be a file
         return
     if not is_url(path) and os.path.exists(path) and not os.path.isdir(path):

@@ -34,7 +34,9 @@ def storage_options_of(parsed: argparse.Namespace) -> dict[str, Any] | None:
     try:
         return tomllib.loads(read_secret_file(path, private=True).decode())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path} is to hold options of fsspec in TOML: {error}") from None
+        raise UsageError(
+            f'{path} is to hold options of fsspec in TOML: {error}; it has lines such as key = "..."'
+        ) from None
 
 
 def credentials_of(parsed: argparse.Namespace) -> Credentials:

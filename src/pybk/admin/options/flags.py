@@ -55,6 +55,8 @@ def _of_argument(row: Row) -> dict[str, Any]:
         found["choices"] = row.choices
     elif row.kind and row.metavar != "PATH":
         found["type"] = _named(*row.kind.split(".")) if "." in row.kind else _reading(kind_of(row.kind))
+    elif row.metavar == "FILE" and row.default is None:
+        found["type"] = _reading(kind_of("file"))
     if "!" in row.words:
         found["required"] = True
     return found

@@ -55,6 +55,12 @@ def text_of(text: object) -> str:
     return text
 
 
+def _file(text: object) -> str:
+    if not isinstance(text, str) or not text:
+        raise ValueError
+    return text
+
+
 def _texts(name: str) -> Kind:
     def of_toml(value: object) -> tuple[str, ...]:
         if not isinstance(value, list) or not value:
@@ -171,6 +177,7 @@ KINDS: Final[Mapping[str, Kind]] = {
     "text": Kind("text", "a text that is not empty", text_of),
     "url": Kind("text", "a text that is not empty", text_of),
     "path": Kind("path", "a path", text_of),
+    "file": Kind("path", "the name of a file", _file),
     "secret": Kind("secret", "a secret", _no_toml, _secret),
     "switch": Kind(
         "true or false", "true or false", _switch, lambda text: _switch({"true": True, "false": False}.get(text))

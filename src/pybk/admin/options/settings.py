@@ -138,9 +138,14 @@ def read_file(path: str, options: Sequence[Option]) -> ConfigFile:
     try:
         tables = tomllib.loads(read_regular(path, _FILE_BYTES_MAX).decode())
     except OSError as error:
-        raise UsageError(f"{path} is to hold options in TOML, and cannot be read: {error.strerror}") from error
+        raise UsageError(
+            f"{path} is to hold options in TOML, and cannot be read: {error.strerror}; name a file that this user can "
+            "read"
+        ) from error
     except (ValueError, RecursionError) as error:
-        raise UsageError(f"{path} is to hold options in TOML: {error}") from None
+        raise UsageError(
+            f'{path} is to hold options in TOML: {error}; it has lines such as metadata = "..." below [cluster]'
+        ) from None
     values: dict[str, Any] = {}
     problems = []
     known = {option.name: option for option in options}
