@@ -25,6 +25,9 @@ from pybk.admin.http.tokens import Scope, Token, find_token
 BODY_BYTES_MAX: Final = 64 << 10
 """Limit on the body of a request."""
 
+THREADS: Final = 32
+"""The threads that answer requests; as many connections are open at most, so that none waits for a thread."""
+
 CHANGES_PER_SECOND: Final = 20
 LOOPBACK_NAMES: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 """The hosts that a request may name if nothing else is given."""

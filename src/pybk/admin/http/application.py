@@ -30,7 +30,7 @@ from starlette.types import Receive, Send
 from starlette.types import Scope as AsgiScope
 
 from pybk.admin.http import probes
-from pybk.admin.http.admission import LATER, Admission, bounded, check_right
+from pybk.admin.http.admission import LATER, THREADS, Admission, bounded, check_right
 from pybk.admin.http.api import OWN_ROUTES, ROUTES
 from pybk.admin.http.json_values import as_body
 from pybk.admin.http.openapi import openapi_of
@@ -54,7 +54,6 @@ logger = logging.getLogger(__name__)
 ANSWERS_MAX: Final = 24
 """The most requests that are answered at once. There are more threads than that (``THREADS``), for probes."""
 
-THREADS: Final = 32
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 

@@ -22,7 +22,7 @@ import h11
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
-from pybk.admin.http.application import THREADS
+from pybk.admin.http.admission import THREADS
 from pybk.storage.io.spare_descriptors import descriptor_max
 
 CONNECTIONS_MAX: Final = THREADS
