@@ -58,6 +58,26 @@ def test_exported_names_exist_and_nothing_else_shows() -> None:
         _ = PYBK.Ledger
 
 
+@pytest.mark.parametrize(
+    ("owner", "name", "instead"),
+    [
+        (PYBK, "LogWriterOptions", "give the options as keyword arguments, as Log.writer takes them"),
+        (PYBK.Subscription, "clear", "use skip_all()"),
+        (PYBK.LedgerType, "is_bookie_record", "call pybk.flags.is_bookie_record(ledger_type)"),
+        (PYBK.Secret, "read_next", "read() returns the secret"),
+        (PYBK.PlacementSettings, "default_of", "PlacementSettings() has the defaults"),
+        (PYBK.RepairSettings, "default_of", "RepairSettings() has the defaults"),
+        (PYBK.ScrubSettings, "default_of", "ScrubSettings() has the defaults"),
+    ],
+)
+def test_the_error_of_a_name_that_was_removed_names_its_replacement(owner: Any, name: str, instead: str) -> None:
+    with pytest.raises(AttributeError, match=re.escape(f"{owner.__name__}.{name} is gone; {instead}")):
+        getattr(owner, name)
+    assert not hasattr(owner, name)
+    if owner in (PYBK.Secret, PYBK.ScrubSettings):
+        assert not hasattr(owner(), name), "nor do its objects have it"
+
+
 def test_the_first_use_of_a_name_imports_the_module_that_the_type_checker_sees() -> None:
     tree = ast.parse((ROOT / "src" / "pybk" / "public.py").read_text(encoding="utf-8"))
     imports = [node for node in tree.body if isinstance(node, ast.ImportFrom)]

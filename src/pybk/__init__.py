@@ -102,7 +102,9 @@ else:
 
     __all__ = sorted(_homes_of(_NAMES))
 
-    _first_use = _deferred(__name__, _NAMES)
+    _first_use = _deferred(
+        __name__, _NAMES, LogWriterOptions="give the options as keyword arguments, as Log.writer takes them"
+    )
 
     def __getattr__(name: str) -> object:
         """Import the module of a public name at its first use, or a module of the package.

@@ -11,6 +11,8 @@ A package states in its ``__init__`` which of its names are imported late, for t
 A module that needs such a name begins with ``from pybk import manager``, and uses ``manager.AtomicGroup``. ``np`` and
 ``asyncio`` are numpy and asyncio, imported alike; ``LateModule`` is for other modules.
 
+The error of a name that was removed from a package or a class names what to use instead (``deferred``, ``without``).
+
 All other imports stand at the beginning of a module. An import needs a file descriptor, and a process may have none
 left. While a store is open, a spare descriptor is closed for the import (``import_by``).
 
@@ -29,13 +31,15 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable, Mapping
-    from typing import Final
+    from typing import Final, NoReturn, TypeVar
+
+    C = TypeVar("C", bound=type)
 
     import numpy as np
 
     Way = Callable[[Callable[[], None]], None]
 
-__all__ = ("LateModule", "asyncio", "deferred", "import_by", "import_rest", "importing", "np")
+__all__ = ("LateModule", "asyncio", "deferred", "import_by", "import_rest", "importing", "np", "without")
 
 importing: Final = RLock()
 """Held while the module of a name is imported.
@@ -84,18 +88,21 @@ def module_of(name: str) -> object:
     return sys.modules[name]
 
 
-def deferred(package: str, names: Mapping[str, str]) -> Callable[[str], object]:
+def deferred(package: str, names: Mapping[str, str], **removed: str) -> Callable[[str], object]:
     """Return the ``__getattr__`` of a package, which imports the module of a name at the first use of the name.
 
     Args:
         package: The package.
         names: The names of each module, separated by spaces, by module relative to the package. The name of the module
             itself stands for the module.
+        removed: What to use instead of each name that the package had once, in words.
     """
     homes = homes_of(names)
     _late.update(dict.fromkeys(f"{package}.{module}" for module in names))
 
     def first_use(name: str) -> object:
+        if name in removed:
+            raise AttributeError(_removed(f"{package}.{name}", removed[name]))
         if name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         module = module_of(f"{package}.{homes[name]}")
@@ -109,6 +116,37 @@ def deferred(package: str, names: Mapping[str, str]) -> Callable[[str], object]:
 def homes_of(names: Mapping[str, str]) -> dict[str, str]:
     """Return the module of each name, given the names of each module as ``deferred`` takes them."""
     return {name: module for module, text in names.items() for name in text.split()}
+
+
+def _removed(name: str, instead: str) -> str:
+    return f"{name} is gone; {instead}"
+
+
+class _RemovedMember:
+    """Stands in a class for a member that it had once: an attribute that does not exist, with an error of its own."""
+
+    def __init__(self, name: str, instead: str) -> None:
+        self._name = name
+        self._instead = instead
+
+    def __get__(self, instance: object, owner: type) -> NoReturn:
+        """Raise AttributeError, which names what to use instead."""
+        raise AttributeError(_removed(f"{owner.__name__}.{self._name}", self._instead))
+
+
+def without(**removed: str) -> Callable[[C], C]:
+    """Return a decorator of a class that had some members once.
+
+    Args:
+        removed: What to use instead of each, in words.
+    """
+
+    def decorate(decorated: C) -> C:
+        for name, instead in removed.items():
+            setattr(decorated, name, _RemovedMember(name, instead))
+        return decorated
+
+    return decorate
 
 
 class LateModule:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from enum import STRICT, IntFlag, StrEnum
 from typing import ClassVar, Final
 
+from pybk.deferral import without
 from pybk.errors import UsageError
 
 LEDGER_TYPE_BYTES_MAX: Final = 255
@@ -13,6 +14,7 @@ _BOOKIE_TYPES: Final = frozenset({".fence", ".limbo", ".bookie"})
 _SYSTEM_TYPES: Final = _BOOKIE_TYPES | {".metadata"}
 
 
+@without(is_bookie_record="call pybk.flags.is_bookie_record(ledger_type)")
 class LedgerType(str):
     """The name of a ledger's purpose; any string of at most 255 UTF-8 bytes, the empty one being the default.
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Final
 
+from pybk.deferral import without
 from pybk.errors import (
     CorruptError,
     MetadataExistsError,
@@ -107,6 +108,7 @@ def _names(name: str, value: Any) -> tuple[str, ...]:
     return tuple(_check_text(name, each) for each in value)
 
 
+@without(default_of="RepairSettings() has the defaults")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RepairSettings(_Section):
     """Settings of re-replication.
@@ -156,6 +158,7 @@ class RepairSettings(_Section):
     paused_by: str = ""
 
 
+@without(default_of="PlacementSettings() has the defaults")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacementSettings(_Section):
     """Settings of the placement of copies.
@@ -177,6 +180,7 @@ class PlacementSettings(_Section):
     repair: bool = False
 
 
+@without(default_of="ScrubSettings() has the defaults")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScrubSettings(_Section):
     """Settings of the checks of stored copies.

@@ -28,6 +28,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, NamedTuple, TypeVar
 
+from pybk.deferral import without
 from pybk.errors import (
     ClosedError,
     IllegalOperationError,
@@ -240,6 +241,7 @@ class _Batch(NamedTuple):
 _NOTHING: Final = Taken([], [])
 
 
+@without(clear="use skip_all()")
 class Subscription(RecordSource):
     """Consumes a log: records are handed out until they are acknowledged; made by ``Log.subscribe``.
 
