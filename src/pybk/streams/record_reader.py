@@ -53,7 +53,7 @@ class RecordReader:
         seq: The first record to return; None for the first that was not truncated.
         generation: The generation of the record before ``seq``, by which a cut before it is noticed; None for the
             present one.
-        read_bytes: Entry bytes that are read and verified at a time.
+        read_bytes: Entry bytes that are read and verified at a time; None for ``READ_BYTES``.
 
     Raises:
         UsageError: The log has not reached that generation yet.
@@ -66,10 +66,10 @@ class RecordReader:
     """
 
     def __init__(
-        self, steps: LedgerSteps, seq: int | None, generation: int | None = None, *, read_bytes: int = READ_BYTES
+        self, steps: LedgerSteps, seq: int | None, generation: int | None = None, *, read_bytes: int | None = None
     ) -> None:
         self._steps = steps
-        self._read_bytes = read_bytes
+        self._read_bytes = READ_BYTES if read_bytes is None else read_bytes
         steps.watch_truncation()
         self._seen = steps.changes
         """``changes`` of the log's record when it was last looked at."""
