@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pybk import ClusterAdmin, IllegalOperationError, ScrubKind, StorageHint, UsageError
-from pybk.healing import quick_audit
+from pybk.healing import chores
 from tests.admin.test_cli_cluster_admin import run, run_json
 from tests.client.test_limbo_repair import fill, payload, service_of
 from tests.cluster.inside import SECRET, Inside, inside
@@ -24,8 +24,8 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Inside]
     monkeypatch.setenv("PYBK_CLUSTER_SECRET", SECRET.decode())
     repair_quickly(monkeypatch)
     scrub_quickly(monkeypatch)
-    monkeypatch.setattr(quick_audit, "LOOK_S", 0.1)
-    monkeypatch.setattr(quick_audit, "PAUSE_S", 0.0)
+    monkeypatch.setattr(chores, "LOOK_S", 0.1)
+    monkeypatch.setattr(chores, "LEDGER_PAUSE_S", 0.0)
     with inside(tmp_path, count=3, autorecovery=True) as cluster:
         yield cluster
 

@@ -80,7 +80,7 @@ class Looks:
         monkeypatch.setattr(BookieServer, "registration", count)
         monkeypatch.setattr(RegisteredBookie, "update", write)
         monkeypatch.setattr(server, "POSITION_SECONDS", 0.001)
-        monkeypatch.setattr(server, "LOOK_SECONDS", 0.001)
+        monkeypatch.setattr(server, "STATE_SECONDS", 0.001)
 
     def more(self) -> None:
         """Wait until some more looks are over."""

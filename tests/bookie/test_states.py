@@ -139,7 +139,7 @@ def test_where_a_bookie_stands_is_known_after_its_end(tmp_path: Path) -> None:
 def test_a_running_bookie_records_where_it_stands_once_the_level_is_raised(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(server, "STATE_SECONDS", 0.01)
     monkeypatch.setattr(server, "POSITION_SECONDS", 0.01)
     with inside(tmp_path, count=0, level=FeatureLevel.SEALS) as cluster:
         client = cluster.connect()

@@ -234,7 +234,7 @@ def test_a_store_put_back_while_no_bookie_started_is_recognised_by_the_ledgers_i
 def test_a_running_bookie_that_sees_an_older_store_takes_no_more_entries(
     local: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server, "LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(server, "STATE_SECONDS", 0.1)
     with local.running() as running:
         copy = local.copy()
     with local.running() as running:
@@ -296,10 +296,10 @@ def test_an_emptied_store_is_made_again_from_directories(cluster: Cluster) -> No
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pybk.bookie.server.LOOK_SECONDS", 0.1)
+    monkeypatch.setattr("pybk.bookie.server.STATE_SECONDS", 0.1)
     monkeypatch.setattr("pybk.bookie.server.POSITION_SECONDS", 0.05)
     monkeypatch.setattr("pybk.transport.server.OLD_SILENCE_NS", 10**9 // 4)
-    monkeypatch.setattr("pybk.metadata.authenticated_values.LOOK_SECONDS", 0.1)
+    monkeypatch.setattr("pybk.metadata.authenticated_values.SECRETS_AGE_SECONDS", 0.1)
 
 
 def rotate(cluster: Cluster, *, retire: bool = True) -> tuple[int, int]:
@@ -388,7 +388,7 @@ def test_an_export_of_before_a_rotation_is_restored_without_the_secret_that_was_
 def test_a_deleted_ledger_stays_deleted_where_a_bookie_remembers_it_and_is_named_where_none_does(
     local: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server, "LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(server, "STATE_SECONDS", 0.1)
     monkeypatch.setattr(server, "COLLECT_SECONDS", 0.1)
     with local.running() as running:
         client = running.connect()
@@ -416,7 +416,7 @@ def test_a_deleted_ledger_stays_deleted_where_a_bookie_remembers_it_and_is_named
 
 
 def test_a_deletion_that_no_bookie_remembers_is_named(local: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(server, "STATE_SECONDS", 0.1)
     monkeypatch.setattr(server, "COLLECT_SECONDS", 0.1)
     with local.running() as running:
         client = running.connect()

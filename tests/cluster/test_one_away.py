@@ -128,7 +128,7 @@ def _retire(cluster: Inside) -> Callable[[], None]:
 def test_a_full_bookie_drops_deleted_ledgers_before_others_look_for_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server, "LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(server, "STATE_SECONDS", 0.1)
     monkeypatch.setattr(auditor_driver, "TICK_S", 0.1)
     monkeypatch.setattr(auditor_driver, "ANNOUNCE_S", 3600.0)
     with inside(tmp_path, autorecovery=True) as cluster:

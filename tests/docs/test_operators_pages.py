@@ -32,7 +32,7 @@ __all__ = ["zookeeper_server"]
 
 PASSWORD = b"the password of the ledgers"
 SCALED_PATH = os.pathsep.join([str(SCALED), python_path()])
-SCALED_WAITS = ((cluster_admin, "REQUESTS_SECONDS", 1.0), (authenticated_values, "LOOK_SECONDS", 1.0))
+SCALED_WAITS = ((cluster_admin, "REQUESTS_SECONDS", 1.0), (authenticated_values, "SECRETS_AGE_SECONDS", 1.0))
 NAMES = ("b1", "b2", "b3", "b4")
 
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl, which makes secrets")

@@ -64,7 +64,7 @@ def move(metadata: ClusterMetadata, ledger_id: int, bookie: Bookie) -> None:
 
 def test_a_bookie_with_ledgers_in_limbo_is_known_as_such(four: Inside, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "POSITION_SECONDS", 0.01)
-    monkeypatch.setattr(server, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(server, "STATE_SECONDS", 0.05)
     four.bookies[0].close()
     four.bookies[0] = four.open_bookie(0)
     service = service_of(four.bookies[0])

@@ -12,7 +12,7 @@ import pytest
 from pybk import ClusterAdmin, ClusterVerdict
 from pybk.client import limbo_repair
 from pybk.flags import WriteFlag
-from pybk.healing import situation, surplus_drop, writer_watch
+from pybk.healing import chores, situation, writer_watch
 from pybk.healing.autorecovery import Autorecovery
 from pybk.ledger.ledger_metadata import LedgerState
 from pybk.manager.ledger_manager import LedgerManager
@@ -215,7 +215,7 @@ def test_limbo_ends_although_the_writer_of_the_ledger_is_gone(
 def test_a_bookie_that_comes_back_late_drops_what_it_need_not_have(
     five: Inside, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(surplus_drop, "LOOK_S", 0.2)
+    monkeypatch.setattr(chores, "LOOK_S", 0.2)
 
     def change(settings: ClusterSettings) -> ClusterSettings:
         return replace(settings, repair=replace(settings.repair, surplus_delay_s=1.0))

@@ -95,7 +95,7 @@ def test_changed_settings_and_mended_damage_end_the_rest_of_a_scrub(
     client, bookie = three.connect(), three.bookies[1]
     ledger_id = fill(client, 60)
     checks = autorecovery_of(bookie).scrub
-    monkeypatch.setattr(scrub, "LOOK_S", 1e6)
+    monkeypatch.setattr(scrub, "REST_S", 1e6)
     checks.wake()  # the rest that began before ends
     began_ns = time.time_ns()
     settle(three, deep_s=1.0)

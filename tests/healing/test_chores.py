@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from pybk.errors import PybkError
-from pybk.healing import chores, quick_audit, surplus_drop
+from pybk.healing import chores
 from pybk.healing.chores import AT_ONCE, ChoreThread, Rounds, Work
 from tests.cluster.inside import inside
 from tests.healing.quick import repair_quickly, scrub_quickly
@@ -159,13 +159,12 @@ def test_healing_has_few_threads_at_rest(tmp_path: Path, monkeypatch: pytest.Mon
     """One asks, and one or two work, or some more where the machine is busy; each of seven loops had its own once."""
     repair_quickly(monkeypatch)
     scrub_quickly(monkeypatch)
-    for module in (quick_audit, surplus_drop):
-        monkeypatch.setattr(module, "LOOK_S", 0.2)
+    monkeypatch.setattr(chores, "LOOK_S", 0.2)
     worked = note_chores(monkeypatch)
     with inside(tmp_path, count=1, autorecovery=True) as cluster:
         healing = autorecovery_of(cluster.bookies[0])
-        chores = {healing.auditor, healing.worker, healing.scrub, healing.quick_audits, healing.surplus}
-        wait_until(lambda: worked >= chores)
+        asked = {healing.auditor, healing.worker, healing.scrub, healing.quick_audits, healing.surplus}
+        wait_until(lambda: worked >= asked)
         threads = set(threading.enumerate())
         healing.stop()
         ended = [each.name for each in threads - set(threading.enumerate())]

@@ -29,7 +29,7 @@ SECRET = b"the bytes that nobody reads"
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local_backend, "FIRST_SCRUB_S", 0.0)
-    monkeypatch.setattr(scrub, "LOOK_S", 0.05)
+    monkeypatch.setattr(scrub, "REST_S", 0.05)
     monkeypatch.setattr(scrub, "RECHECK_S", 0.05)
 
 

@@ -21,7 +21,7 @@ from pybk import (
 )
 from pybk.admin.cli import main
 from pybk.bookie.server import BookieServer
-from pybk.healing import repair_worker, surplus_drop
+from pybk.healing import chores, repair_worker
 from pybk.ledger.ledger_metadata import Bookie
 from pybk.metadata.cluster import ClusterMetadata
 from pybk.metadata.registration import BookieRegistration
@@ -39,7 +39,7 @@ LEDGERS = 60
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have repairs look often."""
     repair_quickly(monkeypatch)
-    monkeypatch.setattr(surplus_drop, "LOOK_S", 0.2)
+    monkeypatch.setattr(chores, "LOOK_S", 0.2)
 
 
 def make(client: LedgerManager) -> None:

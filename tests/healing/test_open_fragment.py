@@ -29,8 +29,8 @@ from tests.waiting import wait_until
 
 @pytest.fixture
 def four(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Inside]:
-    monkeypatch.setattr(repair_worker, "LOOK_S", 0.2)
-    monkeypatch.setattr(repair_worker, "PAUSE_S", 0.2)
+    monkeypatch.setattr(repair_worker, "IDLE_S", 0.2)
+    monkeypatch.setattr(repair_worker, "PAUSE_MIN_S", 0.2)
     with inside(tmp_path, count=4) as cluster:
         yield cluster
 

@@ -9,7 +9,7 @@ from random import Random
 
 import pytest
 
-from pybk.healing import auditor, quick_audit
+from pybk.healing import auditor, chores, quick_audit
 from pybk.healing.auditor import Check
 from pybk.healing.quick_audit import Suspect, Suspects, failed_entries, forget_others, note_result, samples_of
 from pybk.metadata.settings import ClusterSettings, ScrubSettings
@@ -88,8 +88,8 @@ def three(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Inside]:
     repair_quickly(monkeypatch)
     monkeypatch.setattr(auditor, "SUSPICION_NS", 2 * 10**8)
     monkeypatch.setattr(quick_audit, "AGAIN_NS", 3 * 10**8)
-    monkeypatch.setattr(quick_audit, "LOOK_S", 0.1)
-    monkeypatch.setattr(quick_audit, "PAUSE_S", 0.0)
+    monkeypatch.setattr(chores, "LOOK_S", 0.1)
+    monkeypatch.setattr(chores, "LEDGER_PAUSE_S", 0.0)
     with inside(tmp_path, count=3, autorecovery=True) as cluster:
         yield cluster
 

@@ -60,8 +60,8 @@ def four(tmp_path: Path) -> Iterator[Inside]:
 @pytest.fixture
 def start(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[LedgerManager], LoneWorker]]:
     """Return what starts the worker of a bookie; it looks often, and is stopped before the bookies are closed."""
-    monkeypatch.setattr(repair_worker, "LOOK_S", 0.1)
-    monkeypatch.setattr(repair_worker, "PAUSE_S", 0.01)
+    monkeypatch.setattr(repair_worker, "IDLE_S", 0.1)
+    monkeypatch.setattr(repair_worker, "PAUSE_MIN_S", 0.01)
     with ExitStack() as stack:
 
         def started(manager: LedgerManager) -> LoneWorker:
@@ -200,7 +200,7 @@ def test_space_that_a_bookie_has_got_is_seen_though_nothing_reports_it(
     tmp_path: Path, start: Callable[[LedgerManager], LoneWorker], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A registration that changes wakes no watch, so each pass reads them anew."""
-    monkeypatch.setattr("pybk.bookie.server.LOOK_SECONDS", 1000.0)  # what a bookie has registered stays
+    monkeypatch.setattr("pybk.bookie.server.STATE_SECONDS", 1000.0)  # what a bookie has registered stays
     passes = Counter[RepairWorker]()
     look = RepairWorker.look
 
@@ -555,8 +555,8 @@ def test_neighbours_are_in_different_buckets() -> None:
 
 def test_a_live_writer_is_not_fenced_however_long_it_is_idle(four: Inside, monkeypatch: pytest.MonkeyPatch) -> None:
     """All bookies were started since its last append, so that only the writer itself can show them that it lives."""
-    monkeypatch.setattr(repair_worker, "LOOK_S", 0.1)
-    monkeypatch.setattr(repair_worker, "PAUSE_S", 0.01)
+    monkeypatch.setattr(repair_worker, "IDLE_S", 0.1)
+    monkeypatch.setattr(repair_worker, "PAUSE_MIN_S", 0.01)
     client, other = four.connect(), four.connect()
     metadata = metadata_of(other)
     metadata.change_settings(lambda old: replace(old, repair=replace(old.repair, recover_abandoned=True)))
@@ -585,7 +585,7 @@ def test_a_live_writer_is_not_fenced_however_long_it_is_idle(four: Inside, monke
 
 
 def test_each_repair_has_a_span_with_its_requests(four: Inside, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(repair_worker, "LOOK_S", 0.1)
+    monkeypatch.setattr(repair_worker, "IDLE_S", 0.1)
     client, hook = four.connect(), Recorder()
     ledger_id = fill(client, 5)
     lost = client.ledger_metadata(ledger_id).fragments[0].ensemble[0]

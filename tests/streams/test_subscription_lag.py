@@ -18,7 +18,7 @@ OLDEST = MetricKey("subscription_oldest_timestamp_ns")
 
 @pytest.fixture(autouse=True)
 def _look_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(subscription_lag, "LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(subscription_lag, "NOTE_SECONDS", 0.02)
     monkeypatch.setattr(cursor, "BOUND_SECONDS", 0.02)
 
 

@@ -18,7 +18,7 @@ from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import Final
 
-_LOOK_SECONDS: Final = 1.0
+_SIGNAL_LOOK_SECONDS: Final = 1.0
 """A signal that arrives just before a call blocks is noticed when the call returns: handlers run between calls."""
 
 _STANDARD_ERROR: Final = 2
@@ -49,8 +49,8 @@ class Signals:
         while True:
             left = end - time.monotonic()
             with suppress(Empty):
-                return self._arrived.get(timeout=max(0.0, min(left, _LOOK_SECONDS)))
-            if left <= _LOOK_SECONDS:
+                return self._arrived.get(timeout=max(0.0, min(left, _SIGNAL_LOOK_SECONDS)))
+            if left <= _SIGNAL_LOOK_SECONDS:
                 return None
 
 

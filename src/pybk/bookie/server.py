@@ -96,7 +96,7 @@ logger = logging.getLogger(__name__)
 logger.addFilter(LogLimit())
 
 _WAIT_MS: Final = 1_000
-LOOK_SECONDS: Final = 10.0
+STATE_SECONDS: Final = 10.0
 """The interval at which a bookie compares its state with its registration; it registers again if ``is_notable``."""
 
 REGISTER_SECONDS: Final = 300.0
@@ -112,7 +112,7 @@ POSITION_SECONDS: Final = 1.0
 COLLECT_SECONDS: Final = 60.0
 """The interval of searches for deleted ledgers; the first one, this long after the start, checks all ledgers.
 
-A bookie without space searches every ``LOOK_SECONDS``, because deleted ledgers give it space again.
+A bookie without space searches every ``STATE_SECONDS``, because deleted ledgers give it space again.
 """
 
 Effects = list[BookieEffect]
@@ -387,7 +387,7 @@ class BookieServer:
             tiers=dict(health.free_bytes),
             capacity=dict(health.capacity_bytes),
             devices=dict(health.devices),
-            load=served / LOOK_SECONDS,
+            load=served / STATE_SECONDS,
             rack=self._rack,
             read_only=bool(why),
             why_read_only=why,
@@ -887,7 +887,7 @@ class BookieServer:
         """Body of the keeper: record the durable position, register changes, drop deleted ledgers."""
         self._lets_members_recover()  # reads the settings, so that the serving thread does not wait for them
         now = time.monotonic()
-        look_at, register_at, collect_at = now + LOOK_SECONDS, now + REGISTER_SECONDS, now + COLLECT_SECONDS
+        look_at, register_at, collect_at = now + STATE_SECONDS, now + REGISTER_SECONDS, now + COLLECT_SECONDS
         while not self.stopping.wait(POSITION_SECONDS):
             # Set before the position is read, so that a request that moves it later ends the wait.
             self._keeper_rests = True
@@ -900,7 +900,7 @@ class BookieServer:
                 self._look_at_secrets(registered, again=due)
                 if not due:
                     continue
-                look_at = now + LOOK_SECONDS
+                look_at = now + STATE_SECONDS
                 self._look_at_age()
                 if self._register(registered, small=now >= register_at):
                     register_at = now + REGISTER_SECONDS

@@ -42,6 +42,12 @@ WORKERS: Final = AT_ONCE + 2
 PATIENCE_S: Final = 0.5
 """Seconds for which due work waits for other work before one more is admitted."""
 
+LOOK_S: Final = 10.0
+"""Seconds between two looks of a chore whether something is due."""
+
+LEDGER_PAUSE_S: Final = 0.02
+"""Seconds between two ledgers of a chore that looks at all, so that it reads at most fifty metadata per second."""
+
 FAILED_S: Final = 0.1
 """The least seconds between a work that raised and the next one of its chore; most chores rest for longer."""
 

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from pybk.client.remote_ledger import RemoteLedger
 from pybk.client.replica_check import check_replica
 from pybk.errors import CorruptError, MetadataForgedError, PybkError, UnsupportedFormatError
+from pybk.healing import chores
 from pybk.healing.auditor import SUSPICION_NS, Check, ReplicaChecked
 from pybk.healing.chores import Rounds
 from pybk.healing.scrub_schedule import ScrubSchedule, part_of
@@ -51,12 +52,6 @@ SUSPECTS_MAX: Final = 1000
 AGAIN_NS: Final = SUSPICION_NS + 10**9
 """The delay after a failed audit before the next one."""
 
-
-LOOK_S: Final = 10.0
-"""Seconds between two looks for due audits."""
-
-PAUSE_S: Final = 0.02
-"""Seconds between two ledgers; so the metadata of at most fifty ledgers are read per second."""
 
 SILENT_S: Final = 60.0
 """Seconds for which a bookie that did not answer is not asked, because each question would cost two time-outs."""
@@ -225,7 +220,7 @@ class QuickAudits(Rounds):
 
     def _look(self) -> Iterator[float]:
         """Audit the ledgers that are due, if this process leads and the cluster is quiet."""
-        yield LOOK_S
+        yield chores.LOOK_S
         if not self._auditor.leads:
             self._schedule = None
             self.suspects.clear()
@@ -271,7 +266,7 @@ class QuickAudits(Rounds):
         for at in range(0, len(ledger_ids), LEDGERS_PAGE):
             page = ledger_ids[at : at + LEDGERS_PAGE]
             for ledger_id, stored in zip(page, self._metadata.read_ledgers(page, damaged=_skipped), strict=True):
-                yield PAUSE_S
+                yield chores.LEDGER_PAUSE_S
                 if not self._auditor.leads:
                     return False
                 if stored is None:

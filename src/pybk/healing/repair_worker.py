@@ -21,8 +21,8 @@ decides what this bookie can do for a ledger; a worker copies to its own bookie 
 A lease that is lost does no harm: two workers then copy the same, and one compare-and-set is refused. A worker that
 stops at any point leaves marks and metadata from which another one can begin again.
 
-A ledger that fails is tried again after a pause that doubles, from ``PAUSE_S`` to ``PAUSE_MAX_S``. After ``TRIES`` its
-marks say that it is stuck, and the auditor decides when it is tried again.
+A ledger that fails is tried again after a pause that doubles, from ``PAUSE_MIN_S`` to ``PAUSE_MAX_S``. After ``TRIES``
+its marks say that it is stuck, and the auditor decides when it is tried again.
 
 **Rates.** Copies to this bookie are paced here, and reads for copies from it by the bookie (``copy_reads``), each by a
 token bucket. The rate is that of the batch that is repaired, times the share that ``ForegroundGuard`` allows, and at
@@ -77,7 +77,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-LOOK_S: Final = 10.0
+IDLE_S: Final = 10.0
 """Seconds between two passes without news."""
 
 COPIES: Final = 2
@@ -98,7 +98,7 @@ _LISTING_SHARE: Final = 20
 _LISTING_SHARE_WITHOUT_NEWS: Final = 100
 """The same while no marks are added: none can be more urgent then, and a listing of many marks slows appends."""
 
-PAUSE_S: Final = 5.0
+PAUSE_MIN_S: Final = 5.0
 PAUSE_MAX_S: Final = 600.0
 SETTLE_MAX_S: Final = 60.0
 """The longest pause before another look at a bookie that misses entries of the last fragment of an open ledger."""
@@ -228,10 +228,10 @@ class RepairWorker:
         if not self._busy and not self._news.is_set():
             self._watch_appends()
         self._news.clear()
-        self._busy, self._pass_at = False, time.monotonic() + LOOK_S  # if it fails
+        self._busy, self._pass_at = False, time.monotonic() + IDLE_S  # if it fails
         self._busy = self.look()
         now = time.monotonic()
-        self._pass_at = now + LOOK_S
+        self._pass_at = now + IDLE_S
         self._watch_at = self._next_watch(now)
 
     def _watch_appends(self) -> None:
@@ -365,7 +365,7 @@ class RepairWorker:
         looked = time.monotonic()
         while left:
             left = wait(left, self._look_s()).not_done
-            if left and time.monotonic() > looked + max(LOOK_S, self._listing_share * self._listing_s):
+            if left and time.monotonic() > looked + max(IDLE_S, self._listing_share * self._listing_s):
                 if not any(future.running() for future in left) and all(future.cancel() for future in left):
                     repair_next()  # the system gives no thread to the workers, so this one may be their only one
                     return
@@ -420,7 +420,7 @@ class RepairWorker:
 
     def _pause(self, ledger_id: int, most: float = PAUSE_MAX_S) -> None:
         """Leave a ledger alone for a while, longer each time, and for some seconds at most."""
-        pause = min(most, self.failures.get(ledger_id, (PAUSE_S, 0.0))[0])
+        pause = min(most, self.failures.get(ledger_id, (PAUSE_MIN_S, 0.0))[0])
         until = time.monotonic() + pause * random.uniform(0.75, 1.25)
         self.failures[ledger_id] = min(2 * pause, most), until
 

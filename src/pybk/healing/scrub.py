@@ -83,7 +83,7 @@ logger = logging.getLogger(__name__)
 FIRST_S: Final = 10.0
 """Seconds after the start before anything is checked, because a process that soon ends has other work."""
 
-LOOK_S: Final = 60.0
+REST_S: Final = 60.0
 """Seconds between two looks for due checks, and between two saves of the notes."""
 
 RECHECK_S: Final = 5.0
@@ -299,12 +299,12 @@ class StoreScrub:
 
     def _recheck_later(self) -> None:
         """Look at known damage again after a rest, because a step failed, maybe before it came to that."""
-        self._recheck_at = time.monotonic() + LOOK_S
+        self._recheck_at = time.monotonic() + REST_S
 
     def _rest_s(self) -> float:
-        """Return how long nothing is due, at most ``LOOK_S``."""
+        """Return how long nothing is due, at most ``REST_S``."""
         terms, now_ns = self._terms, time.time_ns()
-        longest = LOOK_S
+        longest = REST_S
         with self._lock:
             if self._damaged:
                 longest = min(longest, max(0.01, self._recheck_at - time.monotonic()))
@@ -322,7 +322,7 @@ class StoreScrub:
             self._recheck()
             ended = time.monotonic()
             self._recheck_at = ended + max(RECHECK_S, _RECHECK_SHARE * (ended - now))
-        if self._unsaved and now >= self._saved_at + LOOK_S:
+        if self._unsaved and now >= self._saved_at + REST_S:
             self._try_save()
         terms = self._terms
         if terms is None:

@@ -32,6 +32,7 @@ from pybk.client.driver import Conversation
 from pybk.client.machine_errors import error_of
 from pybk.client.remote_ledger import RemoteLedger
 from pybk.errors import PybkError, StorageError
+from pybk.healing import chores
 from pybk.healing.chores import Rounds
 from pybk.metadata.ledgers import LEDGERS_PAGE
 from pybk.replication.messages import AnnounceDrop, Done, DropAnnounced, DropEnded, DropEntries, Effect, Event, Failed
@@ -47,9 +48,6 @@ if TYPE_CHECKING:
     from pybk.replication.bookie import BookieEffect
 
 logger = logging.getLogger(__name__)
-
-LOOK_S: Final = 10.0
-"""Seconds between two looks at the settings, and the least pause between two pages."""
 
 DELAY_SECONDS: Final = 3600.0
 """The time for which a copy is kept after it was found surplus, and the duration of a pass over all ledgers."""
@@ -165,7 +163,7 @@ class SurplusDrops(Rounds):
         Nothing is dropped while there is no auditor, while it holds repairs, or while repairs are paused: each of these
         says that what the metadata name may not be what there is.
         """
-        yield LOOK_S
+        yield chores.LOOK_S
         metadata = self._membership.metadata
         self.delay_s = metadata.current_settings().repair.surplus_delay_s
         if time.monotonic() >= self._looked_at + self.pause_s and metadata.is_quiet(time.time_ns()):

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 from pybk.client.broadcast import find_writer
 from pybk.client.remote_ledger import RemoteLedger
 from pybk.errors import PybkError
+from pybk.healing import chores
 from pybk.healing.chores import Rounds
 from pybk.metadata.ledgers import LEDGERS_PAGE
 
@@ -28,9 +29,6 @@ logger = logging.getLogger(__name__)
 LOOK_MIN_S: Final = 1.0
 LOOK_MAX_S: Final = 60.0
 """The bounds of the seconds between two looks, which are a tenth of ``repair.open_grace_s``."""
-
-PAUSE_S: Final = 0.02
-"""Seconds between two ledgers; so bookies are asked about at most fifty ledgers per second."""
 
 
 class WriterWatch(Rounds):
@@ -59,7 +57,7 @@ class WriterWatch(Rounds):
         ledger_ids = self._auditor.short_ledgers()
         for at in range(0, len(ledger_ids), LEDGERS_PAGE):
             for stored in self._metadata.read_ledgers(ledger_ids[at : at + LEDGERS_PAGE], damaged=_skipped):
-                yield PAUSE_S
+                yield chores.LEDGER_PAUSE_S
                 if not self._auditor.leads:
                     return
                 if stored is not None and self._lives(stored):

@@ -32,7 +32,7 @@ T = TypeVar("T")
 ACKNOWLEDGED: Final = Completion.finished(None)
 """The completion of appends that are acknowledged when they are staged (``DEFERRED_FORCE``)."""
 
-_LOOK_SECONDS: Final = 0.1
+_EARLIER_LOOK_SECONDS: Final = 0.1
 """The interval at which an append that waits for earlier entries checks whether they can still come."""
 
 
@@ -393,7 +393,7 @@ class AdvancedFuture(AppendFuture[T]):
                     f"entries before {self._value} were not appended within {timeout} s; append them: until "
                     "then it is not acknowledged"
                 )
-            if self._staged.wait(max(0.0, min(_LOOK_SECONDS, left))):
+            if self._staged.wait(max(0.0, min(_EARLIER_LOOK_SECONDS, left))):
                 self._staged.wake()
         return super().result(None if timeout is None else max(0.0, deadline - time.monotonic()))
 
@@ -423,7 +423,7 @@ class AdvancedFuture(AppendFuture[T]):
             self._when_done(lambda: calls.post(finished))
         if loop not in self._looking:
             self._looking.add(loop)
-            loop.call_later(_LOOK_SECONDS, self._look_in, loop)
+            loop.call_later(_EARLIER_LOOK_SECONDS, self._look_in, loop)
 
     def _finished_in(self, loop: asyncio.AbstractEventLoop) -> None:
         """Call the callbacks of a loop, in its thread."""
@@ -434,7 +434,7 @@ class AdvancedFuture(AppendFuture[T]):
         """Check regularly, while a callback of the loop waits, whether earlier entries can still arrive."""
         self._fail_if_stuck()
         if self._in_loops.get(loop) and not self._is_staged:
-            loop.call_later(_LOOK_SECONDS, self._look_in, loop)
+            loop.call_later(_EARLIER_LOOK_SECONDS, self._look_in, loop)
         else:
             self._looking.discard(loop)
 

@@ -142,7 +142,7 @@ class Handle(WithBlock):
                 raise
 
 
-_LOOK_SECONDS: Final = 1.0
+_CLOSE_LOOK_SECONDS: Final = 1.0
 """The interval at which a thread that waits for a close checks for its end; an interrupt may lose the wake-up."""
 
 _DROPPED_SECONDS: Final = 10.0
@@ -329,7 +329,7 @@ class Ending:
 
     def _wait(self, seconds: float | None) -> None:
         while not self._done:
-            if self._over.acquire(timeout=_LOOK_SECONDS if seconds is None else seconds):
+            if self._over.acquire(timeout=_CLOSE_LOOK_SECONDS if seconds is None else seconds):
                 self._over.release()
             if seconds is not None:
                 return

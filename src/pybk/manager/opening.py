@@ -18,7 +18,7 @@ from pybk.threads.call_threads import call_in, in_own_thread, in_thread
 if TYPE_CHECKING:
     from pybk.metadata.store import Watch
 
-_LOOK_SECONDS: Final = 1.0
+_LOCK_LOOK_SECONDS: Final = 1.0
 """The interval at which an opening checks a lock without a release: its log may have been closed or deleted."""
 
 
@@ -128,7 +128,7 @@ class LockedOpening(Opening[H]):
                     watch = await _delivered(delivery, in_thread)
                 else:
                     with suppress(TimeoutError):
-                        await asyncio.wait_for(released.wait(), min(left, _LOOK_SECONDS))
+                        await asyncio.wait_for(released.wait(), min(left, _LOCK_LOOK_SECONDS))
         finally:
             if watch is not None:
                 watch.cancel()

@@ -42,7 +42,7 @@ from pybk.values import decode_json, encode_json
 VALUE_FORMAT_BASE: Final = 1
 VALUE_FORMAT: Final = 2
 VALUE_FORMAT_RESEALED: Final = 3
-LOOK_SECONDS: Final = 10.0
+SECRETS_AGE_SECONDS: Final = 10.0
 """The greatest age, in seconds, that a process's knowledge of the cluster's secrets may have when it writes."""
 
 TOKEN_BYTES: Final = 16
@@ -259,7 +259,7 @@ class AuthenticatedValues:
             MetadataUnreachableError: The secret in use is not known, and cannot be read; nothing is written.
         """
         # A process that was suspended must not write with a secret that was retired since: no reader would take it.
-        if self.keys is not None and time.monotonic() - self._looked > LOOK_SECONDS:
+        if self.keys is not None and time.monotonic() - self._looked > SECRETS_AGE_SECONDS:
             self.refresh_keys()
         return encode_authenticated(kind, key, token, payload, self.keys, self.feature_level)
 

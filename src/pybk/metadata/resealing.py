@@ -165,8 +165,8 @@ def retire(metadata: ClusterMetadata, wait: Callable[[float], None]) -> None:
 
     Args:
         metadata: The cluster.
-        wait: Waits some seconds. A process writes with a secret that it looked up less than ``LOOK_SECONDS`` ago, so
-            all new values have the current secret after twice that time.
+        wait: Waits some seconds. A process writes with a secret that it looked up less than ``SECRETS_AGE_SECONDS``
+            ago, so all new values have the current secret after twice that time.
 
     Raises:
         SafetyCheckError: The secret is still in use; nothing was changed.
@@ -175,7 +175,7 @@ def retire(metadata: ClusterMetadata, wait: Callable[[float], None]) -> None:
     metadata.refresh_keys()
     epochs = metadata.secret_epochs
     if len(epochs.proofs) == 2 and epochs.current == epochs.newest:
-        wait(2 * authenticated_values.LOOK_SECONDS)
+        wait(2 * authenticated_values.SECRETS_AGE_SECONDS)
     failures = secret_status(metadata).hindrances
     if failures and metadata.secret_epochs.current > 0:
         raise SafetyCheckError(f"the old secret is not retired: {'; '.join(failures)}", failures=failures)

@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 _ATTEMPTS: Final = 16
 
-_LOOK_SECONDS: Final = 0.02
+_COMMIT_LOOK_SECONDS: Final = 0.02
 """The interval at which followers look for new commits while commits come."""
 
 _REST_LOOK_SECONDS: Final = 0.25
@@ -43,7 +43,7 @@ _REST_LOOK_SECONDS: Final = 0.25
 _LOOKS_AT_REST: Final = 16
 """The pause before the next look is this fraction of the time for which no commit has come."""
 
-_WHOLE_LOOK_SECONDS: Final = 10.0
+_INDEX_LOOK_SECONDS: Final = 10.0
 """The interval of looks at the index, too, which may have changed while the watermark stays the same."""
 _STEP_BYTES: Final = 256 << 10
 
@@ -211,20 +211,20 @@ class ReadOnlyStore(StoreReader):
         """Poll for new commits and apply them, which wakes the followers of their ledgers; the body of the thread."""
         try:
             moved_at = whole_at = asked_at = time.monotonic()
-            pause = _LOOK_SECONDS
+            pause = _COMMIT_LOOK_SECONDS
             while not self._stop.acquire(timeout=pause):
                 now = time.monotonic()
                 if self._watermark.stored_lsn() >= self._lsn:
                     moved_at = whole_at = now
                     self.catch_up()
-                elif now >= whole_at + _WHOLE_LOOK_SECONDS:
+                elif now >= whole_at + _INDEX_LOOK_SECONDS:
                     whole_at = now
                     self.catch_up()
                 elif now >= asked_at + 1.0:
                     asked_at = now
                     if self._nothing_follows():
                         return
-                pause = min(max(_LOOK_SECONDS, (now - moved_at) / _LOOKS_AT_REST), _REST_LOOK_SECONDS)
+                pause = min(max(_COMMIT_LOOK_SECONDS, (now - moved_at) / _LOOKS_AT_REST), _REST_LOOK_SECONDS)
         except Exception as error:  # noqa: BLE001  # each follower looks for itself now, and raises what it meets
             logger.warning("%s: following the log failed, so followers look again: %s", self.volumes.root, error)
             with self.lock:

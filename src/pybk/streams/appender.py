@@ -706,7 +706,7 @@ def bookies_error(title: str, cause: Exception, seconds: float, *, outcome_unkno
     It is an error of the metadata store if that did not answer the last attempt.
 
     Args:
-        title: What errors call the log; see ``names.title_of``.
+        title: The name of the log in errors; see ``names.title_of``.
         cause: The last error.
         seconds: Seconds for which it has waited.
         outcome_unknown: Whether records may have been appended nevertheless.
@@ -759,7 +759,7 @@ def fenced_error(title: str, why: str = "", *, outcome_unknown: bool | None = No
     """Return the error of a writer that may no longer append.
 
     Args:
-        title: What errors call the log; see ``names.title_of``.
+        title: The name of the log in errors; see ``names.title_of``.
         why: The error of its ledger, in parentheses.
         outcome_unknown: As for ``PybkError``.
     """

@@ -320,7 +320,7 @@ BLOB_KEY: Final = "pybk.blob"
 _LONG_BYTES: Final = 2 << 10
 """Bytes of a record from which on decoding it costs more than the rest of a read."""
 
-_LOOK_SECONDS: Final = 1.0
+_RECORD_LOOK_SECONDS: Final = 1.0
 """The delay after a failed read of the record before it is looked at again for truncation."""
 
 _ALL_ENTRIES: Final = 1 << 62
@@ -384,7 +384,7 @@ class LedgerSteps:
         self._kept, self._kept_at = 0, -1
         """The first record that was not truncated, and ``changes`` when that was looked up."""
         self._looks_again = False
-        """True after a failed read of the record, until it counts as changed after ``_LOOK_SECONDS``."""
+        """True after a failed read of the record, until it counts as changed after ``_RECORD_LOOK_SECONDS``."""
         self._recovering: set[int] = set()
         """Lost ledgers of this writer whose recovery it has begun, and whose ends are not listed yet; the recovery may
         have failed."""
@@ -678,7 +678,7 @@ class LedgerSteps:
                     raise
                 if not self._looks_again:
                     self._looks_again = True
-                    background().call_later(_LOOK_SECONDS, weakly(LedgerSteps._look_again, self))
+                    background().call_later(_RECORD_LOOK_SECONDS, weakly(LedgerSteps._look_again, self))
         return self._kept
 
     def _step(self, step: Step) -> Any:

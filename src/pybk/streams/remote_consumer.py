@@ -71,7 +71,7 @@ ANSWER_SECONDS: Final = 60.0
 _PATIENCE_MAX: Final = 1e6
 """Seconds of a timeout beyond which there is no such limit."""
 
-_LOOK_SECONDS: Final = 0.05
+_CONNECT_SECONDS: Final = 0.05
 
 
 def _frame(header: Mapping[str, Any], data: bytes = b"") -> bytes:
@@ -400,7 +400,7 @@ class RemoteConsumer(RecordSource):
                 connection.close()
                 if time.monotonic() >= deadline:
                     raise ClosedError(f"no subscription is served at {name!r}: {error.strerror}") from error
-                time.sleep(_LOOK_SECONDS)
+                time.sleep(_CONNECT_SECONDS)
             else:
                 return cls(name, connection)
 

@@ -1,7 +1,7 @@
 """Gauges of a manager: the lag of durable subscriptions whose logs have their writers in this process.
 
 A writer knows the end of its log, and the log has the bound of each subscription, even while no process consumes it. So
-the writer's process reads the bounds of subscriptions every ``LOOK_SECONDS``, and notes the end of the log at that
+the writer's process reads the bounds of subscriptions every ``NOTE_SECONDS``, and notes the end of the log at that
 time. From these notes it knows since when a record has existed; for records that are older than the writer it takes the
 time when their ledger was closed. Neither time is ever too early, so the age of a record is never shown as too high.
 
@@ -29,7 +29,7 @@ from pybk.threads.workers import background, weakly
 
 logger = logging.getLogger(__name__)
 
-LOOK_SECONDS: Final = 15.0
+NOTE_SECONDS: Final = 15.0
 NOTES_MAX: Final = 1000
 """The most notes of a log; beyond it every second one is dropped."""
 
@@ -70,7 +70,7 @@ class SubscriptionLag:
         self._set_timer()
 
     def _set_timer(self) -> None:
-        background().call_later(LOOK_SECONDS, weakly(SubscriptionLag.on_timer, self))
+        background().call_later(NOTE_SECONDS, weakly(SubscriptionLag.on_timer, self))
 
     def on_timer(self) -> None:
         """Look at the bounds, and again some time later."""

@@ -191,7 +191,7 @@ def test_a_refused_cookie(cluster: Cluster, walk: Walk, tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_subscription_behind(cluster: Cluster, walk: Walk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(subscription_lag, "LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(subscription_lag, "NOTE_SECONDS", 0.1)
     monkeypatch.setattr(cursor, "BOUND_SECONDS", 0.1)
 
     def oldest() -> float | None:

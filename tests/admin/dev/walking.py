@@ -221,7 +221,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     with pytest.MonkeyPatch.context() as patch, local_cluster(directory, "4", scaled=True) as local:
         patch.setenv("XDG_CONFIG_HOME", local.environment["XDG_CONFIG_HOME"])
         patch.setenv("PYBK_PASSWORD", PASSWORD.decode())
-        patch.setattr(authenticated_values, "LOOK_SECONDS", 1.0)
+        patch.setattr(authenticated_values, "SECRETS_AGE_SECONDS", 1.0)
         patch.setattr(cluster_admin_module, "REQUESTS_SECONDS", 1.0)
         with local.connect() as client:
             found = Cluster(local, client)

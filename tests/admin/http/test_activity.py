@@ -232,7 +232,7 @@ class Dripping(StreamRequestHandler):
 
 def test_bookies_that_drip_hold_no_round(store: LedgerManager, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bookie_loads, "ANSWER_SECONDS", 0.3)
-    monkeypatch.setattr(bookie_loads, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(bookie_loads, "LOADS_SECONDS", 0.01)
     with ThreadingTCPServer(("127.0.0.1", 0), Dripping) as dripping, closing(AdminServer(store)) as server:
         dripping.daemon_threads = True
         threading.Thread(target=dripping.serve_forever, daemon=True).start()

@@ -32,11 +32,11 @@ from pybk.flags import StorageHint
 from pybk.healing import (
     auditor,
     auditor_driver,
+    chores,
     quick_audit,
     repair_worker,
     scrub,
     situation,
-    surplus_drop,
 )
 from pybk.healing.autorecovery import Autorecovery
 from pybk.healing.throttle import TokenBucket
@@ -51,17 +51,16 @@ LEASE_S = 1.0
 
 SCALED: list[tuple[object, str, object]] = [
     (auditor_driver, "TICK_S", 0.2),
-    (repair_worker, "LOOK_S", 0.3),
-    (repair_worker, "PAUSE_S", 0.3),
+    (repair_worker, "IDLE_S", 0.3),
+    (repair_worker, "PAUSE_MIN_S", 0.3),
     (repair_worker, "PAUSE_MAX_S", 2.0),
     (repair_worker, "SAMPLE_NS", 10**9),
-    (surplus_drop, "LOOK_S", 0.2),
+    (chores, "LOOK_S", 0.2),
+    (chores, "LEDGER_PAUSE_S", 0.0),
     (auditor, "SUSPICION_NS", 2 * 10**9),
     (quick_audit, "AGAIN_NS", 3 * 10**9),
-    (quick_audit, "LOOK_S", 0.2),
-    (quick_audit, "PAUSE_S", 0.0),
     (scrub, "FIRST_S", 0.2),
-    (scrub, "LOOK_S", 0.2),
+    (scrub, "REST_S", 0.2),
     (scrub, "RECHECK_S", 0.2),
     (scrub, "QUIET_S", 0.1),
     (situation, "SESSION_NS_MIN", 10**9),
@@ -69,9 +68,9 @@ SCALED: list[tuple[object, str, object]] = [
     (lmdb_store, "LMDB_LEASE_TIME_S", LEASE_S),
     (cluster_admin, "REQUESTS_SECONDS", 1.0),
     (auditor_driver, "REQUESTS_SECONDS", 1.0),
-    (server, "LOOK_SECONDS", 0.5),
+    (server, "STATE_SECONDS", 0.5),
     (limbo_repair, "PAUSE_MAX_SECONDS", 2.0),
-    (authenticated_values, "LOOK_SECONDS", 1.0),
+    (authenticated_values, "SECRETS_AGE_SECONDS", 1.0),
 ]
 """What is scaled down, and by which values."""
 

@@ -22,7 +22,7 @@ from pybk.bookie import server
 from pybk.client import limbo_repair
 from pybk.config import StoreConfig
 from pybk.flags import StorageHint
-from pybk.healing import auditor, auditor_driver, repair_worker, scrub, situation, surplus_drop
+from pybk.healing import auditor, auditor_driver, chores, repair_worker, scrub, situation
 from pybk.healing.autorecovery import Autorecovery
 from pybk.healing.scrub_schedule import ScrubKind
 from pybk.manager.ledger_manager import LedgerManager
@@ -42,16 +42,16 @@ SCALED: list[tuple[object, str, float]] = [
     (auditor_driver, "ANNOUNCE_S", 5.0),
     (auditor, "ASK_AGAIN_NS", 5 * 10**9),
     (auditor, "SUSPICION_NS", 10 * 10**9),
-    (repair_worker, "LOOK_S", 1.0),
-    (repair_worker, "PAUSE_S", 1.0),
+    (repair_worker, "IDLE_S", 1.0),
+    (repair_worker, "PAUSE_MIN_S", 1.0),
     (repair_worker, "PAUSE_MAX_S", 10.0),
     (situation, "SESSION_NS_MIN", 3 * 10**9),
     (situation, "FLAPPING_NS", 60 * 10**9),
     (auditor, "FLAPPING_NS", 60 * 10**9),
     (situation, "FLAPPING_PAUSE_NS", 15 * 10**9),
-    (surplus_drop, "LOOK_S", 2.0),
+    (chores, "LOOK_S", 2.0),
     (scrub, "FIRST_S", 1.0),
-    (scrub, "LOOK_S", 1.0),
+    (scrub, "REST_S", 1.0),
     (scrub, "RECHECK_S", 1.0),
     (scrub, "QUIET_S", 1.0),
 ]

@@ -25,6 +25,7 @@ from pybk.admin.cli.output import (
     watch,
 )
 from pybk.admin.cli.probing import probe
+from pybk.admin.options.flags import WATCH_SECONDS
 from pybk.admin.shown_text import shown_text
 
 if TYPE_CHECKING:
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     from pybk.operations.cluster_checks import ClusterStatus, RebalanceProgress
 
 _OK: Final = "ok"
-_WATCH_SECONDS: Final = 2.0
 
 _LISTED_MAX: Final = 10
 """Ledgers that one line of the status names; JSON has all."""
@@ -43,7 +43,7 @@ _LISTED_MAX: Final = 10
 
 def _status(parsed: argparse.Namespace) -> int:
     if parsed.exit_when_healthy and parsed.watch is None:
-        parsed.watch = _WATCH_SECONDS
+        parsed.watch = WATCH_SECONDS
     with admin_of(parsed) as admin:
         return watch(
             parsed,

@@ -1,7 +1,7 @@
 """The loads and events of a cluster's bookies, from their HTTP ports.
 
 Only a bookie's own process knows its rates. So a process that shows the whole cluster asks each of them, once in
-``LOOK_SECONDS``, in threads of its own: so a bookie that does not answer, or sends a byte now and then, does not delay
+``LOADS_SECONDS``, in threads of its own: so a bookie that does not answer, or sends a byte now and then, does not delay
 the verdict, and delays other bookies by at most ``ANSWER_SECONDS``.
 """
 
@@ -30,7 +30,7 @@ from pybk.threads.workers import start_thread
 
 logger = logging.getLogger(__name__)
 
-LOOK_SECONDS: Final = 2.0
+LOADS_SECONDS: Final = 2.0
 ANSWER_SECONDS: Final = 2.0
 """The time that a bookie may take to connect, and then to send its answer."""
 
@@ -107,7 +107,7 @@ class BookieLoads:
                 for name, known in zip(urls, pool.map(self._ask, urls, urls.values()), strict=True):
                     self._known[name] = known
                 # Many bookies are asked less often, so that this costs a bounded share of a core.
-                self._closed.wait(max(LOOK_SECONDS, len(urls) / 100))
+                self._closed.wait(max(LOADS_SECONDS, len(urls) / 100))
 
     def _urls(self) -> Mapping[str, str]:
         try:

@@ -1,6 +1,6 @@
 """The view of the routes: a manager, the administration of its cluster, and the last looks at both.
 
-A page and probes ask often, which must not burden a bookie. So a thread looks once in ``LOOK_SECONDS``, and routes that
+A page and probes ask often, which must not burden a bookie. So a thread looks once in ``VIEW_SECONDS``, and routes that
 are asked often read the values that it has seen; none of them calls the manager. Without requests, the thread only adds
 to the ``history``, for which it reads counters of this process, and nothing from the metadata store.
 """
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-LOOK_SECONDS: Final = 1.0
+VIEW_SECONDS: Final = 1.0
 SEEN_SECONDS: Final = 10.0
 """The time for which a request waits for the first look, or for the next one after a pause without requests."""
 
@@ -140,7 +140,7 @@ class View:
         return self._admin
 
     def seen(self) -> Seen:
-        """Return the last values, at most ``LOOK_SECONDS`` old under frequent requests; ProblemError without any."""
+        """Return the last values, at most ``VIEW_SECONDS`` old under frequent requests; ProblemError without any."""
         return self._seen_by(SEEN_SECONDS)
 
     def seen_now(self) -> Seen:
@@ -198,13 +198,13 @@ class View:
                 # What was seen last stays, and grows old, which the probes notice. This thread must not end: no other
                 # one would begin, and requests would wait for it.
                 logger.exception("what is shown over HTTP could not be looked at")
-                time.sleep(LOOK_SECONDS)
+                time.sleep(VIEW_SECONDS)
                 continue
             with self._condition:
                 if self._is_wanted():
                     self._seen = seen
                     self._condition.notify_all()
-                self._condition.wait_for(lambda: self._closed or self._seen is None, LOOK_SECONDS)
+                self._condition.wait_for(lambda: self._closed or self._seen is None, VIEW_SECONDS)
 
     def _is_wanted(self) -> bool:
         with self._condition:

@@ -11,7 +11,7 @@ from pybk.admin.options.kinds import Kind, kind_of, text_of
 from pybk.admin.options.rows import Row
 from pybk.admin.options.settings import Option
 
-_WATCH_SECONDS: Final = 2.0
+WATCH_SECONDS: Final = 2.0
 """The value of a flag without one, such as ``--watch``."""
 
 
@@ -50,7 +50,7 @@ def _of_argument(row: Row) -> dict[str, Any]:
     if row.count == "...":
         found |= {"action": "append", "default": []}
     elif row.count:
-        found |= {"nargs": row.count, **({"const": _WATCH_SECONDS} if row.flags and row.count == "?" else {})}
+        found |= {"nargs": row.count, **({"const": WATCH_SECONDS} if row.flags and row.count == "?" else {})}
     if row.choices:
         found["choices"] = row.choices
     elif row.kind and row.metavar != "PATH":

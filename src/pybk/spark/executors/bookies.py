@@ -35,7 +35,7 @@ SETTINGS: Final = "PYBK_BOOKIES"
 _EXECUTOR: Final = "spark.executorEnv."
 _START_SECONDS: Final = 60.0
 _LINGER_SECONDS_MAX: Final = 86_400.0
-_LOOK_SECONDS: Final = 0.1
+_BOOKIES_LOOK_SECONDS: Final = 0.1
 _WATCH_SECONDS: Final = 1.0
 
 
@@ -259,7 +259,7 @@ def start_bookies(
                 f"{len(found)} executors have a bookie after {timeout_s} seconds, not {wanted}: check whether the "
                 "cluster has more, request fewer, or wait until executors have a free task slot"
             )
-        time.sleep(_LOOK_SECONDS)
+        time.sleep(_BOOKIES_LOOK_SECONDS)
 
 
 def ensure_from_json(settings: str) -> str:

@@ -29,7 +29,7 @@ from pybk.ledger.ledger_metadata import Bookie
 logger = logging.getLogger(__name__)
 
 _WAIT_SECONDS: Final = 5.0
-_LOOK_SECONDS: Final = 0.005
+_STATE_LOOK_SECONDS: Final = 0.005
 _STATE_BYTES_MAX: Final = 1 << 16
 DRIVER: Final = "driver"
 """The name of the executor in the driver's own JVM, with ``local[N]``."""
@@ -180,7 +180,7 @@ def executor_bookie(executor: Executor, metadata: str, wait_s: float = _WAIT_SEC
             return ExecutorBookie(**found)
         if time.monotonic() > until:
             return None
-        time.sleep(_LOOK_SECONDS)
+        time.sleep(_STATE_LOOK_SECONDS)
     return None
 
 

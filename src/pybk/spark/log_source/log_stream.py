@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from pybk.spark.log_source.log_offsets import LogOffset
     from pybk.spark.log_source.log_options import LogOptions
 
-_LOOK_SECONDS: Final = 0.1
+_END_LOOK_SECONDS: Final = 0.1
 
 logger = logging.getLogger(__name__)
 
@@ -213,7 +213,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             found = self._on_driver().view(state.record.name).look()
             if found is not None and found.end_seq >= place.seq:
                 return found._replace(end_seq=place.seq)
-            time.sleep(_LOOK_SECONDS)
+            time.sleep(_END_LOOK_SECONDS)
         return state if found is None else found
 
     def _new(self, state: LogState) -> LogPlace:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 LATE_SECONDS: Final = 10.0
 """The longest wait of a task, in seconds, until it knows that the entries that the planner saw are confirmed."""
 
-_LOOK_SECONDS: Final = 0.05
+_CONFIRMED_LOOK_SECONDS: Final = 0.05
 
 logger = logging.getLogger(__name__)
 
@@ -107,7 +107,7 @@ def _wait_for(reader: LedgerReader, last: int) -> None:
     """
     deadline = time.monotonic() + LATE_SECONDS
     while reader.last_add_confirmed < last and not reader.is_closed and time.monotonic() < deadline:
-        time.sleep(_LOOK_SECONDS)
+        time.sleep(_CONFIRMED_LOOK_SECONDS)
         reader.read_last_add_confirmed()
     if reader.last_add_confirmed < last:
         raise EntryUnknownError(
