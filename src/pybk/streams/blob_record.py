@@ -16,11 +16,10 @@ from itertools import starmap
 from typing import Any, Final, NamedTuple
 
 from pybk.errors import BlobGivenUpError, CorruptError, StorageRefusedError
+from pybk.streams.list_record import RECORD_BYTES_MAX
 from pybk.values import decode_json, encode_json
 
 BLOB_RECORD_FORMAT: Final = 1
-_BYTES_MAX: Final = 384 << 10
-"""Bytes of a record to which versions and holds are added; a metadata store takes 448 KiB."""
 
 
 class Reference(NamedTuple):
@@ -177,10 +176,10 @@ class BlobRecord(NamedTuple):
         return self._replace(dropped=tuple(each for each in self.dropped if each.token not in gone))
 
     def _check_room(self) -> None:
-        if len(self.encode()) > _BYTES_MAX:
+        if len(self.encode()) > RECORD_BYTES_MAX:
             raise StorageRefusedError(
                 f"blob {self.name!r} has {len(self.versions)} versions, {len(self.uploads)} uploads and "
-                f"{len(self.holds)} copies, and its record {_BYTES_MAX} bytes: keep fewer, or call sweep()"
+                f"{len(self.holds)} copies, and its record {RECORD_BYTES_MAX} bytes: keep fewer, or call sweep()"
             )
 
     # ---- bytes ---------------------------------------------------------------------------------------------------

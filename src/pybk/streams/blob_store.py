@@ -38,13 +38,10 @@ from pybk.streams.blob import BlobReader, BlobWriter, usual_chunk_bytes
 from pybk.streams.blob_catalog import BlobCatalog
 from pybk.streams.blob_record import BlobRecord, BlobVersion
 from pybk.streams.ledger_spec import LogSettings, spec_of
-from pybk.streams.list_record import checked_name
+from pybk.streams.list_record import META_BYTES_MAX, checked_name
 from pybk.streams.named_list import manager_at
 from pybk.threads.call_threads import asyncio_form, in_own_thread
 from pybk.values import FrozenDict, encode_json
-
-META_BYTES_MAX: Final = 4 << 10
-"""Bytes of the metadata of a blob, as JSON in UTF-8."""
 
 UPLOAD_AGE_S: Final = 86400.0
 """The age in seconds from which a sweep counts an upload of another process as ended."""

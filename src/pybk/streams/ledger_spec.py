@@ -29,7 +29,7 @@ from pybk.manager.arguments import flag_of, hints_of, member_of, quorums_of, who
 from pybk.manager.ledger_manager import LedgerManager, create_when_full
 from pybk.manager.ledger_reader import LedgerReader
 from pybk.manager.ledger_writer import LedgerWriter
-from pybk.streams.list_record import ListKind
+from pybk.streams.list_record import SEQ_MAX, ListKind
 from pybk.values import decode_json, encode_json
 
 logger = logging.getLogger(__name__)
@@ -38,7 +38,6 @@ SETTINGS_PROPERTY: Final = "pybk.settings"
 """The property of a list that has its settings, as JSON; it is missing if none was given."""
 
 _DEFAULTS: Final = "/".join(map(str, Quorums.of((None, None, None))))
-_SEQ_MAX: Final = (1 << 63) - 2
 
 
 def _quorums_of(quorums: object) -> tuple[int | None, int | None, int | None]:
@@ -95,7 +94,7 @@ class LogSettings:
         if self.segment_bytes is not None:
             put(self, "segment_bytes", whole_from(self.segment_bytes, 1, "segment_bytes", "bytes"))
         if self.segment_records is not None:
-            count = whole_from(self.segment_records, 1, "segment_records", "a number of records", _SEQ_MAX)
+            count = whole_from(self.segment_records, 1, "segment_records", "a number of records", SEQ_MAX)
             put(self, "segment_records", count)
         age: object = self.segment_age_s
         if age is not None and (isinstance(age, bool) or not isinstance(age, int | float) or not age > 0):

@@ -206,14 +206,14 @@ _PAGE_FORMAT: Final = 1
 _OPEN_MAX: Final = 2
 """Segments that are open at a time, always the last ones; a roll overlaps them."""
 
-_BYTES_MAX: Final = 384 << 10
-"""Bytes of a record to which segments are added; a metadata store takes 448 KiB."""
+RECORD_BYTES_MAX: Final = 384 << 10
+"""Bytes of a record to which segments, or versions of a blob, are added; a metadata store takes 448 KiB."""
 
 PROPERTIES_BYTES_MAX: Final = 16 << 10
 """Bytes of the names and values of properties, in UTF-8."""
 
 META_BYTES_MAX: Final = 4 << 10
-"""Bytes of the text of a checkpoint, in UTF-8."""
+"""Bytes of the text of a checkpoint, in UTF-8, and of the metadata of a blob, as JSON."""
 
 
 class ListKind(StrEnum):
@@ -536,10 +536,10 @@ class ListRecord:
         return self._added(ledger_id, self.epoch, first_seq, now_ns)
 
     def _check_room(self) -> None:
-        if len(self.encode()) > _BYTES_MAX:
+        if len(self.encode()) > RECORD_BYTES_MAX:
             raise StorageRefusedError(
-                f"log {self.name!r} has {self.segment_count} segments, and its record {_BYTES_MAX} bytes: truncate the "
-                "log, or open it with larger segment_bytes"
+                f"log {self.name!r} has {self.segment_count} segments, and its record {RECORD_BYTES_MAX} bytes: "
+                "truncate the log, or open it with larger segment_bytes"
             )
 
     def closed(self, ends: Mapping[int, SegmentEnd], now_ns: int) -> ListRecord:
@@ -675,10 +675,10 @@ class ListRecord:
         Raises:
             StorageRefusedError: A subscription was added, and the record is as long as it may be.
         """
-        if len(bounds) > len(self.cursors) and len(self.encode()) > _BYTES_MAX:
+        if len(bounds) > len(self.cursors) and len(self.encode()) > RECORD_BYTES_MAX:
             raise StorageRefusedError(
                 f"log {self.name!r} has {len(self.cursors)} subscriptions and {len(self.segments)} segments, and its "
-                f"record {_BYTES_MAX} bytes: delete subscriptions, or truncate the log"
+                f"record {RECORD_BYTES_MAX} bytes: delete subscriptions, or truncate the log"
             )
         return replace(self, cursors=self.left_of(bounds))
 

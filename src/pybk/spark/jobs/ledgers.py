@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from pybk.credentials import Credentials, Passwords, Secret
 from pybk.errors import NoSuchLedgerError, UsageError
@@ -17,7 +17,6 @@ from pybk.spark.connection import Connection, StoreOrCluster, connection, refuse
 if TYPE_CHECKING:
     from pybk.manager.ledger_manager import LedgerManager
 
-_PAGE: Final = 500
 
 StoreOrUrl = str | StoreOrCluster
 """The location of ledgers: the directory of a store, or the metadata URL of a cluster."""
