@@ -2,54 +2,43 @@
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from pybk.admin.cli import main, whole_parser
+from pybk.admin.cli import main
 from pybk.admin.console import bookie_ports
+from pybk.admin.options.rows import THE_TABLE, Command, Row
 from pybk.errors import UsageError
 
 URL = "lmdb:///nowhere"
 
 
-def commands(parser: argparse.ArgumentParser, *words: str) -> Iterator[tuple[tuple[str, ...], argparse.ArgumentParser]]:
-    """Yield all commands with their parsers."""
-    nouns = [each for each in parser._actions if isinstance(each, argparse._SubParsersAction)]
-    for each in nouns:
-        for name, found in each.choices.items():
-            yield from commands(found, *words, name)
-    if not nouns:
-        yield words, parser
+COMMANDS = {words: each for words, each in THE_TABLE.commands.items() if not THE_TABLE.verbs(*words)}
 
 
-COMMANDS = dict(commands(whole_parser()))
-
-
-def arguments_of(parser: argparse.ArgumentParser) -> list[argparse.Action]:
+def arguments_of(command: Command) -> list[Row]:
     """Return the arguments without a flag that have to be given."""
-    return [each for each in parser._actions if not each.option_strings and each.nargs not in ("?", "*")]
+    return [each for each in command.rows if not each.flags and not each.section and each.count not in ("?", "*")]
 
 
-def takes_path(parser: argparse.ArgumentParser) -> bool:
+def takes_path(command: Command) -> bool:
     """Return whether a command has to be given a PATH."""
-    return "path" in [each.dest for each in arguments_of(parser)]
+    return "PATH" in [each.metavar for each in arguments_of(command)]
 
 
-def some(action: argparse.Action) -> str:
+def some(row: Row) -> str:
     """Return a value that may be given."""
-    return next(iter(action.choices)) if action.choices else "1"
+    return next(iter(row.choices), "1")
 
 
-def given(parser: argparse.ArgumentParser, **values: str) -> list[str]:
-    """Return what has to be given to a command, with these values of some arguments."""
-    groups = [each._group_actions[0] for each in parser._mutually_exclusive_groups if each.required]
-    flags = [each for each in (*parser._actions, *groups) if (each.required or each in groups) and each.option_strings]
+def given(command: Command, **values: str) -> list[str]:
+    """Return what has to be given to a command, with these values of some arguments, by their metavars."""
+    one_of = {each.excludes: each for each in reversed(command.rows) if each.excludes.startswith("^!")}
+    flags = [each for each in command.rows if each.flags and ("!" in each.words or each in one_of.values())]
     return [
-        *(values.get(each.dest, some(each)) for each in arguments_of(parser)),
-        *(word for each in flags for word in (each.option_strings[-1], some(each))),
+        *(values.get(each.metavar, some(each)) for each in arguments_of(command)),
+        *(word for each in flags for word in (each.flags[-1], some(each))),
     ]
 
 
@@ -73,26 +62,25 @@ def test_an_empty_path_is_none(
     words: tuple[str, ...], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    parser = COMMANDS[words]
-    line = given(parser)
-    line[[each.dest for each in arguments_of(parser)].index("path")] = ""
+    command = COMMANDS[words]
+    line = given(command, PATH="")
     text = said(capsys, *words, *line)
     assert "PATH is empty; it takes " in text or "FILE: '' is not accepted, it takes the name of a file" in text
     assert not list(tmp_path.iterdir())
 
 
 FILES = [
-    (words, option.option_strings[-1])
-    for words, parser in COMMANDS.items()
-    for option in parser._actions
-    if option.metavar == "FILE" and option.option_strings and option.default is None
+    (words, row.flags[-1])
+    for words, command in COMMANDS.items()
+    for row in command.rows
+    if row.metavar == "FILE" and row.flags and row.default is None
 ]
 
 
 @pytest.mark.parametrize("option", sorted({option for _, option in FILES}))
 def test_an_empty_name_of_a_file_is_none(option: str, capsys: pytest.CaptureFixture[str]) -> None:
     words = next(words for words, each in FILES if each == option)
-    text = said(capsys, *words, *given(COMMANDS[words], path=URL), f"{option}=")
+    text = said(capsys, *words, *given(COMMANDS[words], PATH=URL), f"{option}=")
     assert "'' is not accepted, it takes the name of a file" in text
 
 

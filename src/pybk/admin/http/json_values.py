@@ -82,7 +82,10 @@ def _names_of(found: Any) -> list[str]:
     """Return the names of the fields of a dataclass or a named tuple; of any other class, none."""
     if dataclasses.is_dataclass(found):
         return [each.name for each in dataclasses.fields(found)]
-    return list(getattr(found, "_fields", ())) if issubclass(found, tuple) else []
+    try:
+        return list(found._fields) if issubclass(found, tuple) else []
+    except AttributeError:
+        return []
 
 
 def _described(schema: Schema) -> Schema:
