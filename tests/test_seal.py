@@ -188,7 +188,7 @@ def test_a_ledger_without_a_seal_opens_with_a_warning(
             with manager.open_ledger(ledger_id, password=PASSWORD, recover=recover) as reader:
                 assert len(list(reader.read(0, 4))) == 5
         [warning] = [record.getMessage() for record in caplog.records]
-        assert warning.startswith(f"ledger {ledger_id} is closed and not sealed")
+        assert warning.startswith(f"ledger {ledger_id} is closed without a seal")
         assert "`pybk ledger reseal`" in warning
         assert manager.metrics().counters[MetricKey(UNSEALED_LEDGERS, "", "nvme")] == 3
         with pytest.raises(LedgerUnsealedError, match="pybk ledger reseal"):

@@ -84,7 +84,7 @@ def test_a_local_cluster_has_the_profile_dev_or_the_one_that_is_named(
 
 @pytest.mark.parametrize("name", ["", "../dev", ".hidden", "a/b", "x" * 65])
 def test_a_name_that_is_none_is_refused(name: str) -> None:
-    with pytest.raises(UsageError, match="no name of a profile"):
+    with pytest.raises(UsageError, match="not a name of a profile"):
         path_of(name)
 
 
