@@ -145,6 +145,27 @@ def test_deletes_of_interleaved_ledgers_free_space_while_there_is_none(
     manager.close()
 
 
+@pytest.mark.parametrize("hint", [StorageHint.NVME, StorageHint.HDD])
+def test_files_that_wait_for_space_are_not_read_again_before_there_is_some(hint: StorageHint) -> None:
+    fs = SimFileSystem(1, capacity_bytes=128 * MIB)
+    manager = open_small(fs, CONFIG)
+    ledger_ids = interleave(manager, hint, _FEW_ROUNDS)
+    fs, manager = fill(fs, "live", manager)
+    deleted = ledger_ids[::2]
+    delete(manager, deleted)
+    index = store_of(manager).index
+    with mock.patch.object(type(index), "pages", autospec=True, side_effect=type(index).pages) as pages:
+        tick(manager)
+        tick(manager)
+    assert not pages.called
+    before = fs.used_bytes()
+    fs.give_back(32 * MIB)
+    tick(manager)
+    assert fs.used_bytes() < before - 0.6 * dead_bytes(_FEW_ROUNDS), "they are packed once there is space"
+    check(manager, ledger_ids, deleted)
+    manager.close()
+
+
 @small_stores_have_a_reserve()
 def test_a_small_file_is_packed_after_those_that_leave_a_large_reserve() -> None:
     fs, manager, ledger_ids = made(StorageHint.HDD, starts_small=True)

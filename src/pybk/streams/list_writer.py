@@ -197,8 +197,10 @@ class ListWriter:
         try:
             self._backend.check_space()
         except StorageFullError:
-            with suppress(PybkError, OSError):
+            try:
                 streams.sweep.sweep_left(self.steps)
+            except (PybkError, OSError) as error:
+                logger.warning("%s keeps what killed take-overs left of it: %s", self._title, error)
 
     def rename(self, target: str) -> None:
         """Give the log, which has no live writer, another name.

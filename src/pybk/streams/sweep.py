@@ -150,7 +150,8 @@ def sweep_left(steps: LedgerSteps) -> None:
                 segments[each.uid].append((each.metadata.ledger_id, each.header.number))
         found[kind] = dict(segments)
     uid = steps.existing().record.uid
-    steps.perform(ledger_list.sweep(uid, found[kind].pop(uid, ())))
+    steps.perform(ledger_list.sweep(uid, found[kind].get(uid, ())))
+    found[kind].pop(uid, None)
 
 
 def sweep(manager: LedgerManager, spec: LedgerSpec, prefix: str = "") -> list[int]:

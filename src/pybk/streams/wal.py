@@ -378,7 +378,8 @@ class WriteAheadLog(NamedList, kinds=(ListKind.WAL,), first_seq=_FIRST_LSN):
     def last_lsn(self) -> int:
         """Return the last record that was appended, durable or not; for a reader, the last that can be read.
 
-        It is ``first_lsn - 1`` for an empty log.
+        A record whose append was refused counts until a later append takes its number. It is ``first_lsn - 1`` for an
+        empty log.
         """
         return self.durable_lsn() if self._writer is None else self._writer.appender.next_seq - 1
 

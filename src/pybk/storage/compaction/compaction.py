@@ -34,6 +34,7 @@ import logging
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from itertools import islice
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 import numpy as np
@@ -86,6 +87,20 @@ class _WaitingFile(NamedTuple):
     live_bytes: int
 
 
+class _Needs(NamedTuple):
+    """The space that packing a file takes, so that a file for which there is none is not read again to find that out.
+
+    Attributes:
+        live: The live bytes of the file when it was read; it is read again once they change.
+        index_bytes: The bytes of its pages in the index.
+        tiers: The bytes of its records by the tier that they belong in, in the order in which they are moved.
+    """
+
+    live: int
+    index_bytes: int
+    tiers: dict[StorageHint, int]
+
+
 class Compaction:
     """The moves and compactions of one store.
 
@@ -106,6 +121,10 @@ class Compaction:
 
         They are not tried again, which would fail again, until some of them are dead.
         """
+        self._needs: dict[int, _Needs] = {}
+        """What the files take that were refused for lack of space, by file id."""
+        self._unmerged: set[tuple[str, int]] = set()
+        """The tiers and size classes whose small files could not be merged when it was tried last."""
         self._unfit: dict[int, int] = {}
         """The same of the files that the reserve had no space for, or that have damaged records, when it was tried."""
 
@@ -118,6 +137,7 @@ class Compaction:
             UnmovedError: Damaged records stay in their files. All others were moved durably.
         """
         self._garbage.purge()
+        self._needs.clear()
         store = self._store
         work = []
         index_bytes = 0
@@ -288,9 +308,7 @@ class Compaction:
         row, live = self._catalog_and_index.files.get(file_id), self._catalog_and_index.live[file_id]
         if row is None or not live or self._unfit.get(file_id) == live or not self._store.pack_reserve.bytes_for(row):
             return None
-        work, _ = self._live_entries(row)
-        tier = StorageHint(row.tier)
-        if set(work) != {tier}:
+        if set(self._needs_of(row).tiers) != {StorageHint(row.tier)}:
             return None  # its other entries find no space in their tiers, so it would stay
         volumes = self._store.volumes
         disk_bytes = volumes.tier_of(row).disk_bytes(self._store.fs, volumes.path_of(row))
@@ -301,8 +319,12 @@ class Compaction:
         work, index_bytes = self._live_entries(row)
         check_packing_space(self._store, self._catalog_and_index, index_bytes)
         reserved = self._store.pack_reserve.take(row)
-        self._unfit[row.file_id] = self._catalog_and_index.live[row.file_id]
-        self.relocate(work[StorageHint(row.tier)], StorageHint(row.tier), reserved=reserved)
+        try:
+            self.relocate(work[StorageHint(row.tier)], StorageHint(row.tier), reserved=reserved)
+        except (StorageRefusedError, OSError) as error:
+            if _is_lack_of_space(error):
+                self._unfit[row.file_id] = self._catalog_and_index.live[row.file_id]
+            raise
         self._garbage.mixed.discard(row.file_id)
         self._store.metrics.add("compactions", 1)
 
@@ -337,17 +359,22 @@ class Compaction:
                 and self._left.get(row.file_id) != self._catalog_and_index.live[row.file_id]
             ):
                 groups[row.tier, row.bytes.bit_length() // _MERGED_BITS].append(row)
-        for (tier, _), rows in groups.items():
-            if len(rows) >= _MERGED_FILES_MIN:
-                try:
-                    self._merge(StorageHint(tier), {row.file_id for row in rows})
-                except (StorageRefusedError, OSError) as error:
-                    if not is_refused(error):
-                        raise
+        for group, rows in groups.items():
+            if len(rows) < _MERGED_FILES_MIN:
+                continue
+            try:
+                self._merge(StorageHint(group[0]), {row.file_id for row in rows})
+                self._unmerged.discard(group)
+            except (StorageRefusedError, OSError) as error:
+                if not is_refused(error):
+                    raise
+                if group not in self._unmerged:
                     logger.warning("%d small cold segments are merged later: %s", len(rows), error)
+                self._unmerged.add(group)
 
     def _merge(self, tier: StorageHint, file_ids: set[int]) -> None:
         """Merge some cold segments of a tier into one."""
+        check_tier_space(self._store, tier, sum(self._catalog_and_index.live[each] for each in file_ids))
         index = self._store.index
         wanted = sorted(file_ids)
         work = []
@@ -373,13 +400,38 @@ class Compaction:
 
     def compact_file(self, row: FileRow) -> None:
         """Move the live entries of a file to new files; those of a log file to the tiers of their ledgers."""
+        if row.file_id in self._needs:
+            self._check_space(self._needs_of(row))
         work, index_bytes = self._live_entries(row)
+        self._note_needs(row, work, index_bytes)
         check_index_space(self._store, index_bytes)
         for tier, ledgers in work.items():
-            check_tier_space(self._store, tier, sum(record_bytes(part) for _, parts in ledgers for part in parts))
+            check_tier_space(self._store, tier, _record_bytes_of(ledgers))
             self.relocate(ledgers, tier)
+        self._needs.pop(row.file_id, None)
         self._garbage.mixed.discard(row.file_id)
         self._store.metrics.add("compactions", 1)
+
+    def _needs_of(self, row: FileRow) -> _Needs:
+        """Return what packing a file takes, from the last time that it was read if its live entries are the same."""
+        noted = self._needs.get(row.file_id)
+        if noted is None or noted.live != self._catalog_and_index.live[row.file_id]:
+            return self._note_needs(row, *self._live_entries(row))
+        return noted
+
+    def _note_needs(
+        self, row: FileRow, work: dict[StorageHint, list[tuple[int, list[RunLocations]]]], index_bytes: int
+    ) -> _Needs:
+        tiers = {tier: _record_bytes_of(ledgers) for tier, ledgers in work.items()}
+        needs = _Needs(self._catalog_and_index.live[row.file_id], index_bytes, tiers)
+        self._needs[row.file_id] = needs
+        return needs
+
+    def _check_space(self, needs: _Needs) -> None:
+        """Raise StorageFullError if there is no space for the first entries of a file to be moved."""
+        check_index_space(self._store, needs.index_bytes)
+        for tier, nbytes in islice(needs.tiers.items(), 1):
+            check_tier_space(self._store, tier, nbytes)
 
     def _live_entries(self, row: FileRow) -> tuple[dict[StorageHint, list[tuple[int, list[RunLocations]]]], int]:
         """Return the runs in a file by tier that they belong in and by ledger, and the bytes of their pages."""
@@ -408,7 +460,7 @@ class Compaction:
         gone = [row.file_id for row in dead]
         self._catalog_and_index.commit(self._catalog_and_index.mark, lambda update: Counter(), gone=gone)
         for row in dead:
-            for noted in (self._whole, self._left, self._unfit):
+            for noted in (self._whole, self._left, self._unfit, self._needs):
                 noted.pop(row.file_id, None)
             self._garbage.mixed.discard(row.file_id)
             if store.pack_reserve.put_back(row):
@@ -416,6 +468,10 @@ class Compaction:
                 store.volumes.forget(row.file_id)
             else:
                 store.supply.retire(row.file_id)
+
+
+def _record_bytes_of(ledgers: Iterable[tuple[int, list[RunLocations]]]) -> int:
+    return sum(record_bytes(part) for _, parts in ledgers for part in parts)
 
 
 def _is_lack_of_space(error: StorageRefusedError | OSError) -> bool:
