@@ -122,7 +122,7 @@ def read(options: dict[str, str]) -> list[Any]:
 def _who(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Say who reads what."""
     for batch in batches:
-        answer = [Executor.of_task().name, sorted(set(batch.column("ledger_id").to_pylist())), batch.num_rows]
+        answer = [Executor.of_task().name(), sorted(set(batch.column("ledger_id").to_pylist())), batch.num_rows]
         yield pa.RecordBatch.from_pydict({"answer": [json.dumps(answer)]})
 
 
