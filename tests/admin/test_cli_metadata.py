@@ -65,7 +65,7 @@ def test_an_export_says_what_it_has_and_is_checked(
     capsys.readouterr()
     assert main(["metadata", "check", "nowhere"]) == 2
     assert capsys.readouterr().err.startswith(
-        "pybk: nowhere does not exist; PATH takes where the cluster's metadata is: "
+        "pybk: nowhere does not exist; PATH takes the metadata URL of a cluster: "
     )
 
 

@@ -161,7 +161,7 @@ def test_a_bookie_without_the_packages_for_http_serves_its_clients(tmp_path: Pat
     with Child([*arguments, "--http=127.0.0.1:0"], SECRET, tmp_path / "log", module="pybk", variables=path) as child:
         child.wait_for(lambda: child.lines)
         assert json.loads(child.lines[0])["http"] == ""
-        assert "no HTTP port: HTTP takes starlette: pip install 'pybk[http]'" in child.complaint()
+        assert "its HTTP port does not serve: HTTP takes starlette: pip install 'pybk[http]'" in child.complaint()
         child.signal(signal.SIGTERM)
         assert child.join() == 0
 

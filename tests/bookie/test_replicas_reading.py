@@ -224,7 +224,7 @@ def test_a_ledger_that_is_loaded_in_part_alone_denies_nothing(
 
     with monkeypatch.context() as patched:
         patched.setattr("pybk.bookie.replicas.Extent", SimpleNamespace(of=failing))
-        with pytest.raises(CorruptError, match="none now"):
+        with pytest.raises(CorruptError, match="not one now"):
             replicas.read(LEDGER, 10, 12, 1, 1 << 20)
     assert len(loaded) == 2
     assert_reads(replicas, 0, 2)

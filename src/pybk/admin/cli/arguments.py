@@ -143,7 +143,7 @@ def fill(parser: CommandParser, command: Command, nouns: Collection[str] | None 
         return
     add_rows(parser, command.rows)
     path = next((row for row in command.rows if row.metavar == "PATH" and not row.flags and not row.section), None)
-    kinds = {} if path is None else {"path_help": path.help, "path_kind": path.kind}
+    kinds = {} if path is None else {"path_help": path.help, "path_kind": path.kind, "path_default": path.default}
     parser.set_defaults(run=_run_of(command.words), profile=parser.profile, parser=parser, **kinds)
 
 
@@ -165,7 +165,7 @@ def _run_of(words: tuple[str, ...]) -> Callable[[argparse.Namespace], int]:
 def check_path(parsed: argparse.Namespace) -> None:
     """Raise UsageError if PATH is empty, or a file, of whatever command."""
     path: str | None = getattr(parsed, "path", None)
-    if path == "":
+    if path == "" and getattr(parsed, "path_default", None) is None:
         raise UsageError(f"PATH is empty; it takes {getattr(parsed, 'path_help', 'the name of a file')}")
     if path is None or getattr(parsed, "path_kind", "export") == "export":  # of those, PATH may be a file
         return
