@@ -113,11 +113,11 @@ def test_below_its_level_a_cluster_seals_nothing(tmp_path: Path, caplog: pytest.
                 False,
                 0,
             )
-        assert not [record for record in caplog.records if "not sealed" in record.getMessage()]
+        assert not [record for record in caplog.records if "without a seal" in record.getMessage()]
         metadata.feature_level = FeatureLevel.SEALS
         with caplog.at_level(logging.WARNING, "pybk"):
             client.open_ledger(closed, password=PASSWORD).close()
-        assert [record for record in caplog.records if "not sealed" in record.getMessage()]
+        assert [record for record in caplog.records if "without a seal" in record.getMessage()]
         with pytest.raises(LedgerUnsealedError):
             client.open_ledger(closed, password=PASSWORD, require_seal=True)
         assert client.reseal(closed, password=PASSWORD).sealed
