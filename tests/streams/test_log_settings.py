@@ -177,7 +177,7 @@ def test_impossible_quorums_that_an_older_version_kept_do_not_keep_a_log_closed(
     properties = {SETTINGS_PROPERTY: kept.replace("3, 2, 1", "1, 2, 3").replace("3,2,1", "1,2,3")}
     assert properties[SETTINGS_PROPERTY] != kept
     assert LogSettings.kept_in(properties, "log") == LogSettings(segment_records=7)
-    assert "'log' keeps the quorums (1, 2, 3), which cannot be" in caplog.text
+    assert "'log' keeps the quorums (1, 2, 3), which are not valid" in caplog.text
 
 
 def test_settings_come_back_from_their_property() -> None:

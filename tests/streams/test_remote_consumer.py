@@ -322,7 +322,7 @@ def test_the_socket_is_for_this_user_alone(path: str, subscription: Subscription
     with pytest.raises(UsageError, match="100 bytes"):
         ConsumerServer(subscription, tmp_path / ("x" * 100))
     (tmp_path / "file").write_text("mine")
-    with pytest.raises(UsageError, match="no socket"):
+    with pytest.raises(UsageError, match="not a socket"):
         ConsumerServer(subscription, tmp_path / "file")
     left_behind = str(tmp_path / "old.sock")
     with socket.socket(socket.AF_UNIX) as listener:
