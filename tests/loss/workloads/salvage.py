@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from random import Random
 from typing import Final
@@ -32,8 +32,20 @@ def _lose_watermark(root: Path) -> None:
 
 
 def _destroy_log(root: Path) -> None:
+    """Overwrite the log, durably, after the system has written the watermark back.
+
+    With a watermark of before the first commit, a log without a readable record counts as one that was never used.
+    """
+    _sync(root / "watermark")
     for path in (root / "nvme").glob("*.log"):
-        path.write_bytes(b"?" * path.stat().st_size)
+        _sync(path, [b"?" * path.stat().st_size])
+
+
+def _sync(path: Path, content: Sequence[bytes] = ()) -> None:
+    with closing(OsFileSystem().open(str(path), writable=True)) as file:
+        if content:
+            file.write(content, 0)
+        file.sync()
 
 
 def _move(replicas: Replicas, tier: StorageHint) -> None:
