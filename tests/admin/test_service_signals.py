@@ -28,17 +28,25 @@ from pybk.admin.signals import STOPS, Signals
 def descend(frames):
     return [descend(frames - 1) for _ in range(1)] if frames else []
 
+ended = threading.Event()
+
 def work():
     for number in itertools.count():
+        if ended.is_set():
+            return
         eval(compile("[descend(frames) for frames in (3, 30, 200)]", f"code {number}", "eval"), globals())
 
 sys.setswitchinterval(0.0001)
 signals = Signals()
-for _ in range(6):
-    threading.Thread(target=work, daemon=True).start()
+threads = [threading.Thread(target=work, daemon=True) for _ in range(6)]
+for each in threads:
+    each.start()
 print("works", flush=True)
 while signals.wait() not in STOPS:
     pass
+ended.set()
+for each in threads:
+    each.join()
 """
 
 
