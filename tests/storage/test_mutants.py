@@ -260,6 +260,25 @@ def a_lost_file_of_the_log_is_noticed() -> None:
         open_world(fs)
 
 
+def an_overwritten_log_of_a_new_store_is_noticed() -> None:
+    fs = SimFileSystem(1)
+    manager = open_world(fs)
+    volumes = store_of(manager).volumes
+    watermark = f"{ROOT}/watermark"
+    never_committed = bytes(fs.view(watermark))
+    writer = manager.create_ledger(digest_type=DigestType.CRC32C)
+    writer.append(b"acknowledged")
+    logs = [volumes.path_of(row) for row in volumes.rows.values() if row.kind == LOG]
+    abandon(manager)
+    fs = fs.kill()
+    for path, content in [(watermark, never_committed), *((path, b"?" * fs.file_bytes(path)) for path in logs)]:
+        file = fs.open(path, writable=True)
+        file.write([content], 0)
+        file.close()
+    with pytest.raises(CorruptError, match=r"what it held is unknown .* restore .* rebuild-index"):
+        open_world(fs)
+
+
 def deferred_entries_are_confirmed_by_force_only() -> None:
     for power_loss in (False, True):
         fs = SimFileSystem(1)
@@ -602,6 +621,16 @@ MUTANTS = [
                 ),
             )
         ],
+    ),
+    Mutant(
+        "an overwritten log is not an unused one",
+        an_overwritten_log_of_a_new_store_is_noticed,
+        [Piece("log.recovery:Replay._next_begun", "used > BLOCK_BYTES and not torn", "False")],
+    ),
+    Mutant(
+        "what a torn header may be",
+        an_overwritten_log_of_a_new_store_is_noticed,
+        [Piece("log.recovery:file_header_may_be_torn", "found in (0, written)", "True")],
     ),
     Mutant(
         "files of the log's tail are not leftovers",

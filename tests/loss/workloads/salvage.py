@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from random import Random
@@ -32,20 +32,11 @@ def _lose_watermark(root: Path) -> None:
 
 
 def _destroy_log(root: Path) -> None:
-    """Overwrite the log, durably, after the system has written the watermark back.
-
-    With a watermark of before the first commit, a log without a readable record counts as one that was never used.
-    """
-    _sync(root / "watermark")
+    """Overwrite the log, durably."""
     for path in (root / "nvme").glob("*.log"):
-        _sync(path, [b"?" * path.stat().st_size])
-
-
-def _sync(path: Path, content: Sequence[bytes] = ()) -> None:
-    with closing(OsFileSystem().open(str(path), writable=True)) as file:
-        if content:
-            file.write(content, 0)
-        file.sync()
+        with closing(OsFileSystem().open(str(path), writable=True)) as file:
+            file.write([b"?" * path.stat().st_size], 0)
+            file.sync()
 
 
 def _move(replicas: Replicas, tier: StorageHint) -> None:

@@ -150,12 +150,15 @@ def test_table(kind: str, later: bool, durable: int, following: int | None, ahea
     assert outcome.end.durable_lsn < outcome.end.next_lsn
 
 
-@pytest.mark.parametrize("header", ["zeros", "torn", "sound"])
+@pytest.mark.parametrize("header", ["zeros", "torn", "overwritten", "sound"])
 @pytest.mark.parametrize("behind", ["zeros", "garbage", "n", "n torn", "n and more"])
 @pytest.mark.parametrize("durable", [N - 1, N])
 @pytest.mark.parametrize("following", [None, N, N + 1])
 def test_table_at_the_start_of_a_file(header: str, behind: str, durable: int, following: int | None) -> None:
-    block = {"zeros": ZEROS, "torn": GARBAGE[:BLOCK_BYTES], "sound": begin(2, N)[1]}[header]
+    sound = begin(2, N)[1]
+    block = {"zeros": ZEROS, "torn": sound[:30] + ZEROS[30:], "overwritten": GARBAGE[:BLOCK_BYTES], "sound": sound}[
+        header
+    ]
     block += {
         "zeros": ZEROS * 2,
         "garbage": GARBAGE[:BLOCK_BYTES] + ZEROS,
@@ -174,7 +177,9 @@ def test_table_at_the_start_of_a_file(header: str, behind: str, durable: int, fo
     elif whole:
         more = [(N + 1, True)] if following or behind == "n and more" else []
         assert run(files, durable=durable).lsns == [*before, (N, True), *more]
-    elif durable == N or following == N + 1 or behind == "n and more":
+    elif (
+        durable == N or following == N + 1 or behind == "n and more" or (header == "overwritten" and behind != "zeros")
+    ):
         if header == "sound" and behind == "n torn":
             assert run(files, durable=durable).lsns[:3] == [*before, (N, False)]
         else:
@@ -183,7 +188,7 @@ def test_table_at_the_start_of_a_file(header: str, behind: str, durable: int, fo
     else:
         outcome = run(files, durable=durable)
         assert outcome.lsns == before
-        assert outcome.end.torn == (header == "torn" or behind != "zeros")
+        assert outcome.end.torn == (header in ("torn", "overwritten") or behind != "zeros")
         assert outcome.end.last_file_id == (2 if header == "sound" else 1)
         assert outcome.end.unbegun_file_ids == (() if header == "sound" else (2,))
 
@@ -318,6 +323,19 @@ def test_unused_files_in_between_are_not_a_gap_where_lsns_continue() -> None:
     assert outcome.lsns == [(1, True), (2, True)]
     assert outcome.end.unbegun_file_ids == (2, 3)
     assert not outcome.end.torn
+
+
+def test_a_last_file_that_was_overwritten_is_refused_though_nothing_proves_that_it_was_begun() -> None:
+    first = begin(1, 1, commit(1, 1))
+    for size in (BLOCK_BYTES + 1, 3 * BLOCK_BYTES):
+        for files in ([(1, b"?" * size)], [first, (2, b"?" * size)], [(1, b"?" * size), (2, ZEROS * 2)]):
+            with pytest.raises(CorruptError, match=r"and log-\d begins neither with .* `pybk store rebuild-index`"):
+                run(files)
+
+
+def test_damage_of_a_file_that_was_never_begun_is_no_loss() -> None:
+    for offset in range(BLOCK_BYTES):
+        assert run([(1, flip(ZEROS * 3, offset))]).end.next_lsn == 1
 
 
 @pytest.mark.parametrize(

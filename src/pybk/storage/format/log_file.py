@@ -317,6 +317,8 @@ _FILE_MAGIC: Final = b"PYBKLOG1"
 _FILE_HEADER: Final = struct.Struct("<8sI4x16sQQQ")
 _COMMIT_HEADER: Final = struct.Struct("<4sIQQQII16x")
 _CHECKED_BYTES: Final = 56
+_KNOWN_BYTES: Final = 40
+"""The bytes of a log file header before its two LSNs."""
 _FEATURES: Final = struct.Struct("<I")
 _FEATURES_AT: Final = 12
 _ZEROS: Final = bytes(BLOCK_BYTES)
@@ -365,6 +367,21 @@ def file_header_is_whole(buffer: memoryview) -> bool:
         return False
     (expected,) = _CHECKSUM.unpack_from(buffer, _CHECKED_BYTES)
     return xxh3_64_intdigest(buffer[:_CHECKED_BYTES]) == int(expected)
+
+
+def file_header_may_be_torn(buffer: memoryview, *, store_id: bytes, file_id: int) -> bool:
+    """Return whether a header that is not whole may be what an interrupted write over zeros left.
+
+    Each byte of such a header is zero or what was written there. Only the bytes that are known without the file's
+    LSNs are compared: magic, format, store and file. Anything else was overwritten, so the file may have been begun.
+
+    Args:
+        buffer: The file from its start.
+        store_id: The 16 bytes of the store.
+        file_id: The file's id.
+    """
+    known = _FILE_HEADER.pack(_FILE_MAGIC, LOG_FORMAT, store_id, file_id, 0, 0)[:_KNOWN_BYTES]
+    return all(found in (0, written) for found, written in zip(buffer, known, strict=False))
 
 
 def decode_file_header(buffer: memoryview, *, store_id: bytes, file_id: int, where: str) -> LogFileHeader | None:

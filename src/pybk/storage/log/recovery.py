@@ -8,7 +8,9 @@ Theory of operation. Two facts decide where the log ends (``docs/reference/forma
    bytes from that LSN on in the earlier file were abandoned.
 
 :class:`Replay` reads the files in the order of their ids and looks one file ahead. A file without a sound header was
-preallocated, or torn when it was begun: its commits do not count, but their headers prove what was durable. In a file
+preallocated, or torn when it was begun: its commits do not count, but their headers prove what was durable. A torn
+header has zeros and its own bytes alone. If the last files begin with anything else, they were overwritten, and the
+pass ends with CorruptError: they may have held commits that nothing else proves, as in a new store. In a file
 that another begun file follows, the commits below that file's first LSN count, and all of them were durable. In the
 last begun file, commits count up to the first that is missing or damaged and is not proven durable: that one is a torn
 write, which was never acknowledged, so the log ends there.
@@ -61,6 +63,7 @@ from pybk.storage.format.log_file import (
     decode_file_header,
     decode_header,
     file_header_is_whole,
+    file_header_may_be_torn,
     group_matches,
     padding,
 )
@@ -295,6 +298,8 @@ class Replay:
         self._offset = 0
         self._torn_bytes = 0
         self._unbegun: list[int] = []
+        self._overwritten: str | None = None
+        """A file after the last begun one that may have been begun, too, because its header was overwritten."""
         self._corrupt: list[CorruptRecord] = []
         self._end: LogEnd | None = None
         self._commits = self._replay()
@@ -337,6 +342,12 @@ class Replay:
             raise self._refusal(
                 path, f"but commits up to LSN {self._durable} were durable: acknowledged entries are missing"
             )
+        if self._overwritten is not None:
+            raise self._refusal(
+                path,
+                f"and {self._overwritten} begins neither with a log file header nor with a part of one: what it "
+                "held is unknown",
+            )
         self._end = LogEnd(
             self._lsn,
             last_file_id,
@@ -366,11 +377,16 @@ class Replay:
                     raise
                 header = None
             if header is not None:
+                self._overwritten = None  # its first LSN tells whether anything is missing before it
                 self._durable = max(self._durable, header.durable_lsn)
                 return file, header
             self._unbegun.append(file.file_id)
             self._durable = max(self._durable, proven_durable(file, BLOCK_BYTES, lsn_after(self._lsn)))
-            self._torn_bytes += _used_bytes(file.data)
+            used = _used_bytes(file.data)
+            self._torn_bytes += used
+            torn = file_header_may_be_torn(file.data, store_id=self._store_id, file_id=file.file_id)
+            if used > BLOCK_BYTES and not torn:
+                self._overwritten = file.path
             del file
         return None
 
