@@ -377,7 +377,7 @@ class Replay:
                     raise
                 header = None
             if header is not None:
-                self._overwritten = None  # its first LSN tells whether anything is missing before it
+                self._overwritten = None  # its first LSN says whether anything is missing before it
                 self._durable = max(self._durable, header.durable_lsn)
                 return file, header
             self._unbegun.append(file.file_id)
