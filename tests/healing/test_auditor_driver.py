@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from pybk.bookie import server
+from pybk.errors import MetadataForgedError
 from pybk.healing import auditor_driver, situation
 from pybk.healing.auditor_driver import AuditorDriver
 from pybk.ledger.ledger_metadata import Bookie
@@ -118,6 +119,32 @@ def test_a_mark_is_not_published_again_after_its_repair(four: Inside, monkeypatc
         drain(metadata, "bookie-0")
         wait_until(lambda: _state(metadata, "bookie-0") is BookieState.DRAINED)
     assert published == dict.fromkeys(named, 1)
+
+
+def test_a_mark_that_is_refused_keeps_no_other_ledger_from_its_repair(
+    four: Inside, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = four.connect()
+    metadata = metadata_of(client)
+    refused, *others = sorted(
+        each for each in [fill(client, 20) for _ in range(LEDGERS)] if _names(metadata, each, "bookie-0")
+    )
+    own = metadata_of(four.connect())
+    publish = own.mark_under_replicated
+    tries: Counter[int] = Counter()
+
+    def publish_others(ledger_id: int, bookie: Bookie, *arguments: Any, **options: Any) -> None:
+        tries[ledger_id] += 1
+        if ledger_id == refused:
+            raise MetadataForgedError("refused")
+        publish(ledger_id, bookie, *arguments, **options)
+
+    monkeypatch.setattr(own, "mark_under_replicated", publish_others)
+    with auditor_of(own) as auditor:
+        wait_until(lambda: auditor.report is not None)
+        drain(metadata, "bookie-0")
+        wait_until(lambda: {mark.ledger_id for mark in metadata.list_under_replicated()} == set(others))
+        assert tries[refused]
 
 
 def test_changes_wake_the_auditor_and_no_other_candidate() -> None:

@@ -323,7 +323,7 @@ class AuditorDriver:
                     continue
                 if key is not None:
                     tried.add(key)
-                self._perform(effect)
+                self._try(effect)
         finally:
             with self._changes_lock:
                 self._tried_marks |= tried
@@ -573,6 +573,19 @@ class AuditorDriver:
         return None if found is None else found.version
 
     # ---- effects -------------------------------------------------------------------------------------------------
+
+    def _try(self, effect: Effect) -> None:
+        """Perform an effect; one that is refused is logged, and keeps no other ledger from its repair.
+
+        Raises:
+            MetadataUnreachableError: The others could not be performed either.
+        """
+        try:
+            self._perform(effect)
+        except MetadataUnreachableError:
+            raise
+        except PybkError as error:
+            logger.warning("%s: %s", self.trouble, error)
 
     def _perform(self, effect: Effect) -> None:
         """Perform an effect."""
