@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,7 +25,7 @@ from tests.cluster.checker import copies
 from tests.cluster.inside import SECRET, make_cluster
 from tests.internals import cluster_backend_of, descriptor_of
 from tests.spark.clusters import CONF, Driver, driver, standalone
-from tests.waiting import WAIT_S, wait_until
+from tests.waiting import PROCESS_S, WAIT_S, wait_until
 
 PASSWORD = b"the password of all ledgers here"
 
@@ -145,6 +146,23 @@ def test_each_executor_has_one_bookie_from_its_first_task_on(local: Driver, plac
     with place.connect() as client:
         there = {(there.bookie.bookie_id, *there.addresses) for there in metadata_of(client).list_bookies()}
     assert there == {(bookie["bookie_id"], bookie["address"]) for bookie in started}
+
+
+def test_a_bookie_that_is_killed_comes_back_with_its_directory(local: Driver, place: StoreOrUrl) -> None:
+    before = local_reader(local, place)
+    with place.connect() as client:
+        with client.create_ledger(ensemble_size=2, write_quorum=2, password=PASSWORD) as writer:
+            writer.append_many([b"%d" % entry for entry in range(100)])
+        for bookie in before.values():
+            kill(bookie["pid"])
+        after = {bookie["executor"]: bookie for bookie in local.ask("bookies", executors=2)}
+        assert identities(after) == identities(before)
+        assert {(name, bookie["directory"]) for name, bookie in after.items()} == {
+            (name, bookie["directory"]) for name, bookie in before.items()
+        }
+        assert not {bookie["pid"] for bookie in after.values()} & {bookie["pid"] for bookie in before.values()}
+    with place.connect() as client, client.open_ledger(writer.ledger_id, password=PASSWORD) as reader:
+        assert [entry.payload for entry in reader.read(0, 99)] == [b"%d" % entry for entry in range(100)]
 
 
 @pytest.mark.long
@@ -297,8 +315,9 @@ def test_an_executor_of_a_standalone_cluster_that_is_lost_under_load_loses_nothi
 
 
 def lose_one(place: StoreOrUrl, started: list[dict[str, Any]]) -> None:
-    """Kill an executor, its bookie and the bookie's directory while a writer writes to it, and replicate."""
+    """Kill an executor, its bookie and the bookie's directory while a writer writes to it; the others copy its part."""
     with place.connect() as client:
+        metadata_of(client).change_settings(lambda now: replace(now, repair=replace(now.repair, grace_s=1.0)))
         wait_until(lambda: len(cluster_backend_of(client).membership.bookies) == 3)
         writing = Writing(client)
         wait_until(lambda: writing.acked > 200)
@@ -312,10 +331,19 @@ def lose_one(place: StoreOrUrl, started: list[dict[str, Any]]) -> None:
         killed_at = writing.acked
         wait_until(lambda: writing.acked > killed_at + 200, "the writer to go on")
         writing.end()
-        done = client.replicate(writing.ledger_id)
-        assert done.left == ()
-        assert done.fragments == 1
+        wait_until(
+            lambda: lost["bookie_id"] not in holders_of(client, writing.ledger_id),
+            "the bookies to copy what the lost one had",
+            seconds=PROCESS_S,
+            pause_s=0.2,
+        )
         check_replicas(client, writing, lost["bookie_id"])
+
+
+def holders_of(client: LedgerManager, ledger_id: int) -> set[str]:
+    """Return the names of all bookies of a ledger."""
+    fragments = client.ledger_metadata(ledger_id).fragments
+    return {bookie.bookie_id for fragment in fragments for bookie in fragment.ensemble}
 
 
 def check_replicas(client: LedgerManager, writing: Writing, lost: str) -> None:

@@ -23,7 +23,15 @@ from pybk.manager.ledger_manager import LedgerManager
 from pybk.metadata.cluster import ClusterMetadata
 from pybk.spark.executors import bookie_process, bookies
 from pybk.spark.executors.bookies import BookieSettings, ensure_bookie
-from pybk.spark.executors.executor import Executor, ExecutorBookie, Process, executor_bookie, is_locked
+from pybk.spark.executors.executor import (
+    DOWN,
+    Executor,
+    ExecutorBookie,
+    Process,
+    executor_bookie,
+    is_locked,
+    read_state,
+)
 from tests.cluster.inside import SECRET, make_cluster
 from tests.internals import cluster_backend_of
 from tests.storage.real_store import contents, numbered
@@ -98,8 +106,30 @@ def write_one(client: LedgerManager) -> list[Bookie]:
 
 def kill(bookie: ExecutorBookie) -> None:
     """Kill a bookie's process and wait until it is gone."""
+    process = Process.of(bookie.pid)
     os.kill(bookie.pid, signal.SIGKILL)
-    wait_until(lambda: not is_locked(f"{bookie.directory}.lock"))
+    wait_until(lambda: not process.is_alive())
+
+
+def ended(bookie: ExecutorBookie) -> bool:
+    """Return whether a bookie has ended and is not started again."""
+    return not is_locked(f"{bookie.directory}.lock")
+
+
+def supervisor_of(bookie: ExecutorBookie) -> int:
+    return int(Path(f"/proc/{bookie.pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def back(settings: BookieSettings, executor: Executor, before: ExecutorBookie) -> ExecutorBookie:
+    """Wait until an executor has another process of its bookie."""
+
+    def look() -> ExecutorBookie | None:
+        found = executor_bookie(executor, settings.metadata)
+        return None if found is None or found.pid == before.pid else found
+
+    found = wait_until(look)
+    assert found is not None
+    return found
 
 
 def test_an_executor_has_one_bookie_for_all_its_tasks(begin: Begin, settings: BookieSettings) -> None:
@@ -134,6 +164,7 @@ def test_a_bookie_ends_with_its_executor(begin: Begin, settings: BookieSettings)
         sleeper.kill()
         wait_until(lambda: not process.is_alive())
         assert metadata.list_bookies() == [], "it said that it leaves"
+    wait_until(lambda: ended(found))
     assert executor_bookie(sleeper.executor, settings.metadata) is None
     assert not [name for name in os.listdir(os.path.dirname(sleeper.executor.file("", "lock"))) if "executor" in name]
     assert "Traceback" not in Path(f"{found.directory}.log").read_text()
@@ -174,22 +205,57 @@ def test_a_bookie_that_takes_long_to_end_is_waited_for(begin: Begin, settings: B
         timer.join()
 
 
-def test_a_bookie_that_was_killed_is_started_again(begin: Begin, settings: BookieSettings) -> None:
+def test_a_bookie_that_was_killed_comes_back_by_itself(begin: Begin, settings: BookieSettings) -> None:
     executor = begin().executor
     first = ensure_bookie(settings, executor)
+    with connect(settings) as client:
+        ledger_id = write(client)
     kill(first)
+    second = back(settings, executor, first)
+    assert (second.bookie, second.directory) == (first.bookie, first.directory)
+    assert "SIGKILL killed its process" in Path(f"{first.directory}.log").read_text()
+    kill(second)
+    assert ensure_bookie(settings, executor).bookie == first.bookie, "it is waited for"
+    with connect(settings) as client:
+        assert contents(client, ledger_id) == numbered(9)
+
+
+def test_tasks_do_not_wait_for_a_bookie_that_cannot_come_back(
+    begin: Begin, settings: BookieSettings, tmp_path: Path
+) -> None:
+    executor = begin().executor
+    first = ensure_bookie(settings, executor)
+    (tmp_path / "secret").write_bytes(b"Tr0ub4dor, of some other cluster!")
+    kill(first)
+    state = executor.file(settings.metadata, "json")
+    wait_until(lambda: "MetadataForgedError" in (read_state(state) or {}).get(DOWN, ""))
+    assert executor_bookie(executor, settings.metadata, WAIT_S * 10) is None
+    (tmp_path / "secret").write_bytes(SECRET)
+    assert back(settings, executor, first).bookie == first.bookie
+
+
+def test_a_bookie_serves_without_its_supervisor_and_comes_back_with_one(begin: Begin, settings: BookieSettings) -> None:
+    executor = begin().executor
+    first = ensure_bookie(settings, executor)
+    os.kill(supervisor_of(first), signal.SIGKILL)
+    wait_until(lambda: supervisor_of(first) == 1)
+    assert ensure_bookie(settings, executor) == first
+    kill(first)
+    wait_until(lambda: ended(first))
     assert executor_bookie(executor, settings.metadata) is None
     second = ensure_bookie(settings, executor)
     assert second.bookie == first.bookie
-    assert second.pid != first.pid
+    kill(second)
+    assert back(settings, executor, second).bookie == first.bookie
 
 
 def test_a_directory_that_was_lost_is_another_bookie(begin: Begin, settings: BookieSettings) -> None:
-    executor = begin().executor
-    first = ensure_bookie(settings, executor)
-    kill(first)
+    sleeper = begin()
+    first = ensure_bookie(settings, sleeper.executor)
+    sleeper.kill()
+    wait_until(lambda: ended(first))
     shutil.rmtree(settings.directory)
-    second = ensure_bookie(settings, executor)
+    second = ensure_bookie(settings, begin().executor)
     assert second.directory == first.directory
     assert second.bookie_id != first.bookie_id
 
@@ -200,7 +266,8 @@ def test_a_bookie_that_lingers_gives_what_it_has_to_others(begin: Begin, setting
     first = ensure_bookie(settings, sleeper.executor)
     with connect(settings) as client:
         ledger_id = write(client)
-        second = ensure_bookie(settings, begin().executor)
+        later, last = begin(), begin()
+        second = ensure_bookie(settings, later.executor)
         sleeper.kill()
         metadata = metadata_of(client)
         wait_until(lambda: [there.bookie for there in metadata.list_bookies() if there.read_only] == [first.bookie])
@@ -209,18 +276,24 @@ def test_a_bookie_that_lingers_gives_what_it_has_to_others(begin: Begin, setting
         assert (done.fragments, done.left) == (1, ())
         assert client.ledger_metadata(ledger_id).fragments[0].ensemble == (second.bookie,)
         assert contents(client, ledger_id) == numbered(9)
-    third = ensure_bookie(settings, begin().executor)
+    third = ensure_bookie(settings, last.executor)
     assert third.bookie == first.bookie, "it need not linger once another takes its directory"
-    kill(third)
-    kill(second)
+    for executor, bookie in ((last, third), (later, second)):
+        executor.kill()
+        kill(bookie)
 
 
-def test_a_bookie_ends_at_sigterm(begin: Begin, settings: BookieSettings) -> None:
-    found = ensure_bookie(settings, begin().executor)
+@pytest.mark.parametrize("process_of", [supervisor_of, lambda bookie: bookie.pid])
+def test_a_bookie_ends_at_sigterm(
+    begin: Begin, settings: BookieSettings, process_of: Callable[[ExecutorBookie], int]
+) -> None:
+    executor = begin().executor
+    found = ensure_bookie(settings, executor)
     process = Process.of(found.pid)
-    os.kill(found.pid, signal.SIGTERM)
-    wait_until(lambda: not process.is_alive())
-    assert not is_locked(f"{found.directory}.lock")
+    os.kill(process_of(found), signal.SIGTERM)
+    wait_until(lambda: ended(found))
+    assert not process.is_alive()
+    assert executor_bookie(executor, settings.metadata) is None
 
 
 def test_the_secret_is_in_no_argument_and_no_file(

@@ -1,89 +1,86 @@
 """The process of an executor's bookie: serves until the executor ends or SIGTERM arrives.
 
-``python -m pybk.spark.executors.bookie_process SETTINGS PID STARTED`` inherits the locked descriptor of the executor's
-lock file from the task that starts it. If the bookie cannot start, it writes the reason to its standard error; once it
-serves, it closes standard error without output.
+``python -m pybk.spark.executors.bookie_process SETTINGS SLOT PID STARTED`` is started by the supervisor, whose locks it
+inherits. If the bookie cannot start, it writes the reason to its standard error; once it serves, it closes standard
+error without output. It also repairs its cluster in the background, as every bookie does, so the entries of an executor
+that was lost are copied from their other bookies.
 """
 
 from __future__ import annotations
 
 import ipaddress
-import itertools
 import logging
 import os
 import secrets
-import select
-import signal
 import socket
 import sys
 import time
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, closing
 from typing import Final
 from urllib.parse import urlsplit
 
 from pybk.bookie.server import BookieServer
 from pybk.config import StoreConfig
 from pybk.errors import PybkError, UsageError
-from pybk.manager.connect import open_cluster_for
+from pybk.manager.connect import join
 from pybk.spark.executors.bookies import BookieSettings
-from pybk.spark.executors.executor import Executor, ExecutorBookie, Process, read_state, take_lock, write_state
+from pybk.spark.executors.detached_process import Shutdown, detach, log_to
+from pybk.spark.executors.executor import Executor, ExecutorBookie, forget
 
 logger = logging.getLogger(__name__)
 
 _LOOK_MS: Final = 1_000
-_FREED_SECONDS: Final = 10.0
-_RETRY_SECONDS: Final = 0.02
 _NAME_BYTES: Final = 2
 
 
-def main(settings: BookieSettings, executor: Executor) -> None:
+def main(settings: BookieSettings, slot: str, executor: Executor) -> None:
     """Serve as the bookie of an executor until the executor ends or SIGTERM arrives; the process must end afterwards.
 
     Args:
         settings: The settings of the bookie.
+        slot: The directory of the bookie.
         executor: The executor.
 
     Raises:
         PybkError, OSError: The bookie cannot start, or has stopped serving.
     """
+    state = executor.file(settings.metadata, "json")
     with ExitStack() as stack:
-        stack.callback(_forget, executor, settings.metadata, "lock")
-        end = _Shutdown(executor)
-        place = _take_slot(settings.directory, executor)
-        _log_to(f"{place}.log")
-        metadata, keys = open_cluster_for(place, settings.metadata, settings.secret)
-        stack.callback(metadata.close)
-        bookie = BookieServer.open(
-            place,
+        shutdown = Shutdown(executor)
+        log_to(f"{slot}.log")
+        backend = join(
+            slot,
             [f"tcp://{own_host(settings.metadata)}:*"],
-            metadata=metadata,
-            keys=keys,
-            config=StoreConfig(),
-            bookie_id=None if os.path.exists(place) else _name(executor, place),
+            settings.metadata,
+            settings.secret,
+            StoreConfig(),
+            bookie_id=None if os.path.exists(slot) else _name(executor, slot),
             rack=settings.rack,
         )
-        stack.enter_context(closing(bookie))
-        stack.callback(_forget, executor, settings.metadata, "json")
+        stack.enter_context(closing(backend))
+        bookie = backend.bookie
+        assert isinstance(bookie, BookieServer), "joining opens one"
+        stack.callback(forget, state)
         ExecutorBookie(
             executor=executor.name(),
             location=executor.location(),
             bookie_id=bookie.bookie.bookie_id,
             instance=bookie.bookie.instance.hex(),
             address=bookie.addresses[0],
-            directory=place,
+            directory=slot,
             pid=os.getpid(),
-        ).write(executor.file(settings.metadata, "json"))
-        _detach(f"{place}.log")
-        _serve(bookie, end, settings.linger_s)
+        ).write(state)
+        detach(f"{slot}.log")
+        _serve(bookie, shutdown, settings.linger_s)
 
 
-def _serve(bookie: BookieServer, end: _Shutdown, linger_s: float) -> None:
+def _serve(bookie: BookieServer, shutdown: Shutdown, linger_s: float) -> None:
     """Serve until SIGTERM or the executor's end; after the latter, serve reads for ``linger_s``, for re-replication."""
     retired_until: float | None = None
-    while not end.requested(_LOOK_MS):
+    while not shutdown.requested(_LOOK_MS):
         if not bookie.serving:
             raise PybkError(f"{bookie.bookie} serves no more; the error is logged above")
-        if retired_until is None and end.executor_ended:
+        if retired_until is None and shutdown.executor_ended:
             retired_until = time.monotonic() + linger_s
             if linger_s:
                 _retire(bookie)
@@ -98,66 +95,9 @@ def _retire(bookie: BookieServer) -> None:
         logger.warning("%s is not registered as read-only yet: %s", bookie.bookie, error)
 
 
-class _Shutdown:
-    """Waits for the two events that end the process: SIGTERM, and the end of the executor."""
-
-    def __init__(self, executor: Executor) -> None:
-        self._requested = os.eventfd(0, os.EFD_CLOEXEC)
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: os.eventfd_write(self._requested, 1))
-        self._poll = select.poll()
-        self._poll.register(self._requested, select.POLLIN)
-        self._executor: int | None = None
-        with suppress(ProcessLookupError):
-            self._executor = os.pidfd_open(executor.pid)
-        self.executor_ended = self._executor is None or not executor.is_alive()
-        if self._executor is not None:
-            self._poll.register(self._executor, select.POLLIN)
-
-    def requested(self, wait_ms: int) -> bool:
-        """Wait for either event; return whether SIGTERM arrived."""
-        found = [fd for fd, _ in self._poll.poll(wait_ms)]
-        if self._executor in found:
-            self.executor_ended = True
-            self._poll.unregister(self._executor)
-        return self._requested in found
-
-
-# ---- slots -----------------------------------------------------------------------------------------------------------
-
-
-def _take_slot(directory: str, executor: Executor) -> str:
-    """Lock and return the first free directory on this host for the bookie; the lock is held until the process ends.
-
-    A directory whose executor has ended is claimed: its bookie is asked to end, and waited for.
-    """
-    os.makedirs(directory, 0o700, exist_ok=True)
-    for number in itertools.count():
-        place = os.path.join(directory, f"slot-{number}")
-        deadline = time.monotonic() + _FREED_SECONDS
-        while (taken := take_lock(f"{place}.lock")) is None and time.monotonic() < deadline and _is_leaving(place):
-            time.sleep(_RETRY_SECONDS)
-        if taken is not None:
-            write_state(f"{place}.json", {"executor": executor, "bookie": Process.of(os.getpid())})
-            return place
-    raise AssertionError("there is always another number")
-
-
-def _is_leaving(place: str) -> bool:
-    """Return whether the executor of a slot has ended; if so, ask its bookie to end."""
-    found = read_state(f"{place}.json")
-    if found is None or Process(*found["executor"]).is_alive():
-        return False
-    bookie = Process(*found["bookie"])
-    if bookie.is_alive():
-        with suppress(ProcessLookupError):
-            os.kill(bookie.pid, signal.SIGTERM)
-    return True
-
-
-def _name(executor: Executor, place: str) -> str:
+def _name(executor: Executor, slot: str) -> str:
     """Return an unused name for a new bookie, because the name of a lost directory would promise its lost entries."""
-    return f"{executor.host()}-{os.path.basename(place)}-{secrets.token_hex(_NAME_BYTES)}"
+    return f"{executor.host()}-{os.path.basename(slot)}-{secrets.token_hex(_NAME_BYTES)}"
 
 
 def own_host(metadata: str) -> str:
@@ -182,33 +122,9 @@ def own_host(metadata: str) -> str:
         return str(probe.getsockname()[0])
 
 
-# ---- the process -----------------------------------------------------------------------------------------------------
-
-
-def _forget(executor: Executor, metadata: str, kind: str) -> None:
-    """Remove the state file, by which tasks find the bookie."""
-    with suppress(FileNotFoundError):
-        os.unlink(executor.file(metadata, kind))
-
-
-def _log_to(path: str) -> None:
-    os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600))
-    logging.basicConfig(filename=path, format="%(asctime)s %(levelname)s %(message)s")
-
-
-def _detach(log: str) -> None:
-    """Close the pipes to the starting process, which then returns, and send later output to the log."""
-    for fd, path, flags in ((1, os.devnull, os.O_WRONLY), (2, log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)):
-        opened = os.open(path, flags, 0o600)
-        os.dup2(opened, fd)
-        os.close(opened)
-
-
 if __name__ == "__main__":
-    if os.fork():
-        os._exit(0)  # no thread waits for the bookie to end
     try:
-        main(BookieSettings.of(sys.argv[1]), Executor(int(sys.argv[2]), int(sys.argv[3])))
+        main(BookieSettings.of(sys.argv[1]), sys.argv[2], Executor(int(sys.argv[3]), int(sys.argv[4])))
     except (PybkError, OSError) as error:
         logger.exception("the bookie ends")
         sys.exit(f"{type(error).__name__}: {error}")

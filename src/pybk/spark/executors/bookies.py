@@ -1,11 +1,11 @@
 """Bookies of executors: their settings and their start.
 
 Theory of operation: the first task that needs a bookie starts it (``ensure_bookie``). Any number of tasks of an
-executor may try at once. The one that takes the lock of the executor's lock file starts the process, which inherits the
-locked descriptor; the others wait. The process holds the lock until it ends, so a held lock means that a bookie is
-starting or serving, and a crash cannot leave it behind. Once the bookie serves, it writes its state file, which the
-waiting tasks read. A state file without a held lock was left by a killed bookie; the next task that starts a bookie
-removes it.
+executor may try at once. The one that takes the lock of the executor's lock file starts the supervisor, which inherits
+the locked descriptor and starts the bookie (``bookie_supervisor.py``); the others wait. Both processes hold the lock
+until they end, so a held lock means that a bookie is starting, serving, or about to be started again, and a crash
+cannot leave it behind. Once the bookie serves, it writes its state file, which the waiting tasks read. A state file
+without a held lock was left by processes that were killed; the next task that starts a bookie removes it.
 """
 
 from __future__ import annotations
@@ -16,14 +16,22 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final, Self
 
 from pybk.credentials import CLUSTER_SECRET, Secret, cut_value
 from pybk.errors import NotEnoughBookiesError, PybkError, UsageError
-from pybk.spark.executors.executor import Executor, ExecutorBookie, executor_bookie, local_bookie, read_state, take_lock
+from pybk.spark.executors.executor import (
+    DOWN,
+    Executor,
+    ExecutorBookie,
+    executor_bookie,
+    forget,
+    is_locked,
+    read_state,
+    take_lock,
+)
 from pybk.spark.executors.task_placement import ask_executors, executor_locations, hold_executors
 
 if TYPE_CHECKING:
@@ -35,7 +43,7 @@ SETTINGS: Final = "PYBK_BOOKIES"
 _EXECUTOR: Final = "spark.executorEnv."
 _START_SECONDS: Final = 60.0
 _LINGER_SECONDS_MAX: Final = 86_400.0
-_BOOKIES_LOOK_SECONDS: Final = 0.1
+_LOOK_SECONDS: Final = 0.1
 _WATCH_SECONDS: Final = 1.0
 
 
@@ -122,16 +130,17 @@ def ensure_bookie(settings: BookieSettings, executor: Executor | None = None) ->
             finally:
                 os.close(lock)
         elif time.monotonic() > until:
-            raise PybkError(f"a bookie in {settings.directory} does not serve after {_START_SECONDS} seconds")
+            raise _late(settings, (read_state(executor.file(settings.metadata, "json")) or {}).get(DOWN, ""))
+        else:
+            time.sleep(_LOOK_SECONDS)
 
 
 def _launch(settings: BookieSettings, executor: Executor, lock: int) -> None:
-    """Start the process of a bookie, which inherits the lock, and wait until it serves."""
-    with suppress(FileNotFoundError):
-        os.unlink(executor.file(settings.metadata, "json"))  # left by a bookie that was killed
+    """Start the supervisor of a bookie, which inherits the lock, and wait until the bookie serves."""
+    forget(executor.file(settings.metadata, "json"))  # left by a bookie that was killed
     try:
         started = subprocess.run(
-            [sys.executable, "-P", "-m", "pybk.spark.executors.bookie_process", str(settings), *map(str, executor)],
+            [sys.executable, "-P", "-m", "pybk.spark.executors.bookie_supervisor", str(settings), *map(str, executor)],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             cwd="/",
@@ -142,10 +151,18 @@ def _launch(settings: BookieSettings, executor: Executor, lock: int) -> None:
             check=False,
         )
     except subprocess.TimeoutExpired:
-        raise PybkError(f"a bookie in {settings.directory} does not serve after {_START_SECONDS} seconds") from None
+        raise _late(settings, "") from None
     if read_state(executor.file(settings.metadata, "json")) is None:
         said = started.stderr.decode(errors="replace").strip()
         raise PybkError(f"a bookie in {settings.directory} did not start: {said[-2000:]}")
+
+
+def _late(settings: BookieSettings, reason: str) -> PybkError:
+    said = f": {reason}" if reason else ""
+    return PybkError(
+        f"a bookie in {settings.directory} does not serve after {_START_SECONDS:g} seconds{said}; on that host, "
+        f"{settings.directory}/slot-*.log are the logs of bookies"
+    )
 
 
 # ---- in the driver -----------------------------------------------------------------------------------------------
@@ -259,7 +276,7 @@ def start_bookies(
                 f"{len(found)} executors have a bookie after {timeout_s} seconds, not {wanted}: check whether the "
                 "cluster has more, request fewer, or wait until executors have a free task slot"
             )
-        time.sleep(_BOOKIES_LOOK_SECONDS)
+        time.sleep(_LOOK_SECONDS)
 
 
 def ensure_from_json(settings: str) -> str:
@@ -282,8 +299,9 @@ def _check_secret(settings: BookieSettings) -> None:
 
 
 def _watch(metadata: str) -> None:
-    """Return once the bookie of this task's executor has stopped serving."""
-    while local_bookie(metadata) is not None:
+    """Return once the bookie of this task's executor has ended, and is not started again."""
+    lock = Executor.of_task().file(metadata, "lock")
+    while is_locked(lock):
         time.sleep(_WATCH_SECONDS)
 
 

@@ -1,10 +1,11 @@
 """The executor of a Python process of Spark, and the bookie of that executor.
 
 Theory of operation: a bookie and the tasks of its executor find each other by two small files in a directory of the
-user, named after the executor's JVM and the cluster: a lock file, which the bookie's process keeps locked as long as it
-lives, and a state file (``ExecutorBookie`` as JSON), which it writes once it serves. A state file is valid only while
-the lock is held, so an executor has no bookie from the moment when the bookie's process ends, for whatever reason.
-Executors are named by pid and start time, because pids are reused.
+user, named after the executor's JVM and the cluster: a lock file, which the bookie's supervisor and process keep locked
+as long as they live, and a state file (``ExecutorBookie`` as JSON), written once the bookie serves. It is valid while
+the lock is held, so an executor has no bookie from the moment when the processes of the bookie have ended, for whatever
+reason. A supervisor that starts a bookie again writes the reason (``DOWN``) instead. Executors are named by pid and
+start time, because pids are reused.
 """
 
 from __future__ import annotations
@@ -31,6 +32,9 @@ logger = logging.getLogger(__name__)
 _WAIT_SECONDS: Final = 5.0
 _STATE_LOOK_SECONDS: Final = 0.005
 _STATE_BYTES_MAX: Final = 1 << 16
+DOWN: Final = "down"
+"""The key in a state file that has the reason why the bookie does not serve now, and is started again."""
+
 DRIVER: Final = "driver"
 """The name of the executor in the driver's own JVM, with ``local[N]``."""
 
@@ -165,10 +169,10 @@ def executor_bookie(executor: Executor, metadata: str, wait_s: float = _WAIT_SEC
     Args:
         executor: The executor, on this host.
         metadata: The URL of the cluster's metadata, in any spelling.
-        wait_s: Seconds to wait for a bookie that is starting.
+        wait_s: Seconds to wait for a bookie that is starting for the first time.
 
     Returns:
-        The bookie; None if the executor has none.
+        The bookie; None if the executor has none, or it is started again after it ended.
 
     Cost: 0.1 ms.
     """
@@ -177,7 +181,7 @@ def executor_bookie(executor: Executor, metadata: str, wait_s: float = _WAIT_SEC
     while is_locked(lock):
         found = read_state(state)
         if found is not None:
-            return ExecutorBookie(**found)
+            return None if DOWN in found else ExecutorBookie(**found)
         if time.monotonic() > until:
             return None
         time.sleep(_STATE_LOOK_SECONDS)
@@ -269,6 +273,12 @@ def write_state(path: str, state: dict[str, Any]) -> None:
     with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
         json.dump(state, file)
     os.replace(new, path)
+
+
+def forget(path: str) -> None:
+    """Remove a lock file or state file, if it exists."""
+    with suppress(FileNotFoundError):
+        os.unlink(path)
 
 
 def read_state(path: str) -> dict[str, Any] | None:
