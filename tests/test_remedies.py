@@ -57,7 +57,7 @@ ELSEWHERE = {
 
 NO_REMEDY = {
     "admin/cli/__init__.py:HELP_OF_PROFILE": "help",
-    "admin/options/table.py:TABLE": "help",
+    "options/table.py:TABLE": "help",
     "admin/cli/dev.py:_profile": "what has not made a cluster",
     "admin/dev/cluster.py:DevCluster.found": "what has not made a cluster",
     "admin/dev/cluster.py:DevCluster.made": "what has not made the files",

@@ -15,8 +15,8 @@ from docstrings import Rst, known_of
 from docutils.parsers.rst import directives
 from public_api import arguments_in
 
-from pybk.admin.bookie_options import OPTIONS
 from pybk.config import BYTE_LIMITS
+from pybk.options.bookie import OPTIONS
 
 if TYPE_CHECKING:
     from sphinx.application import Sphinx

@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from pybk.admin.bookie_options import OPTIONS, STORE_LEFT_OUT, resolved, settings_of
+from pybk.admin.bookie_options import settings_of
 from pybk.admin.cli import main
-from pybk.admin.options.settings import Option, read_file
 from pybk.config import StoreConfig
 from pybk.errors import UsageError
 from pybk.flags import StorageHint
+from pybk.options.bookie import OPTIONS, STORE_LEFT_OUT, resolved
+from pybk.options.settings import Option, read_file
 from tests.paths import ROOT
 
 SECRET = b"0123456789abcdef0123456789abcdef"

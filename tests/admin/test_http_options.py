@@ -17,8 +17,8 @@ import pytest
 from pybk.admin.http import AdminServer, Scope, Token
 from pybk.admin.http.probes import TURN_SECONDS
 from pybk.admin.http_options import HttpSettings
-from pybk.admin.options.kinds import host_and_port
 from pybk.errors import UsageError
+from pybk.options.kinds import host_and_port
 from tests.admin.http.test_server import TOKENS, Client
 from tests.certificates import Authority
 from tests.client.test_limbo_repair import service_of

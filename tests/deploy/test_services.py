@@ -19,8 +19,8 @@ from typing import Any
 
 import pytest
 
-from pybk.admin.bookie_options import CREDENTIAL
 from pybk.admin.cli import main
+from pybk.options.bookie import CREDENTIAL
 from tests.cluster.inside import SECRET, make_cluster
 from tests.cluster.processes import Child
 from tests.paths import ROOT

@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 
 from pybk import ClusterOptions, LedgerManager, PybkError, StoreConfig, UsageError, public
-from pybk.admin.bookie_options import OPTIONS
 from pybk.admin.cli import NOUNS, whole_parser
 from pybk.admin.exported_metrics import EXPORTED, exported_name
 from pybk.admin.http.api import OWN_ROUTES, ROUTES
@@ -24,6 +23,7 @@ from pybk.manager.arguments import join_cluster
 from pybk.metadata.authenticated_values import ValueKind
 from pybk.metadata.pointers import POINTER_BYTES_MAX
 from pybk.metadata.settings import ClusterSettings
+from pybk.options.bookie import OPTIONS
 from tests.paths import ROOT
 
 DOCS = ROOT / "docs"

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Unpack
 
-from pybk.admin.options.kinds import host_and_port
 from pybk.errors import UsageError
+from pybk.options.kinds import host_and_port
 
 if TYPE_CHECKING:  # each command reads this module, and few serve
     from pybk.admin.http.server import AdminServer

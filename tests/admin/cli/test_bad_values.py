@@ -8,8 +8,8 @@ import pytest
 
 from pybk.admin.cli import main
 from pybk.admin.console import bookie_ports
-from pybk.admin.options.rows import THE_TABLE, Command, Row
 from pybk.errors import UsageError
+from pybk.options.rows import THE_TABLE, Command, Row
 
 URL = "lmdb:///nowhere"
 

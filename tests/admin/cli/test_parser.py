@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from pybk.admin.cli import ALIASES, NOUNS, completed, main, parser_of, whole_parser
-from pybk.admin.options.kinds import KINDS, seconds_of, size_of
 from pybk.admin.profiles import Profile
+from pybk.options.kinds import KINDS, seconds_of, size_of
 
 COMMANDS = dict(whole_parser().commands())
 POSITIVE = "whole number from 1 to 2**63 - 1"

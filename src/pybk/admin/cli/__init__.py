@@ -1,6 +1,6 @@
 """The command pybk: run bookies, inspect and check stores and clusters, repair and administer them."""
 
-# The commands, their arguments and their help stand in the table, ``admin/options/table.py``. Each noun, such as
+# The commands, their arguments and their help stand in the table, ``options/table.py``. Each noun, such as
 # ``store`` or ``ledger``, is a module of this package, which is imported when one of its commands runs; its ``VERBS``
 # has the function of each verb. tests/admin/cli/test_imports.py holds that `--help` imports none.
 
@@ -18,9 +18,9 @@ from pybk.admin.cli.arguments import CommandParser, check_path, fill, is_url
 from pybk.admin.cli.output import CUT_OFF, DAMAGED, EXIT_STATUSES, FAILED, INTERRUPTED, REFUSED, UNREACHABLE
 from pybk.admin.cli.time_limit import OutOfTimeError, time_limit
 from pybk.admin.command import VERSION
-from pybk.admin.options.rows import THE_TABLE, Command
 from pybk.admin.profiles import VARIABLE
 from pybk.errors import CorruptError, DigestMismatchError, PybkError, SafetyCheckError
+from pybk.options.rows import THE_TABLE, Command
 
 _MAKING: Final = frozenset({"bookie"})
 """The nouns after which a word may name a directory that the verb that is meant makes."""

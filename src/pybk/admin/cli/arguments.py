@@ -11,11 +11,11 @@ from functools import cache, partial
 from importlib import import_module
 from typing import Any, Final, NoReturn
 
-from pybk.admin.options.flags import add_rows
-from pybk.admin.options.rows import THE_TABLE, Command
+from pybk.admin.cli.argparse_rows import add_rows
 from pybk.admin.profiles import Profile
 from pybk.credentials import CLUSTER_SECRET
 from pybk.errors import MetadataForgedError, UsageError
+from pybk.options.rows import THE_TABLE, Command
 
 CLUSTER: Final = THE_TABLE.rows("cluster")[0].help
 """The meaning of PATH where it is the URL of a cluster."""

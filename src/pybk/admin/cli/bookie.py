@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from pybk.admin.bookie_options import RELOADED, BookieSettings, settings_of
+from pybk.admin.bookie_options import BookieSettings, settings_of
 from pybk.admin.cli.arguments import Verbs, check_path, directory_of, secret_needed
 from pybk.admin.cli.clusters import admin_of, mark_as_json
 from pybk.admin.cli.output import (
@@ -34,8 +34,9 @@ from pybk.admin.cli.output import (
 )
 from pybk.admin.cli.probing import probe
 from pybk.admin.cli.service import settings_given
-from pybk.admin.options.settings import missing
 from pybk.errors import SafetyCheckError
+from pybk.options.bookie import RELOADED
+from pybk.options.settings import missing
 
 if TYPE_CHECKING:
     from pybk.bookie.server import BookieServer

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from pybk.admin.cli import cluster_making, cluster_settings
+from pybk.admin.cli.argparse_rows import WATCH_SECONDS
 from pybk.admin.cli.arguments import Verbs
 from pybk.admin.cli.cluster_check import check
 from pybk.admin.cli.clusters import admin_of, mark_as_json
@@ -25,7 +26,6 @@ from pybk.admin.cli.output import (
     watch,
 )
 from pybk.admin.cli.probing import probe
-from pybk.admin.options.flags import WATCH_SECONDS
 from pybk.admin.shown_text import shown_text
 
 if TYPE_CHECKING:

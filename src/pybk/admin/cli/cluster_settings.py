@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from pybk.admin.cli.clusters import admin_of, person_of
 from pybk.admin.cli.output import SOUND, print_json, print_table, shown_time
-from pybk.admin.options.kinds import seconds_of, size_of
 from pybk.credentials import cut_value
 from pybk.errors import UsageError
+from pybk.options.kinds import seconds_of, size_of
 
 if TYPE_CHECKING:
     from pybk.metadata.settings import ClusterSettings

@@ -6,12 +6,12 @@ import argparse
 import sys
 from typing import Any, Final
 
-from pybk.admin.bookie_options import OPTIONS, check, resolved
 from pybk.admin.cli.arguments import Verbs
 from pybk.admin.cli.output import FAILED, SOUND, counted, print_json, print_table
 from pybk.admin.cli.service import settings_given
-from pybk.admin.options.settings import ConfigFile, Setting, read_file
 from pybk.errors import UsageError
+from pybk.options.bookie import OPTIONS, check, resolved
+from pybk.options.settings import ConfigFile, Setting, read_file
 
 
 def _check(parsed: argparse.Namespace) -> int:

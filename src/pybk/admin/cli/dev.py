@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, Final
 from pybk.admin.cli.arguments import Verbs
 from pybk.admin.cli.output import DAMAGED, SOUND, counted, print_json, print_json_line, print_table
 from pybk.admin.http.extra import missing
-from pybk.admin.options.kinds import KINDS
 from pybk.admin.profiles import Profile, path_of
 from pybk.credentials import cut_value
 from pybk.errors import UsageError
+from pybk.options.kinds import KINDS
 
 if TYPE_CHECKING:
     from pybk.admin.dev.cluster import DevCluster

@@ -6,8 +6,8 @@ import argparse
 import os
 from collections.abc import Mapping
 
-from pybk.admin.bookie_options import OPTIONS, resolved
-from pybk.admin.options.settings import Setting, read_file
+from pybk.options.bookie import OPTIONS, resolved
+from pybk.options.settings import Setting, read_file
 
 
 def settings_given(parsed: argparse.Namespace, environment: Mapping[str, str] = os.environ) -> dict[str, Setting]:

@@ -12,11 +12,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, Final, NamedTuple
 
-from pybk.admin.options.kinds import SHOWN_MAX, Kind, kind_of
-from pybk.admin.options.rows import Row
 from pybk.config import StoreConfig
 from pybk.errors import UsageError
 from pybk.metadata.store import without_secrets
+from pybk.options.kinds import SHOWN_MAX, Kind, kind_of
+from pybk.options.rows import Row
 from pybk.storage.io.filesystem import read_regular
 
 PREFIX: Final = "PYBK"

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from pybk.admin.cli.arguments import CommandParser, fill
-from pybk.admin.options.rows import Command, Table
-from pybk.admin.options.settings import DEFAULT, Option, missing, read_file, resolve
 from pybk.errors import UsageError
+from pybk.options.rows import Command, Table
+from pybk.options.settings import DEFAULT, Option, missing, read_file, resolve
 
 ROWS = Table("""
 @options

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
-from pybk.admin.options.table import TABLE
+from pybk.options.table import TABLE
 
 _COUNTS: Final = ("...", "?", "*", "+")
 

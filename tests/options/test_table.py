@@ -13,11 +13,11 @@ from pybk.admin.cli.arguments import CommandParser, fill
 from pybk.admin.cli.cluster_check import CHECKS
 from pybk.admin.command import completion_of
 from pybk.admin.http.tokens import Scope
-from pybk.admin.options.rows import THE_TABLE, Row, Table
 from pybk.flags import StorageHint
 from pybk.healing.scrub_schedule import ScrubKind
 from pybk.ledger.digest import DigestType
 from pybk.ledger.ledger_metadata import LedgerState
+from pybk.options.rows import THE_TABLE, Row, Table
 from tests.waiting import PROCESS_S
 
 COMMANDS = dict(whole_parser().commands())

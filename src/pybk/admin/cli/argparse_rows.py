@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable
 from importlib import import_module
 from typing import Any, Final
 
-from pybk.admin.options.kinds import Kind, kind_of, text_of
-from pybk.admin.options.rows import Row
-from pybk.admin.options.settings import Option
+from pybk.options.kinds import Kind, kind_of, text_of
+from pybk.options.rows import Row
+from pybk.options.settings import Option
 
 WATCH_SECONDS: Final = 2.0
 """The value of a flag without one, such as ``--watch``."""
