@@ -19,7 +19,7 @@ from pybk.errors import IllegalOperationError, NotEnoughBookiesError, PybkError,
 from pybk.manager.ledger_manager import LedgerManager
 from pybk.spark import configure, start_bookies
 from pybk.spark.executors import daemon, task_placement
-from pybk.spark.executors.bookies import BookieSettings
+from pybk.spark.executors.bookie_settings import BookieSettings
 from pybk.spark.executors.executor import Executor, is_locked, read_state
 from tests.cluster.inside import SECRET, make_cluster
 from tests.waiting import wait_until
@@ -85,6 +85,30 @@ def test_missing_and_wrong_settings_are_reported(either: SparkSession, settings:
         start_bookies(either, **{**settings, "directory": "bookies"})
 
 
+def test_bookies_are_started_by_what_the_configuration_names(
+    either: SparkSession, settings: dict[str, Any], tmp_path: Path
+) -> None:
+    (tmp_path / "ssd").mkdir()
+    configured = {
+        "spark.pybk.bookie.cluster.metadata": settings["metadata"],
+        "spark.pybk.bookie.cluster.secret_file": settings["cluster_secret_file"],
+        "spark.pybk.bookie.directory": settings["directory"],
+        "spark.pybk.bookie.tier.ssd": str(tmp_path / "ssd"),
+    }
+    try:
+        for name, value in configured.items():
+            either.conf.set(name, value)
+        [found] = start_bookies(either)
+        assert start_bookies(either, **settings) == [found]
+        assert os.listdir(tmp_path / "ssd") == ["slot-0"]
+        either.conf.set("spark.pybk.bookie.tier.sdd", "/mnt")
+        with pytest.raises(UsageError, match=r"no option spark\.pybk\.bookie\.tier\.sdd: did you mean"):
+            start_bookies(either)
+    finally:
+        for name in (*configured, "spark.pybk.bookie.tier.sdd"):
+            either.conf.unset(name)
+
+
 def test_connect_holds_no_executors(
     spark: SparkSession, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -100,6 +124,7 @@ def test_a_session_is_configured_without_its_secret(settings: dict[str, Any]) ->
     assert options["spark.sql.python.filterPushdown.enabled"] == "true"
     assert options["spark.executorEnv.PYBK_CLUSTER_SECRET_FILE"] == settings["cluster_secret_file"]
     assert BookieSettings.of(options["spark.executorEnv.PYBK_BOOKIES"]).rack == "/room"
+    assert options["spark.pybk.bookie.rack"] == "/room"
     assert SECRET.decode() not in str(options)
 
 

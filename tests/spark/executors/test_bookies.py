@@ -17,12 +17,15 @@ from pathlib import Path
 
 import pytest
 
+from pybk.config import StoreConfig
 from pybk.errors import PybkError, UsageError
 from pybk.ledger.ledger_metadata import Bookie
+from pybk.manager.connect import connect as connect_backend
 from pybk.manager.ledger_manager import LedgerManager
 from pybk.metadata.cluster import ClusterMetadata
 from pybk.spark.executors import bookie_process, bookies
-from pybk.spark.executors.bookies import BookieSettings, ensure_bookie
+from pybk.spark.executors.bookie_settings import BookieSettings
+from pybk.spark.executors.bookies import ensure_bookie
 from pybk.spark.executors.executor import (
     DOWN,
     Executor,
@@ -152,6 +155,28 @@ def test_an_executor_has_one_bookie_for_all_its_tasks(begin: Begin, settings: Bo
             writer.append(b"x")
         ensemble = client.ledger_metadata(writer.ledger_id).fragments[0].ensemble
     assert set(ensemble) == {found[0].bookie, other.bookie}
+
+
+def test_a_bookie_has_the_tiers_and_the_location_that_its_options_name(
+    begin: Begin, settings: BookieSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYBK_BOOKIE_RACK", "zone/rack")  # what a host sets for its executors
+    (tmp_path / "ssd").mkdir()
+    tier = {"tier.ssd": f"{tmp_path}/ssd", "store.default_tier": "ssd"}
+    settings = replace(settings, options=tier)
+    executor = begin().executor
+    found = ensure_bookie(settings, executor)
+    with connect(settings) as client:
+        assert [there.rack for there in metadata_of(client).list_bookies()] == ["zone/rack"]
+        ledger_id = write(client)
+    assert os.listdir(tmp_path / "ssd") == ["slot-0"]
+    assert "ssd" not in os.listdir(found.directory)
+    kill(found)
+    assert back(settings, executor, found).bookie == found.bookie
+    with LedgerManager(
+        connect_backend(settings.metadata, SECRET, StoreConfig(), near=found.bookie_id, directory=found.directory)
+    ) as near:
+        assert contents(near, ledger_id) == numbered(9)
 
 
 def test_a_bookie_ends_with_its_executor(begin: Begin, settings: BookieSettings) -> None:

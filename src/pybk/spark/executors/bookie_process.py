@@ -20,10 +20,11 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from pybk.bookie.server import BookieServer
-from pybk.config import StoreConfig
 from pybk.errors import PybkError, UsageError
 from pybk.manager.connect import join
-from pybk.spark.executors.bookies import BookieSettings
+from pybk.options.bookie import config_of, rack_of
+from pybk.spark.executors.bookie_settings import BookieSettings
+from pybk.spark.executors.configuration import resolve_for, tiers_in
 from pybk.spark.executors.detached_process import Shutdown, detach, log_to
 from pybk.spark.executors.executor import Executor, ExecutorBookie, forget
 
@@ -48,14 +49,16 @@ def main(settings: BookieSettings, slot: str, executor: Executor) -> None:
     with ExitStack() as stack:
         shutdown = Shutdown(executor)
         log_to(f"{slot}.log")
+        options = resolve_for(settings, os.environ)
         backend = join(
             slot,
             [f"tcp://{own_host(settings.metadata)}:*"],
             settings.metadata,
             settings.secret,
-            StoreConfig(),
+            config_of(options),
+            tiers=tiers_in(options, slot),
             bookie_id=None if os.path.exists(slot) else _name(executor, slot),
-            rack=settings.rack,
+            rack=rack_of({name: each.value for name, each in options.items()}),
         )
         stack.enter_context(closing(backend))
         bookie = backend.bookie

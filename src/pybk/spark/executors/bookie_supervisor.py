@@ -25,7 +25,7 @@ from contextlib import ExitStack, suppress
 from typing import Final
 
 from pybk.errors import PybkError
-from pybk.spark.executors.bookies import BookieSettings
+from pybk.spark.executors.bookie_settings import BookieSettings
 from pybk.spark.executors.detached_process import Shutdown, detach, log_to
 from pybk.spark.executors.executor import (
     DOWN,

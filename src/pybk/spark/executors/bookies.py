@@ -1,4 +1,4 @@
-"""Bookies of executors: their settings and their start.
+"""The start of executors' bookies, in tasks and from the driver.
 
 Theory of operation: the first task that needs a bookie starts it (``ensure_bookie``). Any number of tasks of an
 executor may try at once. The one that takes the lock of the executor's lock file starts the supervisor, which inherits
@@ -15,13 +15,14 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 from functools import partial
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Final
 
-from pybk.credentials import CLUSTER_SECRET, Secret, cut_value
+from pybk.credentials import CLUSTER_SECRET
 from pybk.errors import NotEnoughBookiesError, PybkError, UsageError
+from pybk.spark.executors.bookie_settings import BookieSettings
 from pybk.spark.executors.executor import (
     DOWN,
     Executor,
@@ -42,60 +43,8 @@ SETTINGS: Final = "PYBK_BOOKIES"
 
 _EXECUTOR: Final = "spark.executorEnv."
 _START_SECONDS: Final = 60.0
-_LINGER_SECONDS_MAX: Final = 86_400.0
 _LOOK_SECONDS: Final = 0.1
 _WATCH_SECONDS: Final = 1.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BookieSettings:
-    """The settings of the bookies of executors, without secrets.
-
-    Attributes:
-        metadata: The URL of the cluster's metadata.
-        directory: The directory on each host that contains the bookies' directories.
-        secret_file: A file on each host with the cluster's secret; None for the secret in the environment.
-        rack: The rack of the bookies.
-        linger_s: Seconds for which a bookie continues to serve after its executor has ended.
-    """
-
-    metadata: str
-    directory: str
-    secret_file: str | None = None
-    rack: str = ""
-    linger_s: float = 0.0
-
-    def __post_init__(self) -> None:
-        """Raise UsageError if a value is not valid."""
-        if not self.metadata.startswith(("lmdb://", "zk://")):
-            raise UsageError(
-                f"metadata is {cut_value(self.metadata, 200)}; it takes lmdb:///path or zk://host:port/path"
-            )
-        for name, path in (("directory", self.directory), ("cluster_secret_file", self.secret_file)):
-            if path is not None and not os.path.isabs(path):
-                raise UsageError(
-                    f"{name} is {cut_value(path, 200)}; it takes an absolute path, as executors run elsewhere"
-                )
-        object.__setattr__(self, "directory", os.path.normpath(self.directory))
-        if not 0.0 <= self.linger_s <= _LINGER_SECONDS_MAX:
-            raise UsageError(f"linger_s is {self.linger_s!r}; it takes 0 to {_LINGER_SECONDS_MAX} seconds")
-
-    @classmethod
-    def of(cls, text: str) -> Self:
-        """Return the settings in a text that ``str`` wrote; raises UsageError for another text."""
-        try:
-            return cls(**json.loads(text))
-        except (TypeError, ValueError) as error:
-            raise UsageError(f"settings of bookies are {text!r:.200}: {error}") from error
-
-    def __str__(self) -> str:
-        """Return the settings as a text, which ``of`` reads."""
-        return json.dumps(asdict(self))
-
-    @property
-    def secret(self) -> Secret:
-        """The cluster's secret, from the file, or else from this process's environment."""
-        return Secret(file=self.secret_file, variable=CLUSTER_SECRET)
 
 
 def ensure_bookie(settings: BookieSettings, executor: Executor | None = None) -> ExecutorBookie:
@@ -176,6 +125,7 @@ def configure(
     cluster_secret_file: str | None = None,
     rack: str = "",
     linger_s: float = 0.0,
+    options: Mapping[str, str] | None = None,
 ) -> SparkSession.Builder:
     """Configure a session: each executor starts a bookie at its first Python task, and filters are pushed down.
 
@@ -192,18 +142,32 @@ def configure(
         rack: The location of the bookies, for placement: ``zone``, ``zone/rack`` or ``zone/rack/host``.
         linger_s: Seconds for which a bookie continues to serve reads after its executor has ended; its entries can be
             re-replicated meanwhile. It ends earlier if another executor of the host takes its directory.
+        options: Further options, such as ``{"tier.ssd": "/mnt/ssd", "store.free_bytes_low": "1GiB"}``: the names
+            after ``spark.pybk.bookie.`` in ``docs/howto/spark.md``.
 
     Returns:
         The builder. The secret itself is never a setting, because Spark puts settings in the command line of its JVM.
+
+    Raises:
+        UsageError: An argument is not valid.
     """
-    settings = BookieSettings(
-        metadata=metadata, directory=directory, secret_file=cluster_secret_file, rack=rack, linger_s=linger_s
-    )
+    # The import is in the function, because every worker imports this module, and drivers alone need the options.
+    from pybk.spark.executors.configuration import configuration_of, settings_in
+
+    given = {
+        "metadata": metadata,
+        "directory": directory,
+        "secret_file": cluster_secret_file,
+        "rack": rack,
+        "linger_s": linger_s,
+    }
+    settings = settings_in({}, given, options)
     values = {
         "spark.python.daemon.module": "pybk.spark.executors.daemon",
         "spark.python.unix.domain.socket.enabled": "true",  # makes reads about a quarter faster
         "spark.sql.python.filterPushdown.enabled": "true",
-        f"{_EXECUTOR}{SETTINGS}": str(settings),
+        **configuration_of(settings),
+        f"{_EXECUTOR}{SETTINGS}": str(settings),  # executors do not see the other settings
     }
     if cluster_secret_file is not None:
         values[f"{_EXECUTOR}{CLUSTER_SECRET}_FILE"] = cluster_secret_file
@@ -218,24 +182,28 @@ def start_bookies(
     metadata: str | None = None,
     directory: str | None = None,
     cluster_secret_file: str | None = None,
-    rack: str = "",
-    linger_s: float = 0.0,
+    rack: str | None = None,
+    linger_s: float | None = None,
+    options: Mapping[str, str] | None = None,
     executors: int = 1,
     hold_slot: bool = False,
     timeout_s: float = 60.0,
 ) -> list[ExecutorBookie]:
     """Start a bookie for each running executor, and return the bookies. May be repeated.
 
-    The bookies are processes of their own and do not occupy task slots. Each ends when its executor ends; the bookie of
-    a later executor on the host takes over its directory, and with it its name and its entries.
+    The bookies are processes of their own and do not occupy task slots. One that is killed comes back with its
+    directory. Each ends when its executor ends; the bookie of a later executor on the host takes over its directory,
+    and with it its name and its entries.
 
     Args:
         spark: The session.
-        metadata: As for ``configure``; None for the settings that were given there.
+        metadata: As for ``configure``; None, here and for the next five, for ``spark.pybk.bookie.*`` in the
+            configuration of the session, which ``configure`` sets, too.
         directory: As for ``configure``.
         cluster_secret_file: As for ``configure``.
         rack: As for ``configure``.
         linger_s: As for ``configure``.
+        options: As for ``configure``; they count before those in the configuration.
         executors: The minimum number of executors to wait for.
         hold_slot: Whether to run a task on each executor while its bookie serves, because dynamic allocation would
             remove executors that only run a bookie. The task occupies one of the executor's task slots; cancel the job
@@ -246,22 +214,23 @@ def start_bookies(
         The bookies, by executor.
 
     Raises:
-        UsageError: An argument is not valid.
+        UsageError: An argument or an option is not valid.
         NotEnoughBookiesError: There were too few executors in time.
         PybkError: A bookie did not start, or the secret is not the cluster's.
 
     A Spark task starts each bookie, so the call waits until each executor has a free task slot. Spark Connect does not
     list executors; with it, executors without a free slot are left out.
     """
-    if metadata is None or directory is None:
-        configured = spark.conf.get(f"{_EXECUTOR}{SETTINGS}", None)
-        if configured is None:
-            raise UsageError("give metadata and directory, or both to configure() before the session is created")
-        settings = BookieSettings.of(configured)
-    else:
-        settings = BookieSettings(
-            metadata=metadata, directory=directory, secret_file=cluster_secret_file, rack=rack, linger_s=linger_s
-        )
+    from pybk.spark.executors.configuration import settings_in
+
+    given = {
+        "metadata": metadata,
+        "directory": directory,
+        "secret_file": cluster_secret_file,
+        "rack": rack,
+        "linger_s": linger_s,
+    }
+    settings = settings_in(spark.conf.getAll, given, options)
     until = time.monotonic() + timeout_s
     while True:
         there = executor_locations(spark)

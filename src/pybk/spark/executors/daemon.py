@@ -14,7 +14,8 @@ from typing import Final
 from pyspark.daemon import manager
 
 from pybk.errors import PybkError
-from pybk.spark.executors.bookies import SETTINGS, BookieSettings, ensure_bookie
+from pybk.spark.executors.bookie_settings import BookieSettings
+from pybk.spark.executors.bookies import SETTINGS, ensure_bookie
 from pybk.spark.executors.executor import Executor
 
 logger = logging.getLogger(__name__)
