@@ -38,7 +38,7 @@ from pybk.spark.executors.executor import (
 from tests.cluster.inside import SECRET, make_cluster
 from tests.internals import cluster_backend_of
 from tests.storage.real_store import contents, numbered
-from tests.waiting import WAIT_S, stop, wait_until
+from tests.waiting import PROCESS_S, WAIT_S, stop, wait_until
 
 Begin = Callable[[], "Sleeper"]
 
@@ -306,6 +306,31 @@ def test_a_bookie_that_lingers_gives_what_it_has_to_others(begin: Begin, setting
     for executor, bookie in ((last, third), (later, second)):
         executor.kill()
         kill(bookie)
+
+
+@pytest.mark.long
+def test_the_cluster_empties_a_bookie_that_lingers_and_the_next_one_takes_entries(
+    begin: Begin, settings: BookieSettings
+) -> None:
+    settings = replace(settings, linger_s=PROCESS_S)
+    sleeper = begin()
+    first = ensure_bookie(settings, sleeper.executor)
+    with connect(settings) as client:
+        ledger_id = write(client)
+        second = ensure_bookie(settings, begin().executor)
+        sleeper.kill()
+        wait_until(lambda: ended(first), "the bookie to be drained", PROCESS_S, pause_s=0.1)
+        assert client.ledger_metadata(ledger_id).fragments[0].ensemble == (second.bookie,)
+        assert contents(client, ledger_id) == numbered(9)
+        os.kill(second.pid, signal.SIGTERM)
+        wait_until(lambda: ended(second))
+        third = ensure_bookie(settings, begin().executor)
+        assert third.bookie == first.bookie
+        wait_until(lambda: not any(there.read_only for there in metadata_of(client).list_bookies()))
+    with connect(settings) as client:
+        assert write_one(client) == [third.bookie]
+    os.kill(third.pid, signal.SIGTERM)
+    wait_until(lambda: ended(third))
 
 
 @pytest.mark.parametrize("process_of", [supervisor_of, lambda bookie: bookie.pid])

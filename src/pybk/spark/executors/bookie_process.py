@@ -15,16 +15,18 @@ import secrets
 import socket
 import sys
 import time
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from typing import Final
 from urllib.parse import urlsplit
 
 from pybk.bookie.server import BookieServer
 from pybk.errors import PybkError, UsageError
 from pybk.manager.connect import join
+from pybk.manager.ledger_manager import LedgerManager
 from pybk.options.bookie import config_of, rack_of
 from pybk.spark.executors.bookie_settings import BookieSettings
 from pybk.spark.executors.configuration import resolve_for, tiers_in
+from pybk.spark.executors.departure import Departure
 from pybk.spark.executors.detached_process import Shutdown, detach, log_to
 from pybk.spark.executors.executor import Executor, ExecutorBookie, forget
 
@@ -32,6 +34,8 @@ logger = logging.getLogger(__name__)
 
 _LOOK_MS: Final = 1_000
 _NAME_BYTES: Final = 2
+_SWITCH_SECONDS: Final = 0.0001
+"""The time for which a thread may keep the interpreter: the serving thread waits for threads that repair."""
 
 
 def main(settings: BookieSettings, slot: str, executor: Executor) -> None:
@@ -45,6 +49,7 @@ def main(settings: BookieSettings, slot: str, executor: Executor) -> None:
     Raises:
         PybkError, OSError: The bookie cannot start, or has stopped serving.
     """
+    sys.setswitchinterval(_SWITCH_SECONDS)
     state = executor.file(settings.metadata, "json")
     with ExitStack() as stack:
         shutdown = Shutdown(executor)
@@ -60,9 +65,11 @@ def main(settings: BookieSettings, slot: str, executor: Executor) -> None:
             bookie_id=None if os.path.exists(slot) else _name(executor, slot),
             rack=rack_of({name: each.value for name, each in options.items()}),
         )
-        stack.enter_context(closing(backend))
+        manager = stack.enter_context(LedgerManager(backend))
         bookie = backend.bookie
         assert isinstance(bookie, BookieServer), "joining opens one"
+        departure = Departure(manager, bookie, backend.membership.metadata, slot)
+        departure.cancel()
         stack.callback(forget, state)
         ExecutorBookie(
             executor=executor.name(),
@@ -74,28 +81,21 @@ def main(settings: BookieSettings, slot: str, executor: Executor) -> None:
             pid=os.getpid(),
         ).write(state)
         detach(f"{slot}.log")
-        _serve(bookie, shutdown, settings.linger_s)
+        _serve(bookie, shutdown, departure, settings.linger_s)
 
 
-def _serve(bookie: BookieServer, shutdown: Shutdown, linger_s: float) -> None:
-    """Serve until SIGTERM or the executor's end; after the latter, serve reads for ``linger_s``, for re-replication."""
-    retired_until: float | None = None
+def _serve(bookie: BookieServer, shutdown: Shutdown, departure: Departure, linger_s: float) -> None:
+    """Serve until SIGTERM, or after the executor's end until the bookie is drained, for ``linger_s`` at most."""
+    until: float | None = None
     while not shutdown.requested(_LOOK_MS):
         if not bookie.serving:
             raise PybkError(f"{bookie.bookie} serves no more; the error is logged above")
-        if retired_until is None and shutdown.executor_ended:
-            retired_until = time.monotonic() + linger_s
+        if until is None and shutdown.executor_ended:
+            until = time.monotonic() + linger_s
             if linger_s:
-                _retire(bookie)
-        if retired_until is not None and time.monotonic() >= retired_until:
+                departure.begin(linger_s)
+        if until is not None and (time.monotonic() >= until or departure.is_complete):
             return
-
-
-def _retire(bookie: BookieServer) -> None:
-    try:
-        bookie.retire()
-    except PybkError as error:
-        logger.warning("%s is not registered as read-only yet: %s", bookie.bookie, error)
 
 
 def _name(executor: Executor, slot: str) -> str:
