@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -161,33 +161,42 @@ CONF = {
 
 
 @contextmanager
-def standalone(directory: Path, cores: int) -> Iterator[str]:
-    """Run a master and a worker of Spark's; yield the master's URL."""
+def standalone(
+    directory: Path, cores: int, hosts: Sequence[str] = ("127.0.0.1",), *, path: str | None = None
+) -> Iterator[str]:
+    """Run a master of Spark's and a worker on each of some addresses; yield the master's URL.
+
+    Args:
+        directory: Where they leave what they write.
+        cores: The cores of each worker.
+        hosts: The addresses of the workers.
+        path: Another search path for the modules of executors; they find pybk and the tests without it.
+    """
+    variables = {**environment(directory), "SPARK_DAEMON_MEMORY": "256m"}
+    if path is not None:
+        variables["PYTHONPATH"] = path
     with ExitStack() as stack:
-        port, web, worker_web = free_ports(3)
+        port, web, *worker_webs = free_ports(2 + len(hosts))
         url = f"spark://127.0.0.1:{port}"
         start = str(need_spark() / "bin" / "spark-class")
-        roles = {
-            "master.Master": ["--host", "127.0.0.1", "--port", str(port), "--webui-port", str(web)],
-            "worker.Worker": [
-                *("--host", "127.0.0.1", "--cores", str(cores), "--memory", "4g", "--webui-port", str(worker_web)),
-                *("--work-dir", str(directory / "work"), url),
-            ],
-        }
-        for role, arguments in roles.items():
+        roles = [("master.Master", ["--host", "127.0.0.1", "--port", str(port), "--webui-port", str(web)])]
+        for host, worker_web in zip(hosts, worker_webs, strict=True):
+            size = ("--cores", str(cores), "--memory", "4g", "--work-dir", str(directory / "work" / host))
+            roles.append(("worker.Worker", ["--host", host, "--webui-port", str(worker_web), *size, url]))
+        for role, arguments in roles:
             with open(directory / f"{role}.log", "ab") as log:
                 process = subprocess.Popen(
                     [start, f"org.apache.spark.deploy.{role}", *arguments],
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=subprocess.STDOUT,
-                    env={**environment(directory), "SPARK_DAEMON_MEMORY": "256m"},
+                    env=variables,
                 )
             stack.callback(process.wait)
             stack.callback(process.terminate)
         until = time.monotonic() + ANSWER_S
-        while not _workers(web):
-            assert time.monotonic() < until, "the worker did not come"
+        while _workers(web) < len(hosts):
+            assert time.monotonic() < until, "a worker did not come"
             time.sleep(0.1)
         yield url
 

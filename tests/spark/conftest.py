@@ -12,9 +12,12 @@ import pytest
 
 from tests.paths import ROOT
 from tests.spark.clusters import home_in
+from tests.zookeeper_server import zookeeper_server
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+__all__ = ["zookeeper_server"]
 
 CORES = 2
 

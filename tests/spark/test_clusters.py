@@ -26,16 +26,17 @@ from tests.cluster.inside import SECRET, make_cluster
 from tests.internals import cluster_backend_of, descriptor_of
 from tests.spark.clusters import CONF, Driver, driver, standalone
 from tests.waiting import PROCESS_S, WAIT_S, wait_until
+from tests.zookeeper_server import ZooKeeperServer
 
 PASSWORD = b"the password of all ledgers here"
 
 
 class StoreOrUrl:
-    """A directory with a cluster's metadata, its secret, and its bookies' directories."""
+    """A directory with a cluster's metadata, unless they are at a URL, its secret, and its bookies' directories."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, url: str = "") -> None:
         self.directory = directory
-        self.url = make_cluster(directory / "cluster")
+        self.url = make_cluster(directory / "cluster", url=url)
         self.secret = directory / "secret"
         self.secret.touch(0o600)
         self.secret.write_bytes(SECRET + b"\n")
@@ -312,6 +313,55 @@ def test_an_executor_of_a_standalone_cluster_that_is_lost_under_load_loses_nothi
         lose_one(place, session.ask("bookies", executors=3, **place.settings))
         session.ask("end")
         wait_until(lambda: not place.running(), "the bookies to end with their executors")
+
+
+@pytest.mark.long
+def test_bookies_come_and_go_with_executors_that_are_allocated_dynamically(tmp_path: Path) -> None:
+    place = StoreOrUrl(tmp_path)
+    allocation = {"enabled": "true", "minExecutors": "1", "maxExecutors": "2", "executorIdleTimeout": "2s"}
+    conf = {
+        **CONF,
+        "spark.executor.cores": "1",
+        "spark.dynamicAllocation.shuffleTracking.enabled": "true",
+        **{f"spark.dynamicAllocation.{name}": value for name, value in allocation.items()},
+    }
+    with standalone(tmp_path, cores=2) as master, driver(tmp_path) as session:
+        session.ask("begin", master=master, conf=conf, bookies=place.settings)
+        before = local_reader(session, place)
+        wait_until(lambda: len(place.running()) == 1, "an idle executor to end with its bookie")
+        after = local_reader(session, place)
+        assert identities(after) == identities(before)
+        session.ask("end")
+        wait_until(lambda: not place.running(), "the bookies to end with their executors")
+
+
+@pytest.mark.long
+def test_bookies_on_two_hosts_come_back_with_zookeeper(tmp_path: Path, zookeeper_server: ZooKeeperServer) -> None:
+    place = StoreOrUrl(tmp_path, zookeeper_server.url())
+    hosts = ("127.0.0.1", "127.0.0.2")
+    with standalone(tmp_path, cores=1, hosts=hosts) as master, driver(tmp_path) as session:
+        session.ask("begin", master=master, conf={**CONF, "spark.executor.cores": "1"}, bookies=place.settings)
+        before = {bookie["executor"]: bookie for bookie in session.ask("bookies", executors=2)}
+        assert {bookie["location"].split("_")[1] for bookie in before.values()} == set(hosts)
+        with (
+            place.connect() as client,
+            client.create_ledger(ensemble_size=2, write_quorum=2, password=PASSWORD) as writer,
+        ):
+            writer.append_many([b"%d" % entry for entry in range(100)])
+        kill(before["0"]["pid"])
+        kill(executor_of(before["1"]))
+        after = wait_until(lambda: replaced(session.ask("bookies", executors=2), before))
+        assert identities(after) == identities(before)
+        with place.connect() as client, client.open_ledger(writer.ledger_id, password=PASSWORD) as reader:
+            assert [entry.payload for entry in reader.read(0, 99)] == [b"%d" % entry for entry in range(100)]
+        session.ask("end")
+        wait_until(lambda: not place.running(), "the bookies to end with their executors")
+
+
+def replaced(bookies: list[dict[str, Any]], before: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return bookies by executor once none of them is a process of before."""
+    pids = {bookie["pid"] for bookie in before.values()}
+    return {} if pids & {bookie["pid"] for bookie in bookies} else {bookie["executor"]: bookie for bookie in bookies}
 
 
 def lose_one(place: StoreOrUrl, started: list[dict[str, Any]]) -> None:
