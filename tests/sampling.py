@@ -2,8 +2,8 @@
 
 Tests that repeat one rule over many seeds, places, kinds or mutants are marked ``sampled``. A run tries some of their
 cases, which ``SEED`` draws: the same ones in each process and each time for one commit, others for the next commit, so
-that all of them are tried in time. ``make test-long`` tries all cases, and ``PYBK_ALL_FAULTS=1`` many more, which takes
-hours.
+that all of them are tried in time. So are tests of a file that use a fixture that takes long, such as a cluster of
+processes. ``make test-long`` tries all of them, and ``PYBK_ALL_FAULTS=1`` many more, which takes hours.
 """
 
 from __future__ import annotations
@@ -46,6 +46,11 @@ SEED: Final = os.environ.get(VARIABLE) or _of_commit()
 os.environ[VARIABLE] = SEED  # for pytest's workers, whatever is committed meanwhile
 
 
+def all_are_tried() -> bool:
+    """Return whether this run tries all cases, so that what they come to together can be judged."""
+    return ALL or SEED == EVERYTHING
+
+
 def chosen(seed: str, group: str, places: Sequence[Place], one_in: int) -> list[Place]:
     """Return one in so many of a group's places, but at least one, in their order."""
     if ALL or seed == EVERYTHING:
@@ -66,10 +71,9 @@ def sample(group: str, places: Sequence[Place], one_in: int) -> list[Place]:
 def places(group: str, step: int, one_in: int) -> Iterator[int]:
     """Yield places without an end: the first one, and one in so many of those that ``every(step)`` reaches."""
     yield 0
-    whole = ALL or SEED == EVERYTHING
     for block in count():
         numbers = range(block * one_in + 1, block * one_in + one_in + 1)
-        for number in numbers if whole else sample(group, numbers, one_in):
+        for number in numbers if all_are_tried() else sample(group, numbers, one_in):
             yield number * every(step)
 
 
@@ -97,9 +101,16 @@ def _names(argument: str, item: pytest.Item) -> bool:
     return (item.config.invocation_params.dir / path).resolve() == Path(item.path)
 
 
-def _group(item: pytest.Item, among: str) -> str:
-    """Return what the cases of a group have in common: the test, and all other parameters than one, if it is named."""
+def _group(item: pytest.Item, marker: pytest.Mark) -> str:
+    """Return what a case is drawn from.
+
+    That are the cases of its test; or, if the marker names a parameter, those that differ in this one alone; or, if it
+    names a fixture, the tests of its file that use it.
+    """
     test, _, case = item.nodeid.partition("[")
+    among = marker.kwargs.get("among")
+    if "using" in marker.kwargs:
+        return test.partition("::")[0]
     if not among:
         return test
     parts = case.removesuffix("]").split("-")
@@ -112,9 +123,9 @@ def drawn(items: Sequence[pytest.Item], seed: str, arguments: Sequence[str]) -> 
     groups: dict[tuple[str, int], list[str]] = {}
     for item in items:
         marker = item.get_closest_marker("sampled")
-        if marker:
-            among, one_in = marker.kwargs.get("among", ""), marker.kwargs.get("one_in", 1)
-            groups.setdefault((_group(item, among), one_in), []).append(item.nodeid)
+        if marker and marker.kwargs.get("using") in (None, *getattr(item, "fixturenames", ())):
+            one_in = marker.kwargs.get("one_in", 1)
+            groups.setdefault((_group(item, marker), one_in), []).append(item.nodeid)
     left_out: set[str] = set()
     for (group, one_in), names in groups.items():
         left_out.update(set(names) - set(chosen(seed, group, names, one_in)))

@@ -42,13 +42,33 @@ def kind(request):
 
 @pytest.mark.parametrize("number", range(8))
 def test_of_kinds(kind, number): pass
+
 """
-SETTINGS = "[pytest]\nmarkers =\n    long: long\n    sampled(one_in, among): sampled\n"
+OF_A_CLUSTER = """
+import pytest
+
+pytestmark = pytest.mark.sampled(one_in=3, using="cluster")
+
+@pytest.fixture
+def cluster(): pass
+
+def test_first(cluster): pass
+def test_second(cluster): pass
+def test_without(): pass
+
+@pytest.mark.parametrize("seed", range(4))
+def test_third(cluster, seed): pass
+
+@pytest.mark.sampled(one_in=2)
+@pytest.mark.parametrize("seed", range(4))
+def test_apart(cluster, seed): pass
+"""
+SETTINGS = "[pytest]\nmarkers =\n    long: long\n    sampled(one_in, among, using): sampled\n"
 
 
-def run(directory: Path, seed: str, *arguments: str) -> tuple[set[str], str]:
+def run(directory: Path, seed: str, *arguments: str, tests: str = TESTS) -> tuple[set[str], str]:
     """Run pytest over the tests above with this project's sampling; return which passed, and all that was printed."""
-    (directory / "test_these.py").write_text(TESTS, encoding="utf-8")
+    (directory / "test_these.py").write_text(tests, encoding="utf-8")
     (directory / "pytest.ini").write_text(SETTINGS, encoding="utf-8")
     (directory / "conftest.py").write_text(
         "from tests.conftest import pytest_collection_modifyitems, pytest_report_header\n", encoding="utf-8"
@@ -120,6 +140,19 @@ def test_pytest_runs_the_sample_in_each_worker_and_says_how_to_repeat_it(tmp_pat
         "test_of_two[0]",
         "test_of_two[1]",
     }
+
+
+def test_a_share_of_the_tests_that_use_a_fixture_runs(tmp_path: Path) -> None:
+    every = {"test_first", "test_second", *(f"test_third[{number}]" for number in range(4))}
+    tried = set[str]()
+    for seed in SEEDS[:4]:
+        passed, _ = run(tmp_path, seed, tests=OF_A_CLUSTER)
+        assert len(passed & every) == 2
+        assert "test_without" in passed
+        assert sum("test_apart" in name for name in passed) == 2, "its own marker holds"
+        tried |= passed
+    assert len(tried & every) > 2
+    assert every < run(tmp_path, EVERYTHING, tests=OF_A_CLUSTER)[0]
 
 
 def test_a_test_that_is_named_runs_whatever_the_sample(tmp_path: Path) -> None:
