@@ -8,6 +8,7 @@ BIN := $(VENV)/bin
 INPUT ?=
 SEEDS ?= 1000
 ARGS ?=
+JOBS ?= 4
 
 # A name on the PATH proves nothing (it may be a shim without a Python behind it), so each candidate is run.
 CANDIDATES := python3.14 python3.13 python3.12 python3.11 python3
@@ -57,14 +58,13 @@ demo-spark: $(VENV)/.spark
 	    $(BIN)/python examples/pipeline.py --master "local-cluster[3,1,1024]" $(if $(INPUT),"$(INPUT)")
 
 # Four processes on two cores, as tests wait for others for a third of their time. Tests of alert rules need promtool, those of the page Chromium, or are left out.
-test: $(VENV)/.test
+test: $(VENV)/.warm
 	@tools/prometheus home >/dev/null || true
 	@tools/chromium home >/dev/null || true
-	tools/java run $(BIN)/python -m tests.spark.archiving
-	tools/java run $(BIN)/python -m pytest -n 4 -m "not long" $(ARGS)
+	tools/java run $(BIN)/python -m pytest -n $(JOBS) -m "not long" $(ARGS)
 
-test-long: $(VENV)/.test
-	PYBK_TEST_SEED=all tools/java run $(BIN)/python -m pytest -n 4 -m "long or sampled" $(ARGS)
+test-long: $(VENV)/.warm
+	PYBK_TEST_SEED=all tools/java run $(BIN)/python -m pytest -n $(JOBS) -m "long or sampled" $(ARGS)
 
 test-floors: $(BIN)/python
 	$(BIN)/python -m venv --clear $(VENV)/floors
@@ -170,6 +170,12 @@ $(VENV)/.demo: $(BIN)/python $(PROJECT)
 
 $(VENV)/.test: $(BIN)/python $(PROJECT)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[test,http,metrics,zstd,bench$(SPARK_TEST)]"
+	@touch $@
+
+# What each process of the first run would make for itself: compiled tests, and the archive of Spark's classes.
+$(VENV)/.warm: $(VENV)/.test
+	@env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest --collect-only -qq >/dev/null & \
+	tools/java run $(BIN)/python -m tests.spark.archiving && wait
 	@touch $@
 
 # What checks, documents and tests need together: the native core is built once, and what is imported is compiled then.
