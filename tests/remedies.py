@@ -61,7 +61,10 @@ def remedies(part: str) -> dict[str, list[str]]:
     """Return the patterns of all texts in a part of the sources that name a command, by where they are."""
     found: dict[str, list[str]] = {}
     for path in sorted((SOURCES / part).rglob("*.py")):
-        for name, template in texts_in(ast.parse(path.read_text()), ""):
+        source = path.read_text()
+        if "`pybk " not in source:  # as in most: to parse and walk them all takes seconds
+            continue
+        for name, template in texts_in(ast.parse(source), ""):
             if COMMAND.search(filled(template, "x")):
                 found.setdefault(f"{path.relative_to(SOURCES)}:{name}", []).append(template)
     return found
