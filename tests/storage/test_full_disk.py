@@ -21,7 +21,7 @@ from pybk.storage.tiers import LOG
 from tests.internals import backend_of, store_of
 from tests.simdisk import SimFileSystem
 from tests.simdisk.disk import SimFile
-from tests.storage.store_harness import CONFIG, ROOT, drop_reserve
+from tests.storage.store_harness import CONFIG, ROOT, abandon, drop_reserve
 from tests.storage.test_space import open_small, tick
 
 RECORD = "log/full"
@@ -60,6 +60,7 @@ def fill(fs: SimFileSystem, restart: str, manager: LedgerManager) -> tuple[SimFi
         manager.close()
         manager = open_small(fs, config)
     elif restart != "live":
+        abandon(manager)  # or its thread would keep it and its disk
         fs = fs.kill() if restart == "killed" else fs.crash()
         manager = open_small(fs, config)
     tick(manager)
@@ -151,6 +152,7 @@ def take_over(full: Full) -> None:
 OPERATIONS = [delete_closed, delete_all, recover_open, change_record, checkpoint_and_collect, take_over]
 
 
+@pytest.mark.sampled(one_in=4)
 @pytest.mark.parametrize("watched", [False, True])
 @pytest.mark.parametrize("restart", ["live", "closed", "killed", "lost power"])
 @pytest.mark.parametrize("operation", OPERATIONS)
@@ -173,6 +175,7 @@ def test_space_can_be_freed_while_there_is_none(operation: Callable[[Full], None
     manager.close()
 
 
+@pytest.mark.sampled(one_in=2)
 @pytest.mark.parametrize("restart", ["closed", "killed"])
 def test_the_reserve_lasts_while_another_program_takes_what_deletes_free(restart: str) -> None:
     """Each restart begins a log file, and each file holds 127 deletes; those without live entries are used again."""
