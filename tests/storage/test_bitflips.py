@@ -1,6 +1,6 @@
 """Bytes of a small store damaged: what is read is what was written, or an error; nothing is lost in silence.
 
-The tests flip one bit of every fifth byte, another one in each.
+The tests flip one bit of every fifth byte, another one in each; a run tries a third of these.
 ``python -m tests.storage.test_bitflips`` flips every bit.
 """
 
@@ -27,13 +27,19 @@ from pybk.storage.format.log_file import RECORD_HEADER_BYTES
 from pybk.storage.readonly import ReadOnlyStore
 from pybk.storage.repair.verify import verify_store
 from tests.internals import store_view_of
+from tests.sampling import sample
 from tests.simdisk import SimEnvironment, SimFileSystem
 from tests.storage.store_harness import CONFIG, ROOT, abandon, open_store
 
 # A log file is kept however little of it is used, so that one is there to be damaged.
 CONFIG_KEEPING = replace(CONFIG, fill_ratio=0.0001, cold_compression="zstd")
 ZEROS_STEP = 509
+STEP = 5
+TRIED = sample("flipped bytes", range(0, 3 * STEP, STEP), 3)
+"""The remainders of the offsets that this run tries."""
 EVERY_BIT = "PYBK_FLIP_EVERY_BIT" in os.environ
+pytestmark = pytest.mark.sampled
+
 TIERS = [f"{ROOT}/{hint.value}" for hint in StorageHint]
 
 Given = dict[int, list[bytes]]
@@ -159,7 +165,7 @@ def flips(
 
     Args:
         data: What is flipped, in place.
-        every_bit: Whether ``EVERY_BIT`` counts; else one bit of every fifth byte, another one in each.
+        every_bit: Whether ``EVERY_BIT`` counts; else one bit of each byte that is tried.
         every_bit_of: It counts for the bytes at these offsets only.
     """
     meaningful = bytearray(len(data))
@@ -168,10 +174,10 @@ def flips(
             low, high = max(0, offset - 8), min(len(data), offset + 9)
             meaningful[low:high] = b"\1" * (high - low)
     for offset in range(len(data)):
-        if (not meaningful[offset] and offset % ZEROS_STEP) or (offset % 5 and not EVERY_BIT):
+        if (not meaningful[offset] and offset % ZEROS_STEP) or (offset % (3 * STEP) not in TRIED and not EVERY_BIT):
             continue
         whole = every_bit if every_bit_of is None else offset in every_bit_of
-        for bit in range(8) if whole and EVERY_BIT else (offset // 5 % 8,):
+        for bit in range(8) if whole and EVERY_BIT else (offset // STEP % 8,):
             data[offset] ^= 1 << bit
             try:
                 yield offset, bit
@@ -284,6 +290,7 @@ def test_any_byte_of_any_value_read_by_a_live_store_and_verified(environment: st
 # ---- small files -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(one_in=3)
 @pytest.mark.parametrize(
     "path", [f"{ROOT}/cookie", f"{ROOT}/directories", f"{ROOT}/watermark", *(f"{tier}/cookie" for tier in TIERS)]
 )

@@ -152,6 +152,7 @@ def check_after_stop(manager: LedgerManager, fs: SimFileSystem) -> None:
     abandon(again)
 
 
+@pytest.mark.sampled(one_in=4)
 @pytest.mark.parametrize(("first", "second"), PAIRS)
 def test_a_store_opens_after_any_two_changes_of_a_ledger(
     first: str, second: str, monkeypatch: pytest.MonkeyPatch

@@ -130,6 +130,7 @@ def test_without_a_background_only_calls_write(tmp_path: Path) -> None:
     manager.close()
 
 
+@pytest.mark.sampled(one_in=3)
 @pytest.mark.parametrize("end", ["writer.close()", "manager.close()", "sys.exit(3)", "raise KeyboardInterrupt", ""])
 def test_no_deferred_entry_is_lost_if_the_program_ends_without_a_crash(tmp_path: Path, end: str) -> None:
     program = PROGRAM.replace("print(writer.last_add_confirmed, flush=True)\nsys.stdin.readline()\n", end)

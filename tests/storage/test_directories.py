@@ -63,6 +63,7 @@ def content_of(path: Path) -> dict[Path, bytes | None]:
 # ---- whose a directory is --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(one_in=3)
 @pytest.mark.parametrize("tier", list(StorageHint))
 @pytest.mark.parametrize("where", ["", "nvme", "ssd", "hdd"])
 def test_no_store_takes_a_directory_of_another(tmp_path: Path, tier: StorageHint, where: str) -> None:
@@ -143,7 +144,7 @@ def operations_of_creation() -> int:
     return fs.operations.index(("unlink", "/s/cookie.planned")) + 1
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(one_in=3)
 @pytest.mark.parametrize("power_loss", [False, True])
 @pytest.mark.parametrize("again", [["/x", "/y"], ["/x"], ["/z", "/x", "/y"]])
 def test_an_interrupted_making_is_taken_up_again(again: list[str], power_loss: bool) -> None:

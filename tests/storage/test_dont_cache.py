@@ -125,6 +125,7 @@ def in_a_loop(reader: LedgerReader) -> list[bytes]:
     return asyncio.run(main())[::50]
 
 
+@pytest.mark.sampled(one_in=4)
 @pytest.mark.parametrize("read", [singly, whole, unconfirmed, followed, in_batches, in_a_loop])
 def test_nothing_of_what_is_read_stays_in_the_page_cache(
     tmp_path: Path, reader: Callable[[ReadFlag], LedgerReader], read: Callable[[LedgerReader], list[bytes]]

@@ -141,6 +141,7 @@ def _bookie(path: str) -> None:
 _CASES: Final = {case.__name__[1:]: case for case in (_embedded, _closing, _bookie)}
 
 
+@pytest.mark.sampled(one_in=2)
 @pytest.mark.parametrize("case", ["embedded", pytest.param("closing", marks=pytest.mark.long), "bookie"])
 def test_a_process_without_descriptors_for_a_while_loses_nothing_and_serves_on(case: str, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.storage.test_exhausted", case, str(tmp_path / "store")]

@@ -126,7 +126,7 @@ def faults(shard: int) -> Iterator[tuple[int, ErrorName, bool, bool]]:
         yield from ways if ALL else [ways[operation * 7 % len(ways)]]
 
 
-@pytest.mark.sampled(one_in=3)
+@pytest.mark.sampled(one_in=6)
 @pytest.mark.parametrize("shard", range(_SHARDS))
 def test_a_failed_operation_loses_nothing_and_raises(shard: int) -> None:
     for operation, error, forever, power_loss in faults(shard):

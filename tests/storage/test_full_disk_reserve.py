@@ -70,6 +70,7 @@ def test_a_checkpoint_empties_log_files_of_the_reserve() -> None:
     manager.close()
 
 
+@pytest.mark.sampled(one_in=2)
 @pytest.mark.parametrize("power_loss", [False, True])
 def test_what_was_in_them_is_found_after_a_restart(power_loss: bool) -> None:
     fs, manager, ledger_ids = full_of_take_overs()
@@ -91,6 +92,7 @@ def test_what_was_in_them_is_found_without_the_index() -> None:
     manager.close()
 
 
+@pytest.mark.sampled(one_in=2)
 @pytest.mark.parametrize("power_loss", [False, True])
 def test_a_stop_at_any_operation_of_such_a_checkpoint_loses_nothing(power_loss: bool) -> None:
     full = full_store("live", watched=True)

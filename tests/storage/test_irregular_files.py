@@ -74,6 +74,7 @@ def outcomes(what: str, source: Path, name: str, directory: Path) -> dict[str, s
     return {kind: found[str(copy)] for kind, copy in copies.items()}
 
 
+@pytest.mark.sampled(one_in=3)
 @pytest.mark.parametrize("name", ["cookie", "catalog-", "watermark", "directories"])
 def test_a_store_with_something_else_in_place_of_a_file_is_refused(name: str, tmp_path: Path) -> None:
     with open_quick(tmp_path / "store") as manager:
@@ -85,6 +86,7 @@ def test_a_store_with_something_else_in_place_of_a_file_is_refused(name: str, tm
     assert set(found.values()) <= refusals, found
 
 
+@pytest.mark.sampled(one_in=3)
 @pytest.mark.parametrize("kind", ["fifo", "device", "directory"])
 @pytest.mark.parametrize("name", ["cookie", "hdd/cookie", "catalog-*", "directories"])
 def test_what_lies_in_place_of_a_file_is_named_and_the_store_opens_once_it_is_moved_away(

@@ -928,7 +928,7 @@ def must_work_undisturbed() -> None:
     manager.close()
 
 
-@pytest.mark.sampled(one_in=4)
+@pytest.mark.sampled(one_in=8)
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.rule)
 def test_a_broken_rule_is_noticed(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:
     for piece in mutant.pieces:
@@ -940,7 +940,7 @@ def test_a_broken_rule_is_noticed(mutant: Mutant, monkeypatch: pytest.MonkeyPatc
 SCENARIOS = {mutant.check.__name__: mutant.check for mutant in MUTANTS if mutant.check not in (CRASH, KILL)}
 
 
-@pytest.mark.sampled(one_in=4)
+@pytest.mark.sampled(one_in=8)
 @pytest.mark.parametrize("name", sorted(SCENARIOS))
 def test_the_checks_pass_where_no_rule_is_broken(name: str) -> None:
     SCENARIOS[name]()

@@ -130,6 +130,7 @@ STEPS: list[tuple[str, bytes | None] | None] = [
 """Changes in order; None is a checkpoint."""
 
 
+@pytest.mark.sampled(one_in=2)
 @pytest.mark.parametrize("power_loss", [False, True])
 def test_a_stop_at_any_operation_loses_no_record(power_loss: bool) -> None:
     fs = SimFileSystem(0)

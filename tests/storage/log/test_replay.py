@@ -245,6 +245,7 @@ def test_torn_at_every_sector(records: int, new_file: bool) -> None:
 # ---- flipped bits ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(one_in=2)
 @pytest.mark.parametrize("durable", [2, 3])
 def test_every_flipped_bit(durable: int) -> None:
     blocks = (commit(1, 1), commit(2, 1, records=2), commit(3, 1))

@@ -172,6 +172,7 @@ def mend(fs: SimFileSystem) -> None:
     replicas.close()
 
 
+@pytest.mark.sampled(one_in=4)
 @pytest.mark.parametrize("harm", HARMS)
 def test_salvage_keeps_sound_entries_and_leaves_the_rest_in_limbo_until_repaired(harm: Harm) -> None:
     fs = harmed(harm)
