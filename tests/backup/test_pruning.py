@@ -159,6 +159,7 @@ class StoppingPruneTarget(DirectoryTarget):
         self._change(lambda: DirectoryTarget.remove(self, name), name)
 
 
+@pytest.mark.sampled(one_in=4)
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize("how", ["prune", "back up"])
 def test_a_removal_that_is_cut_off_anywhere_is_finished_by_what_comes_next(

@@ -71,6 +71,7 @@ def opened(client: LedgerManager, ledger_id: int) -> LedgerReader | None:
         return None
 
 
+@pytest.mark.long
 def test_a_ledger_is_not_closed_short_by_a_bookie_that_was_put_back(tmp_path: Path) -> None:
     with running(tmp_path, 3) as cluster:
         ledger_id, older, snapshot = append(cluster.connect(), cluster)

@@ -38,6 +38,7 @@ def three(tmp_path: Path) -> Iterator[Inside]:
         yield cluster
 
 
+@pytest.mark.sampled(one_in=3)
 @pytest.mark.parametrize("kind", [LedgerType.BOOKIE, LedgerType.FENCE, LedgerType.LIMBO])
 def test_a_ledger_of_a_bookies_own_type_is_refused_and_bookies_start_again(three: Inside, kind: LedgerType) -> None:
     client = three.connect()

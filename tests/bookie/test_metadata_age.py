@@ -132,6 +132,7 @@ def test_a_directory_of_another_cluster_marks_nothing(tmp_path: Path) -> None:
     store.close()
 
 
+@pytest.mark.sampled(one_in=2)
 @pytest.mark.parametrize("level", [FeatureLevel.BASE, FeatureLevel.SEALS])
 def test_a_cluster_without_an_epoch_gets_one_and_goes_on(tmp_path: Path, level: FeatureLevel) -> None:
     with inside(tmp_path, level=level) as cluster, cluster.connect().create_ledger(password=b"p") as writer:

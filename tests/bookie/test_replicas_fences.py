@@ -261,6 +261,7 @@ def test_deferred_entries_lost_after_durable_ones_put_the_ledger_in_limbo(
     assert replicas.in_limbo() == [LEDGER]
 
 
+@pytest.mark.sampled(one_in=4)
 @pytest.mark.parametrize("seed", range(25))
 def test_nothing_acknowledged_is_denied_or_changed_after_a_crash(seed: int) -> None:
     fs = SimFileSystem(seed)

@@ -158,15 +158,16 @@ def entries(service: BookieServer, ledger_id: int, count: int) -> dict[int, byte
     return found
 
 
+@pytest.mark.sampled(one_in=4)
 @pytest.mark.parametrize(
     "harm",
     [
-        pytest.param(first_log_lost, marks=pytest.mark.long),
+        first_log_lost,
         log_destroyed,
-        pytest.param(middle_of_log_destroyed, marks=pytest.mark.long),
+        middle_of_log_destroyed,
         kept_log_lost,
-        pytest.param(cold_files_lost, marks=pytest.mark.long),
-        pytest.param(watermark_lost, marks=pytest.mark.long),
+        cold_files_lost,
+        watermark_lost,
         index_device_lost,
         log_device_lost,
     ],
@@ -312,6 +313,7 @@ def test_a_directory_that_lost_its_name_is_opened_with_the_given_one(three: Insi
     assert service_of(three.open_bookie(0)).bookie == service_of(three.bookies[0]).bookie
 
 
+@pytest.mark.sampled(one_in=3)
 @pytest.mark.parametrize(
     ("directory", "name", "remedy"),
     [
@@ -352,6 +354,7 @@ class Bystander:
         self.lifted.append(closed)
 
 
+@pytest.mark.sampled(one_in=3)
 @pytest.mark.parametrize(
     ("state", "ended", "lifted"),
     [

@@ -82,6 +82,7 @@ def test_a_full_bookie_takes_fences_and_deletes(stop: Stop) -> None:
     replicas.close()
 
 
+@pytest.mark.sampled(one_in=4)
 @pytest.mark.parametrize("stop", [stay, close, after_kill, after_crash])
 @small_stores_have_a_reserve()
 def test_a_full_bookie_frees_the_space_of_deleted_ledgers_whose_entries_lie_among_those_of_others(stop: Stop) -> None:

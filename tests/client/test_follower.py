@@ -209,6 +209,7 @@ def test_long_polls_of_all_ledgers_end_together_and_by_their_own_time(
             assert (now + wait - 5) % step == 0
 
 
+@pytest.mark.sampled(one_in=3)
 @pytest.mark.parametrize("how", ["closed by its writer", "recovered by another client", "deleted"])
 def test_followers_learn_at_once_that_their_ledger_has_ended(
     three: Inside, monkeypatch: pytest.MonkeyPatch, how: str

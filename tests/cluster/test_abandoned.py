@@ -33,6 +33,8 @@ from tests.internals import cluster_backend_of
 from tests.storage.real_store import contents, numbered
 from tests.waiting import wait_until
 
+pytestmark = pytest.mark.sampled(one_in=2, using="tmp_path")
+
 
 def recover(manager: LedgerManager, ledger_id: int) -> LedgerMetadata:
     """Recover a ledger as a member."""

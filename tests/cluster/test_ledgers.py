@@ -58,6 +58,7 @@ def sizes(shape: tuple[int, int, int]) -> dict[str, Any]:
 # ---- shapes ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(one_in=3)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_every_shape_keeps_every_entry(five: Inside, shape: tuple[int, int, int]) -> None:
     writing, reading = five.connect(), five.connect()
@@ -113,6 +114,7 @@ def test_a_long_read_is_shared_by_the_bookies_and_by_those_that_are_left(
             three.bookies[0].close()
 
 
+@pytest.mark.sampled(one_in=3)
 @pytest.mark.parametrize("shape", [(1, 1, 1), (3, 3, 2), (4, 2, 2)])
 @pytest.mark.parametrize("max_bytes", [400_000, 3 << 20])
 def test_a_read_has_the_bytes_asked_for_though_entries_are_longer_than_those_before(

@@ -43,6 +43,8 @@ from tests.storage.real_store import QUICK
 from tests.waiting import wait_until
 from tests.zookeeper_server import missing, zookeeper_server
 
+pytestmark = pytest.mark.sampled(one_in=2, using="tmp_path")
+
 __all__ = ["zookeeper_server"]
 
 PASSWORD = b"correct horse"

@@ -19,6 +19,8 @@ from tests.cluster.processes import BookieProcess, Cluster, running
 from tests.cluster.proxy import Proxy
 from tests.waiting import WAIT_S, wait_until
 
+pytestmark = pytest.mark.sampled(one_in=3, using="cluster")
+
 
 @pytest.fixture(scope="module", params=["secret", pytest.param("no secret", marks=pytest.mark.long)])
 def three_bookies(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Cluster]:

@@ -55,6 +55,7 @@ def write(manager: LedgerManager, entries: int, shape: tuple[int, int, int], *, 
     return writer.ledger_id
 
 
+@pytest.mark.sampled(one_in=6)
 @pytest.mark.parametrize("digest_type", [DigestType.HMAC_SHA256, DigestType.NONE])
 @pytest.mark.parametrize("entries", [0, 1, 50])
 @pytest.mark.parametrize("shape", SHAPES)

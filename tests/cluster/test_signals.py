@@ -104,6 +104,7 @@ print(deferred.ledger_id, 100)
 """
 
 
+@pytest.mark.sampled(one_in=2)
 @pytest.mark.parametrize("how", ["", "import atexit; atexit.register(lambda: (plain.close(), manager.close()))"])
 def test_a_client_without_a_close_is_closed_at_the_end_of_the_program(tmp_path: Path, how: str) -> None:
     with inside(tmp_path) as cluster, cluster.connect() as client:

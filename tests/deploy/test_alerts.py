@@ -36,6 +36,7 @@ def test_the_rules_are_rules() -> None:
     assert f"SUCCESS: {len(RULES)} rules found" in run_promtool("check", "rules", FOLDER / "alerts.yml")
 
 
+@pytest.mark.sampled(one_in=2)
 @pytest.mark.parametrize("path", TESTS, ids=lambda path: path.stem)
 def test_each_alert_fires_at_its_time_and_resolves(path: Path) -> None:
     assert "SUCCESS" in run_promtool("test", "rules", path)

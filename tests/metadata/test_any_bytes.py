@@ -128,6 +128,7 @@ def quietly(call: Callable[[], Any]) -> None:
         call()
 
 
+@pytest.mark.sampled(one_in=4)
 @pytest.mark.parametrize("name", SEALED)
 @patient
 @given(data=st.data())

@@ -208,6 +208,7 @@ def test_a_damaged_row_of_recent_changes_is_a_missed_change(
     assert keys_since(store, tmp_path, last - 1) == ["dir/next"]
 
 
+@pytest.mark.sampled(one_in=2)
 @pytest.mark.parametrize("blocks", [lmdb_changes.BLOCKS, 1], ids=["all", "few"])
 def test_a_mirror_that_is_kept_by_a_feed_equals_what_processes_left(
     store: LmdbMetadataStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, blocks: int

@@ -160,6 +160,7 @@ def test_every_bit_of_a_resealed_value_counts() -> None:
             decode_authenticated(key, bytes(bad), keys)
 
 
+@pytest.mark.sampled(one_in=3)
 @pytest.mark.parametrize("level", FeatureLevel)
 def test_every_bit_of_a_value_counts(level: FeatureLevel) -> None:
     for name, (key, value) in values(level).items():

@@ -179,7 +179,7 @@ def test_the_same_seed_is_the_same_run_whatever_the_hash_seed() -> None:
     assert len({line.split()[2] for line in sums[0]}) == 8
 
 
-@pytest.mark.sampled(one_in=5)
+@pytest.mark.sampled(one_in=10)
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 def test_a_broken_rule_is_noticed(mutant: Mutant) -> None:
     """Each by the first seed that showed it; ``python -m tests.simulator.mutants`` finds them anew."""

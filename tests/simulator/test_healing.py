@@ -361,7 +361,7 @@ def test_much_happens_in_all_seeds_together() -> None:
     assert min(done[what] for what in ("kill", "elected", "store lost", "suspend auditor", "kill auditor")) > 10
 
 
-@pytest.mark.sampled(one_in=4)
+@pytest.mark.sampled(one_in=6)
 @pytest.mark.parametrize(
     "mutant",
     [pytest.param(each, id=each.name, marks=pytest.mark.long if each.name in LATE else ()) for each in HEALING_MUTANTS],
