@@ -54,7 +54,8 @@ def test_cluster(tmp_path: Path) -> None:
     assert read == "201 entries read"
 
 
-@pytest.mark.parametrize("master", ["local[2]", pytest.param("local-cluster[3,1,1024]", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("master", ["local[2]", "local-cluster[3,1,1024]"])
 def test_pipeline(master: str, tmp_path: Path) -> None:
     """With executors in processes of their own one of them is killed."""
     (tmp_path / "input").write_text("".join(f"{'x' * (number % 7)} {number}\n" for number in range(3000)))

@@ -79,14 +79,17 @@ class Fixtures(AbstractFixtures):  # type: ignore[misc]  # fsspec has no types
         return False
 
 
+@pytest.mark.sampled(one_in=4)
 class TestCopy(AbstractCopyTests, Fixtures):  # type: ignore[misc]
     pass
 
 
+@pytest.mark.sampled(one_in=4)
 class TestGet(AbstractGetTests, Fixtures):  # type: ignore[misc]
     pass
 
 
+@pytest.mark.sampled(one_in=4)
 class TestPut(AbstractPutTests, Fixtures):  # type: ignore[misc]
     pass
 
@@ -322,6 +325,7 @@ def test_no_way_to_open_publishes_after_an_error_in_its_block(fs: BlobFileSystem
         assert fs.cat("report") == b"good", name
 
 
+@pytest.mark.sampled(one_in=3)
 @pytest.mark.parametrize("compression", [None, "gzip", "bz2", "xz", "zip", "zstd"])
 @pytest.mark.parametrize("mode", ["wb", "w"])
 def test_the_end_of_a_block_publishes(

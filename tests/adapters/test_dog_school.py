@@ -136,6 +136,7 @@ def test_a_setting_that_is_missing_is_named(tmp_path: Path, missing: str, monkey
     assert not (tmp_path / "store").exists()
 
 
+@pytest.mark.long
 def test_a_school_in_a_cluster_moves_to_another_host(tmp_path: Path) -> None:
     with inside(tmp_path) as cluster, ExitStack() as schools:
         found = settings(cluster.url, PYBK_CLUSTER_SECRET=SECRET.decode())

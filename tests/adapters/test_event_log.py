@@ -122,6 +122,7 @@ def insert(recorder: ProcessRecorder, step: tuple[list[StoredEvent], Tracking | 
         return "conflict"
 
 
+@pytest.mark.sampled(one_in=5)
 @pytest.mark.parametrize("seed", range(5))
 def test_it_does_what_the_recorder_in_memory_does(manager: LedgerManager, seed: int) -> None:
     source, model = Random(seed), POPOProcessRecorder()
@@ -197,6 +198,7 @@ def fill(events: EventLog, count: int) -> None:
         events.insert([event(UUID(int=number % 100), number) for number in range(first, first + 1000)])
 
 
+@pytest.mark.sampled(one_in=2)
 @pytest.mark.parametrize("index", ["whole", "of another version"])
 def test_a_restart_reads_the_index_and_what_came_after(manager: LedgerManager, index: str) -> None:
     events = opened(manager)
@@ -342,6 +344,7 @@ class Unknown:
         raise StorageFailedError("it may have happened")
 
 
+@pytest.mark.sampled(one_in=3)
 @pytest.mark.parametrize("seed", range(3))
 def test_an_insert_that_failed_is_tried_again_and_done_once(manager: LedgerManager, seed: int) -> None:
     def answers(source: Random) -> Iterator[str]:

@@ -28,6 +28,8 @@ from tests.spark.clusters import CONF, Driver, driver, standalone
 from tests.waiting import PROCESS_S, WAIT_S, wait_until
 from tests.zookeeper_server import ZooKeeperServer
 
+pytestmark = pytest.mark.sampled(one_in=2, using="local")
+
 PASSWORD = b"the password of all ledgers here"
 
 

@@ -46,7 +46,7 @@ class Crashing(Generic[M]):
         count = self._operations(seed)
         assert count >= at_least, "the workload hardly touches the disk"
         step = every * some(5, 1)
-        for operation in sample(f"{self.work.__module__} stop {seed}", range(first, count, step), 3):
+        for operation in sample(f"{self.work.__module__} stop {seed}", range(first, count, step), 5):
             fs, model = SimFileSystem(operation), self.model()
             fs.crash_at(operation)
             with suppress(SimCrash, PybkError):
@@ -56,7 +56,7 @@ class Crashing(Generic[M]):
     def fail_at_operations(self, error: ErrorName, every: int, *, forever: bool) -> None:
         """Fail operations of a run, each for itself or with all that follow, and kill the process then."""
         for operation in sample(
-            f"{self.work.__module__} {error} {forever}", range(0, self._operations(0), every * some(5, 1)), 3
+            f"{self.work.__module__} {error} {forever}", range(0, self._operations(0), every * some(5, 1)), 5
         ):
             fs, model = SimFileSystem(operation), self.model()
             fs.fail_at(operation, error, forever=forever)

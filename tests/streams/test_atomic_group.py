@@ -450,6 +450,7 @@ def run(fs: SimFileSystem, model: Model, seed: int, steps: int = 8) -> None:
             store_of(manager).ended = True
 
 
+@pytest.mark.sampled(one_in=2)
 @pytest.mark.filterwarnings(*DYING)
 @pytest.mark.parametrize("seed", range(2))
 def test_a_group_is_whole_or_absent_when_the_machine_stops_at_any_operation(seed: int) -> None:

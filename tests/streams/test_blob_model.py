@@ -14,6 +14,7 @@ from tests.sampling import some
 from tests.streams.blob_workload import Model, opened, work
 
 
+@pytest.mark.sampled(one_in=5)
 @pytest.mark.parametrize("seed", range(some(5, 10)))
 def test_a_store_does_what_its_model_does(seed: int, tmp_path: Path) -> None:
     model, random = Model(), Random(seed)
@@ -25,6 +26,7 @@ def test_a_store_does_what_its_model_does(seed: int, tmp_path: Path) -> None:
             model.check(blobs, manager)
 
 
+@pytest.mark.sampled(one_in=2)
 @pytest.mark.parametrize("seed", range(2))
 def test_a_cluster_does_what_its_model_does(seed: int, tmp_path: Path) -> None:
     model, random = Model(), Random(seed)

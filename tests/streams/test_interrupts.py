@@ -29,7 +29,7 @@ LINES = {"roll": 29, "truncate": 23, "truncate_after": 17, "transaction": 17, "c
 """Every how many lines calls that have many are interrupted."""
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(one_in=2)
 @pytest.mark.parametrize("what", ["append", "append_many", "append_async", "roll", "truncate_after", "transaction"])
 @pytest.mark.timeout(method="thread")
 def test_an_interrupt_at_any_line_leaves_a_log_that_appends(tmp_path: Path, what: str) -> None:
@@ -105,7 +105,7 @@ def check_search(log: Log, records: list[LogRecord]) -> None:
         assert log.position_for(TxId(wanted)) == first
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(one_in=3)
 @pytest.mark.parametrize(
     "what", ["append", "append_many", "append_async", "roll", "truncate", "transaction", "close", "writer"]
 )

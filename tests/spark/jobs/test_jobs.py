@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 
     from pybk.bookie.server import BookieServer
 
+pytestmark = pytest.mark.sampled(one_in=2, using="spark")
+
 PASSWORD = b"the password of most ledgers here"
 
 

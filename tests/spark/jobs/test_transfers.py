@@ -48,6 +48,8 @@ from tests.storage.real_store import contents, open_quick
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+pytestmark = pytest.mark.sampled(one_in=2, using="spark")
+
 PASSWORD = b"the password of all ledgers here \xff"
 OTHER_SECRET = b"the secret of the other cluster -"
 

@@ -24,6 +24,8 @@ from pybk.spark.log_source.log_stream import LogStreamReader
 from tests.cluster.inside import SECRET, inside
 from tests.spark.log_source.logs import Logs, LogStore, password_file
 
+pytestmark = pytest.mark.sampled(one_in=2, using="store")
+
 
 @pytest.fixture(autouse=True)
 def _as_it_was() -> Iterator[None]:

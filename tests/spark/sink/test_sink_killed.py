@@ -30,6 +30,7 @@ from pybk.spark.sink.manifest import sink_ledgers
 from pybk.spark.sink.writer import BatchWriter, StreamWriter, check_schema, payload_list, sink_of
 from tests.cluster.inside import SECRET
 from tests.cluster.processes import Cluster, running
+from tests.sampling import all_are_tried, places
 from tests.spark.killing import stepping
 from tests.storage.real_store import contents
 
@@ -142,12 +143,13 @@ def check_nothing_else_is_left(options: SinkOptions, app: str) -> int:
     return len(orphans)
 
 
+@pytest.mark.sampled
 def test_a_stream_killed_at_any_step_is_written_once(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sink_record, "FOLD", 2)  # so that the second commit deletes a manifest
     ends, replays, orphans = [], 0, 0
-    for step in count():
+    for step in places("a stream is killed", 1, 4):
         app, checkpoint = f"stream-{step}", tmp_path / f"checkpoint-{step}"
         options = options_of(cluster, app)
         ends.append(in_child(lambda: Query(options, checkpoint, "first").finish(), step))  # noqa: B023
@@ -162,9 +164,10 @@ def test_a_stream_killed_at_any_step_is_written_once(
             break
     assert ends == [-signal.SIGKILL] * (len(ends) - 1) + [0]
     # Each batch: two tasks that create, append and close; a look, a manifest, the compare-and-set and behind it.
-    assert len(ends) > BATCHES * (2 * 3 + 1 + 3 + 2)
-    assert replays >= BATCHES
-    assert orphans > len(ends)
+    assert step >= BATCHES * (2 * 3 + 1 + 3 + 2)
+    if all_are_tried():
+        assert replays >= BATCHES
+        assert orphans > len(ends)
 
 
 @pytest.mark.long

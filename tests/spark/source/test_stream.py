@@ -26,6 +26,8 @@ from tests.cluster.inside import SECRET, inside
 from tests.storage.real_store import python
 from tests.waiting import PROCESS_S
 
+pytestmark = pytest.mark.sampled(one_in=2, using="store")
+
 PASSWORD = b"pw"
 
 WRITER = """

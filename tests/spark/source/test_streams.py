@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
+pytestmark = pytest.mark.sampled(one_in=2, using="spark")
+
 PASSWORD = b"a password to be kept"
 
 
