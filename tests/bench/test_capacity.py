@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from bench.capacity import cluster_figures, entry_bytes, ledger_bytes
 from pybk import StorageHint
 
@@ -19,6 +21,7 @@ def test_ledgers_take_space_in_index_and_catalog(tmp_path: Path) -> None:
     assert all(value > 0 for value in found.values())
 
 
+@pytest.mark.long
 def test_a_cluster_is_measured(tmp_path: Path) -> None:
     found = cluster_figures(tmp_path, 10, 2, 1)
     assert found["its descriptors"] > 10

@@ -25,6 +25,8 @@ from pybk import LedgerManager, LedgerWriter
 from tests.cluster.inside import inside
 from tests.waiting import PROCESS_S, WAIT_S, wait_until
 
+pytestmark = pytest.mark.sampled(one_in=2, using="tmp_path")
+
 
 @pytest.mark.long
 def test_contests_run_and_leave_nothing(tmp_path: Path) -> None:

@@ -35,7 +35,10 @@ SCALED_PATH = os.pathsep.join([str(SCALED), python_path()])
 SCALED_WAITS = ((cluster_admin, "REQUESTS_SECONDS", 1.0), (authenticated_values, "SECRETS_AGE_SECONDS", 1.0))
 NAMES = ("b1", "b2", "b3", "b4")
 
-pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl, which makes secrets")
+pytestmark = [
+    pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl, which makes secrets"),
+    pytest.mark.sampled(one_in=2, using="_quick"),
+]
 
 
 def free_port() -> int:

@@ -24,6 +24,8 @@ from pybk.errors import StorageFullError
 from tests.admin.dev.local import Commands, Local, local_cluster
 from tests.waiting import wait_until
 
+pytestmark = pytest.mark.sampled(one_in=3, using="local")
+
 yaml: Any = pytest.importorskip("yaml")
 pytest.importorskip("prometheus_client")
 
@@ -33,6 +35,7 @@ SLOW_MS = 300
 @pytest.fixture(scope="module")
 def local(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Local]:
     with local_cluster(tmp_path_factory.mktemp("local"), "3", "--zones=3", "--tiers") as found:
+        wait_until(lambda: json.loads(found.ask("--profile", "dev", "cluster", "status", "--json").stdout)["auditor"])
         yield found
 
 
@@ -55,7 +58,6 @@ def test_a_cluster_is_found_by_its_profile(local: Local) -> None:
         "b3": ("running", "zone-3"),
         "console": ("running", ""),
     }
-    wait_until(lambda: json.loads(local.ask("--profile", "dev", "cluster", "status", "--json").stdout)["auditor"])
     shown = json.loads(local.run("--profile", "dev", "bookie", "list", "--json"))
     assert "zone-2" in json.dumps(shown)
     directory = local.directory / "state" / "pybk" / "dev"

@@ -19,6 +19,8 @@ from pybk.streams import cursor, subscription_lag
 from tests.admin.dev.walking import PASSWORD, Cluster, Walk, cluster, pybk, walk
 from tests.waiting import WAIT_S
 
+pytestmark = pytest.mark.sampled(one_in=2, using="cluster")
+
 pytest.importorskip("prometheus_client")
 
 __all__ = ["cluster", "walk"]

@@ -14,6 +14,8 @@ from pybk import LedgerState, Passwords, back_up, health
 from pybk.metadata.underreplication import RepairState
 from tests.admin.dev.walking import PASSWORD, Cluster, Walk, cluster, pybk, walk
 
+pytestmark = pytest.mark.sampled(one_in=3, using="cluster")
+
 pytest.importorskip("prometheus_client")
 
 __all__ = ["cluster", "walk"]
