@@ -14,6 +14,7 @@ from typing import Final
 
 from pyspark.sql import SparkSession
 
+from bench.payloads import PASSWORD
 from pybk import LedgerManager
 from pybk.spark import ExecutorBookie, start_bookies
 
@@ -28,20 +29,22 @@ class Colocated:
     Attributes:
         url: Where the cluster's metadata is.
         secret: The cluster's secret, or None.
+        directory: Of files of secrets.
         bookies: They.
         start_seconds: What starting them took.
     """
 
     url: str
     secret: bytes | None
+    directory: Path
     bookies: Sequence[ExecutorBookie]
     start_seconds: float
 
     @property
     def options(self) -> dict[str, str]:
-        """Options of reads and writes."""
-        found = {"metadataUri": self.url}
-        return found if self.secret is None else {**found, "clusterSecret": self.secret.decode()}
+        """Options of reads and writes, of ledgers that have the password of the payloads."""
+        found = {"metadataUri": self.url, "passwordFile": password_file(self.directory)}
+        return found if self.secret is None else {**found, "clusterSecretFile": str(self.directory / "secret")}
 
     def connect(self) -> LedgerManager:
         """Return a client."""
@@ -72,10 +75,17 @@ def colocated(spark: SparkSession, directory: Path, *, curve: bool) -> Iterator[
     )
     took = time.perf_counter() - begin
     try:
-        yield Colocated(url, secret, bookies, took)
+        yield Colocated(url, secret, directory.resolve(), bookies, took)
     finally:
         for bookie in bookies:
             end(bookie.pid)
+
+
+def password_file(directory: Path) -> str:
+    """Make a file that has the password of the payloads, and return its path."""
+    file = directory.resolve() / "password"
+    file.write_bytes(PASSWORD)
+    return str(file)
 
 
 def end(pid: int) -> None:

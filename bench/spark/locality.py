@@ -14,7 +14,6 @@ from typing import Final
 
 from bench.cluster.bookies import SECRET_VARIABLE
 from bench.contest import Contest, Contestant, Run, Scale, Target
-from bench.payloads import PASSWORD
 from bench.spark.bookies import Colocated, colocated
 from bench.spark.reading import fill, turns
 from bench.spark.session import session
@@ -59,7 +58,7 @@ def replica(local: bool, directory: Path, scale: Scale) -> Iterator[Run]:
             ledger_id = fill(client, DigestType.HMAC_SHA256, scale.entries, ensemble_size=1)
             [fragment] = client.ledger_metadata(ledger_id).fragments
             assert [bookie.bookie_id for bookie in fragment.ensemble] == [near]
-        options = {**cluster.options, "ledger": str(ledger_id), "password": PASSWORD.decode()}
+        options = {**cluster.options, "ledger": str(ledger_id)}
         yield turns(read_local(spark, **options), scale)
 
 

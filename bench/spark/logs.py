@@ -15,6 +15,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
 from bench.contest import Contest, Contestant, Run, Scale, Target
 from bench.payloads import ENTRY_BYTES, PASSWORD
+from bench.spark.bookies import password_file
 from bench.spark.reading import DIGESTS, PARQUET, parquet, turns
 from bench.spark.session import BATCH, rows, session
 from pybk import DigestType, LedgerManager
@@ -85,7 +86,6 @@ def constant(directory: Path, scale: Scale) -> Iterator[Run]:
 def log(digest: DigestType, directory: Path, scale: Scale) -> Iterator[Run]:
     """A log in the directory of an embedded store, in segments of 64 MiB."""
     path = str(directory / "store")
-    (directory / "password").write_bytes(PASSWORD)
     with (
         LedgerManager.open(path) as manager,
         Log.open(manager, "log", password=PASSWORD, digest_type=digest) as opened,
@@ -93,7 +93,7 @@ def log(digest: DigestType, directory: Path, scale: Scale) -> Iterator[Run]:
     ):
         for batch in rows(scale.entries):
             writer.append_many(batch.column("payload").to_pylist())
-    options = {"path": path, "passwordFile": str(directory / "password"), "log": "log"}
+    options = {"path": path, "passwordFile": password_file(directory), "log": "log"}
     with session(directory) as spark:
         yield turns(spark.read.format("pybk").options(**options).schema(COLUMNS).load(), scale)
 

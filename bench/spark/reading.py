@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 from bench.cluster.appending import CURVES
 from bench.contest import Contest, Contestant, Run, Scale, Target
 from bench.payloads import ENTRY_BYTES, PASSWORD
-from bench.spark.bookies import colocated
+from bench.spark.bookies import colocated, password_file
 from bench.spark.session import read_all, rows, session, write_parquet
 from pybk import DigestType, LedgerManager
 
@@ -47,8 +47,7 @@ def fill(manager: LedgerManager, digest: DigestType, entries: int, ensemble_size
 
 def frame_of(spark: SparkSession, ledger_id: int, **where: str) -> DataFrame:
     """Return a ledger as rows."""
-    options = {**where, "ledger": str(ledger_id), "password": PASSWORD.decode()}
-    return spark.read.format("pybk").options(**options).load()
+    return spark.read.format("pybk").options(**where, ledger=str(ledger_id)).load()
 
 
 @contextmanager
@@ -66,7 +65,7 @@ def store(digest: DigestType, directory: Path, scale: Scale) -> Iterator[Run]:
     with LedgerManager.open(path) as manager:
         ledger_id = fill(manager, digest, scale.entries)
     with session(directory) as spark:
-        yield turns(frame_of(spark, ledger_id, path=path), scale)
+        yield turns(frame_of(spark, ledger_id, path=path, passwordFile=password_file(directory)), scale)
 
 
 @contextmanager

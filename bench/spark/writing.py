@@ -61,7 +61,7 @@ def ledgers(digest: DigestType, curve: bool, directory: Path, scale: Scale) -> I
 
 def written_to(cluster: Colocated, frame: DataFrame, digest: DigestType, entries: int, _: float) -> float:
     """Write a frame to ledgers once and delete them; return payload megabytes per second, the deleting left out."""
-    options = {**cluster.options, "ledgerType": LEDGER_TYPE, "password": PASSWORD.decode(), "digestType": digest.name}
+    options = {**cluster.options, "ledgerType": LEDGER_TYPE, "digestType": digest.name}
     begin = time.perf_counter()
     frame.write.format("pybk").mode("append").options(**options, ensembleSize="1").save()
     took = time.perf_counter() - begin

@@ -277,7 +277,7 @@ def test_each_option_of_spark_is_listed_with_its_default() -> None:
     assert cells["includeHeaders", "reads"] == f"`{str(logs.include_headers).lower()}`"
     assert cells["allowMissing", "reads"] == f"`{str(logs.allow_missing).lower()}`"
     assert cells["maxTriggerDelay", "reads"] == f"{logs.max_trigger_delay_s / 60:.0f} minutes"
-    given = {"metadataUri": "lmdb:///x", "password": "secret"}
+    given = {"metadataUri": "lmdb:///x", "passwordFile": "/p"}
     sink = options.sink_options(given, streaming=False)
     assert cells["digestType", "writes"] == f"`{sink.digest_type.name}`"
     assert cells["insecure", "writes"] == f"`{str(sink.insecure).lower()}`"

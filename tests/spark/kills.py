@@ -30,6 +30,7 @@ from tests.cluster.inside import SECRET
 from tests.cluster.processes import running
 from tests.paths import ROOT
 from tests.spark import clusters
+from tests.spark.secret_files import cluster_options, secret_file
 from tests.storage.real_store import contents
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ def new_session(master: str, directory: Path) -> SparkSession:
 
 def options_of(url: str, **more: Any) -> dict[str, Any]:
     """Return the options that say where to write, and others."""
-    return {"metadataUri": url, "clusterSecret": SECRET.decode(), "ensembleSize": "1", "insecure": "true", **more}
+    return {**cluster_options(url), "ensembleSize": "1", "insecure": "true", **more}
 
 
 def numbers(spark: SparkSession, count: int, partitions: int = 2) -> DataFrame:
@@ -137,7 +138,8 @@ def drive(order: str) -> None:
     master, url, directory, copies = json.loads(order)
     failed = 0
     spark = new_session(master, Path(directory))
-    options = options_of(url, ledgerType=f"{copies[0][1]}-batch", password=PASSWORD)
+    password = secret_file(Path(directory), PASSWORD.encode())
+    options = options_of(url, ledgerType=f"{copies[0][1]}-batch", passwordFile=password)
     numbers(spark, 10).write.format("pybk").mode("append").options(**options).save()
     for source, ledger_type, kill in copies:
         try:

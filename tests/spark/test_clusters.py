@@ -25,6 +25,7 @@ from tests.cluster.checker import copies
 from tests.cluster.inside import SECRET, make_cluster
 from tests.internals import cluster_backend_of, descriptor_of
 from tests.spark.clusters import CONF, Driver, driver, standalone
+from tests.spark.secret_files import secret_file
 from tests.waiting import PROCESS_S, WAIT_S, wait_until
 from tests.zookeeper_server import ZooKeeperServer
 
@@ -55,8 +56,8 @@ class StoreOrUrl:
 
     @property
     def options(self) -> dict[str, str]:
-        """Options of reads and writes, the secret among them."""
-        return {"metadataUri": self.url, "clusterSecret": SECRET.decode()}
+        """Options of reads and writes."""
+        return {"metadataUri": self.url, "clusterSecretFile": str(self.secret)}
 
     def connect(self) -> LedgerManager:
         """Return a client."""
@@ -249,11 +250,14 @@ def test_secrets_of_a_read_are_in_no_plan_log_page_or_event(local: Driver, place
         writer = client.create_ledger(password=PASSWORD, ensemble_size=2, ledger_type="secret")
         writer.append_many([b"x"] * 50)
         writer.close()
-    shown = local.ask("read_and_show", options={**place.options, "password": PASSWORD.decode(), "ledgerType": "secret"})
+    password = secret_file(place.directory / "given", PASSWORD)
+    shown = local.ask("read_and_show", options={**place.options, "passwordFile": password, "ledgerType": "secret"})
     assert "BatchScan pybk" in shown
-    assert "did you mean password" in shown
+    assert "did you mean passwordFile" in shown
     files = [path for path in place.directory.rglob("*") if path.is_file() and not path.is_symlink()]
-    logged = "".join(path.read_text(errors="replace") for path in files if path != place.secret)
+    logged = "".join(
+        path.read_text(errors="replace") for path in files if str(path) not in (password, str(place.secret))
+    )
     assert "BatchScan pybk" in logged
     assert "INFO" in local.log.read_text()
     for secret in (SECRET, PASSWORD):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import pickle
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pybk.credentials import Secret
+from pybk.credentials import CredentialSources, Secret
 from pybk.errors import UsageError
 from pybk.flags import StorageHint
 from pybk.ledger.digest import DigestType
@@ -39,8 +42,8 @@ def test_a_read_with_nothing_but_what_it_needs() -> None:
 def test_every_option_of_a_batch_read_by_names_in_lower_case() -> None:
     given = {
         **CLUSTER,
-        "clusterSecret": "s",
-        "password": "é",
+        "clusterSecretFile": "/s",
+        "passwordFile": "/p",
         "ledgers": " 9-9, 3,5,4-6 ,7-8",
         "payload": "FALSE",
         "includeMetadata": "true",
@@ -55,8 +58,8 @@ def test_every_option_of_a_batch_read_by_names_in_lower_case() -> None:
         "requireSeal": "true",
     }
     found = source_options(lowered(given), streaming=False)
-    assert found.where == StoreOrCluster(metadata_uri="lmdb:///meta", secret=Secret(b"s", None, "PYBK_CLUSTER_SECRET"))
-    assert found.given.password.read() == "é".encode()
+    assert found.where == StoreOrCluster(metadata_uri="lmdb:///meta", secret=Secret(None, "/s", "PYBK_CLUSTER_SECRET"))
+    assert found.given == CredentialSources(Secret(file="/p"))
     assert found.ledgers == ((3, 3), (4, 6), (7, 8), (9, 9))
     assert (found.payload, found.include_metadata, found.fail_on_data_loss) == (False, True, False)
     assert found.require_seal
@@ -103,7 +106,7 @@ def test_options_of_a_write() -> None:
         0,
     )
     assert not found.insecure
-    stream = {**CLUSTER, "password": "word", "appId": "app", "checkpointLocation": "/c", "queryName": "q"}
+    stream = {**CLUSTER, "passwordFile": "/p", "appId": "app", "checkpointLocation": "/c", "queryName": "q"}
     assert sink_options(lowered(stream), streaming=True).app_id == "app"
     least = sink_options({**CLUSTER, "insecure": "true"}, streaming=False)
     assert least.insecure
@@ -118,9 +121,10 @@ def test_options_of_a_write() -> None:
         ({**STORE, **CLUSTER, "ledger": "1"}, "either"),
         (STORE, "exactly one"),
         ({**ONE, "ledgerType": "x"}, "exactly one.*ledger, ledgerType"),
-        ({**ONE, "clusterSecret": "hush"}, "metadataUri"),
-        ({**ONE, "password": "hush", "passwordFile": "/f"}, "give one"),
-        ({**ONE, "passwort": "hush"}, "did you mean password"),
+        ({**ONE, "clusterSecretFile": "/f"}, "metadataUri"),
+        ({**ONE, "passwordVariable": "NAME", "passwordFile": "/f"}, "give one"),
+        ({**ONE, "passwordVariable": "hush, hush"}, "passwordVariable is not the name of an environment variable"),
+        ({**ONE, "passwort": "hush"}, "did you mean passwordFile"),
         ({**ONE, "maxEntrys": "1"}, "did you mean maxEntries"),
         ({**ONE, "zzz": "1"}, "there are path, metadataUri"),
         ({**ONE, "writeQuorum": "1"}, "writeQuorum is not one of a read"),
@@ -184,7 +188,6 @@ def test_a_batch_read_does_not_begin_at_the_end() -> None:
         ({**CLUSTER, "digestType": "none"}, "CRC32C, HMAC_SHA256, XXH3"),
         ({**CLUSTER, "insecure": "true", "ledgerType": ".metadata"}, "system"),
         (CLUSTER, "insecure=true"),
-        ({**CLUSTER, "password": ""}, "insecure=true"),
     ],
 )
 def test_invalid_write_options_are_refused_before_anything_is_done(options: dict[str, str], said: str) -> None:
@@ -197,16 +200,18 @@ def test_a_stream_numbers_its_batches_itself() -> None:
         sink_options(lowered({**CLUSTER, "txnAppId": "a", "txnVersion": "1"}), streaming=True)
 
 
-def test_secrets_come_as_such_by_file_or_environment_and_show_nowhere(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("name", ["password", "SECRET", "clustersecret"])
+@pytest.mark.parametrize("parse", [partial(source_options, streaming=True), partial(sink_options, streaming=False)])
+def test_a_secret_itself_is_refused_with_what_to_do(parse: Callable[[dict[str, str]], Any], name: str) -> None:
+    with pytest.raises(UsageError, match=f"(?i)option {name} is a secret itself.*give {name}File, .*{name}Variable"):
+        parse({**CLUSTER, name: "hush"})
+
+
+def test_secrets_come_by_file_or_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "secret"
     file.write_bytes(b"from a file\r\n")
-    told: Any = source_options({**CLUSTER, "ledger": "1", "clusterSecret": "hush", "passwordFile": str(file)})
-    assert told.where.secret.read() == b"hush"
-    assert told.given.password.read() == b"from a file"
-    assert "hush" not in repr(told)
-    assert "hush" not in str(told.where)
+    told = source_options({**CLUSTER, "ledger": "1", "clusterSecretFile": str(file), "passwordFile": str(file)})
+    assert told.where.secret.read() == told.given.password.read() == b"from a file"
     plain = source_options({**CLUSTER, "ledger": "1"})
     assert plain.where.secret.read() is None
     monkeypatch.setenv("PYBK_CLUSTER_SECRET", "from the environment")
@@ -217,3 +222,16 @@ def test_secrets_come_as_such_by_file_or_environment_and_show_nowhere(
     monkeypatch.setenv("PYBK_CLUSTER_SECRET_FILE", str(tmp_path / "none"))
     with pytest.raises(UsageError, match="cannot be read"):
         plain.where.secret.read()
+
+
+def test_an_option_names_an_environment_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = {**CLUSTER, "clusterSecretVariable": "OF_ALL", "passwordVariable": "ORDERS", "secretVariable": "NONE"}
+    found = pickle.loads(pickle.dumps(sink_options(lowered(options), streaming=True)))  # noqa: S301  # as Spark does
+    monkeypatch.setenv("OF_ALL", "the cluster's")
+    monkeypatch.setenv("ORDERS", "word")
+    assert (found.where.secret.read(), found.given.password.read()) == (b"the cluster's", b"word")
+    (tmp_path / "file").write_bytes(b"from a file\n")
+    monkeypatch.setenv("ORDERS_FILE", str(tmp_path / "file"))
+    assert found.given.password.read() == b"from a file"
+    with pytest.raises(UsageError, match=r"variable NONE has no secret in this process: .*spark\.executorEnv\.NONE"):
+        found.given.read()

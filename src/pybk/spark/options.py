@@ -21,17 +21,11 @@ BATCH_BYTES: Final = 8 << 20
 BATCH_BYTES_MAX: Final = 512 << 20
 LEDGER_ID_MAX: Final = (1 << 63) - 2
 
-WHERE: Final = (
-    "path",
-    "metadataUri",
-    "clusterSecret",
-    "clusterSecretFile",
-    "password",
-    "passwordFile",
-    "secret",
-    "secretFile",
-)
-"""The options that name the store or cluster and its secrets."""
+SECRETS: Final = ("clusterSecret", "password", "secret")
+"""The secrets, each of which two options name: that with ``File``, and that with ``Variable`` appended."""
+
+WHERE: Final = ("path", "metadataUri", *(f"{name}{source}" for name in SECRETS for source in ("File", "Variable")))
+"""The options that name the store or cluster, and the sources of its secrets."""
 
 _READ: Final = (
     *("ledger", "ledgers", "ledgerType", "payload", "includeMetadata", "startingOffsets"),
@@ -53,6 +47,7 @@ _SINK: Final = ("ledgerType", "storageHints", "ensembleSize", "writeQuorum", "ac
 _SINK_BATCH: Final = ("txnAppId", "txnVersion")
 _SINK_STREAM: Final = ("appId",)
 _SPARK: Final = ("path", "checkpointLocation", "queryName")
+_VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 _UNITS: Final = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 _URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
 _NAME_BYTES_MAX: Final = 128
@@ -155,6 +150,26 @@ class SinkOptions:
     txn_version: int | None
 
 
+class VariableSecret(Secret):
+    """A secret in an environment variable that an option names, so it has to be set in each process that reads it."""
+
+    __slots__ = ()
+
+    def read(self) -> bytes:
+        """Return the secret.
+
+        Raises:
+            UsageError: The variable is not set in this process, or the file that it names cannot be read.
+        """
+        found = super().read()
+        if not found:
+            raise UsageError(
+                f"{self.source} has no secret in this process: set {self.variable}, or {self.variable}_FILE, where the "
+                f"driver starts, and spark.executorEnv.{self.variable} for the executors"
+            )
+        return found
+
+
 class RawOptions:
     """Options as Spark passes them; Spark may have changed their names to lower case.
 
@@ -162,17 +177,23 @@ class RawOptions:
         options: The options.
         known: The names of the options that may be given.
         what: The read or write that they belong to, for errors.
+
+    Raises:
+        UsageError: An option is unknown, is a list of paths, or is a secret itself instead of its source.
     """
 
     def __init__(self, options: Mapping[str, str], known: Iterable[str], what: str) -> None:
         names = {name.lower(): name for name in known}
         spark = {name.lower() for name in _SPARK}
+        inline = {name.lower(): name for name in SECRETS}
         self._values: dict[str, str] = {}
         for name, value in options.items():
             if name.lower() == "paths":
                 raise UsageError(
                     f"paths are {cut_value(value, 100)}; a read takes one plain directory, such as /data/store"
                 )
+            if name.lower() in inline:
+                raise UsageError(_inline(inline[name.lower()]))
             if name.lower() in names:
                 self._values[names[name.lower()]] = value
             elif name.lower() not in spark:
@@ -215,11 +236,23 @@ class RawOptions:
         return text == "true"
 
     def secret(self, name: str, variable: str | None = None) -> Secret:
-        """Return a secret that is given directly or by file."""
-        if name in self and f"{name}File" in self:
-            raise UsageError(f"options {name} and {name}File are both given; give one")
-        text = self._values.get(name)
-        return Secret(None if text is None else text.encode(), self._values.get(f"{name}File"), variable)
+        """Return the source of a secret.
+
+        Args:
+            name: The secret, one of ``SECRETS``.
+            variable: The environment variable that may have it if no option names its source.
+        """
+        file, named = self._values.get(f"{name}File"), self._values.get(f"{name}Variable")
+        if named is None:
+            return Secret(file=file, variable=variable)
+        if file is not None:
+            raise UsageError(f"options {name}File and {name}Variable are both given; give one")
+        if not _VARIABLE.fullmatch(named):
+            raise UsageError(
+                f"option {name}Variable is not the name of an environment variable, which has letters, digits and _; "
+                "if it is the secret itself, replace that, because Spark may have recorded it"
+            )
+        return VariableSecret(variable=named)
 
     def name(self, name: str) -> str | None:
         """Return an option as a name for metadata."""
@@ -227,6 +260,14 @@ class RawOptions:
         if text is not None and not 0 < len(text.encode()) <= _NAME_BYTES_MAX:
             raise UsageError(f"option {name} is {text!r:.40}; it takes 1 to {_NAME_BYTES_MAX} bytes")
         return text
+
+
+def _inline(name: str) -> str:
+    """Return the error text for an option that is a secret itself."""
+    return (
+        f"option {name} is a secret itself, and Spark may record options: give {name}File, a file that has it on each "
+        f"machine, or {name}Variable, an environment variable of each process that has it"
+    )
 
 
 def _unknown(name: str, names: Mapping[str, str], what: str) -> str:
@@ -345,12 +386,7 @@ def sink_options(options: Mapping[str, str], *, streaming: bool) -> SinkOptions:
         raise UsageError("options txnAppId and txnVersion are given together, or neither")
     where, credentials = location_of(given), credentials_of(given)
     digest_type, insecure = _digest_type(given.text("digestType")), given.flag("insecure", False)
-    if (
-        is_keyed(digest_type)
-        and credentials.password in (Secret(), Secret(b""))
-        and credentials.secret == Secret()
-        and not insecure
-    ):
+    if is_keyed(digest_type) and credentials == CredentialSources() and not insecure:
         raise UsageError(
             f"{digest_type.name} with an empty password proves nothing, because anybody can make the key: give "
             "secretFile or passwordFile, another digestType, or insecure=true if that is meant"
@@ -373,8 +409,7 @@ def sink_options(options: Mapping[str, str], *, streaming: bool) -> SinkOptions:
 
 def credentials_of(given: RawOptions) -> CredentialSources:
     """Return the sources of the password and the secret of ledgers."""
-    secret = given.secret("secret")
-    return CredentialSources.of(given.secret("password"), secret if secret.value is None else secret.value)
+    return CredentialSources(given.secret("password"), given.secret("secret"))
 
 
 def location_of(given: RawOptions) -> StoreOrCluster:
@@ -391,7 +426,7 @@ def location_of(given: RawOptions) -> StoreOrCluster:
         )
     secret = given.secret("clusterSecret", None if uri is None else CLUSTER_SECRET)
     if path is not None and secret != Secret():
-        raise UsageError("option clusterSecret goes with metadataUri; a store in a directory has none")
+        raise UsageError("the secret of a cluster goes with metadataUri; a store in a directory has none")
     return StoreOrCluster(path, uri, secret)
 
 

@@ -13,6 +13,7 @@ from pybk.manager.ledger_manager import LedgerManager
 from pybk.streams.log import Log
 from pybk.streams.log_writer import LogWriter, NewRecord
 from pybk.streams.wal import WriteAheadLog
+from tests.spark.secret_files import secret_file
 from tests.storage.real_store import open_quick, python
 from tests.waiting import PROCESS_S
 
@@ -129,7 +130,4 @@ class LogStore:
 
 def password_file(directory: Path) -> str:
     """Make a file that has the password of the logs, and return its path."""
-    directory.mkdir(parents=True, exist_ok=True)
-    file = directory / "password"
-    file.write_bytes(PASSWORD)
-    return str(file)
+    return secret_file(directory, PASSWORD)

@@ -103,8 +103,6 @@ def test_limits_of_micro_batches_have_no_effect_on_a_batch_read(caplog: pytest.L
         ({**ONE, "startEntry": "3"}, "give startingOffsets"),
         ({**ONE, "maxEntriesPerTrigger": "3"}, "give maxOffsetsPerTrigger"),
         ({**ONE, "password": "hush"}, "option password is a secret itself.*give passwordFile"),
-        ({**ONE, "secret": "hush"}, "give secretFile"),
-        ({"metadataUri": "lmdb:///m", "log": "orders", "clusterSecret": "hush"}, "give clusterSecretFile"),
         ({**ONE, "includeHeader": "true"}, "did you mean includeHeaders"),
         ({**ONE, "columns": "pulsar"}, "takes kafka or pybk"),
         ({**ONE, "maxTriggerDelay": "a while"}, "such as 30s"),

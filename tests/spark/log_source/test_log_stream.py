@@ -21,8 +21,9 @@ from pybk.spark.connection import close_connections
 from pybk.spark.log_source.log_columns import columns_of
 from pybk.spark.log_source.log_options import log_options
 from pybk.spark.log_source.log_stream import LogStreamReader
-from tests.cluster.inside import SECRET, inside
+from tests.cluster.inside import inside
 from tests.spark.log_source.logs import Logs, LogStore, password_file
+from tests.spark.secret_files import cluster_options
 
 pytestmark = pytest.mark.sampled(one_in=2, using="store")
 
@@ -351,13 +352,8 @@ def test_a_wrong_password_and_a_cancelled_query(store: LogStore, tmp_path: Path)
 @FORMS
 def test_a_cluster_is_followed(tmp_path: Path, columns: str) -> None:
     with inside(tmp_path / "cluster") as cluster:
-        (tmp_path / "secret").write_bytes(SECRET)
         logs = Logs(cluster.connect())
-        options = {
-            "metadataUri": cluster.url,
-            "clusterSecretFile": str(tmp_path / "secret"),
-            "passwordFile": password_file(tmp_path),
-        }
+        options = {**cluster_options(cluster.url), "passwordFile": password_file(tmp_path)}
         logs.append("orders", some(5))
         query = Query(options, subscribe="orders", columns=columns)
         for _ in range(3):

@@ -28,10 +28,10 @@ from pybk.spark.options import SinkOptions, sink_options
 from pybk.spark.sink import sink_record
 from pybk.spark.sink.manifest import sink_ledgers
 from pybk.spark.sink.writer import BatchWriter, StreamWriter, check_schema, payload_list, sink_of
-from tests.cluster.inside import SECRET
 from tests.cluster.processes import Cluster, running
 from tests.sampling import all_are_tried, places
 from tests.spark.killing import stepping
+from tests.spark.secret_files import cluster_options, secret_file
 from tests.storage.real_store import contents
 
 SCHEMA = StructType().add("value", "binary")
@@ -46,7 +46,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 def options_of(cluster: Cluster, app: str | None = None, *, streaming: bool = True, **more: str) -> SinkOptions:
-    given = {"metadataUri": cluster.url, "clusterSecret": SECRET.decode(), "ensembleSize": "1", "password": "word"}
+    password = secret_file(cluster.directory, b"word")
+    given = {**cluster_options(cluster.url), "ensembleSize": "1", "passwordFile": password}
     return sink_options({**given, **({"appId": app} if app else {}), **more}, streaming=streaming)
 
 

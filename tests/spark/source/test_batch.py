@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -12,7 +13,8 @@ import pytest
 from pybk.flags import StorageHint
 from pybk.ledger.digest import DigestType
 from pybk.manager.ledger_manager import LedgerManager
-from tests.cluster.inside import SECRET, Inside, inside
+from tests.cluster.inside import Inside, inside
+from tests.spark.secret_files import cluster_options, secret_file
 from tests.storage.real_store import open_quick
 
 if TYPE_CHECKING:
@@ -40,9 +42,10 @@ class Filled:
     but 1, which is of type audit.
     """
 
-    def __init__(self, manager: LedgerManager, options: dict[str, str]) -> None:
+    def __init__(self, manager: LedgerManager, directory: Path, options: dict[str, str]) -> None:
         self.manager = manager
-        self.options = {**options, "password": PASSWORD.decode()}
+        self.options = {**options, "passwordFile": secret_file(directory, PASSWORD)}
+        self.wrong = secret_file(directory, b"another", "wrong")
         kinds = ["orders", "audit", "orders", "orders", "orders"]
         self.writers = [
             manager.create_ledger(
@@ -70,15 +73,16 @@ class Filled:
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Filled]:
-    path = tmp_path_factory.mktemp("batch") / "store"
-    with open_quick(path) as manager:
-        yield Filled(manager, {"path": str(path)})
+    directory = tmp_path_factory.mktemp("batch")
+    with open_quick(directory / "store") as manager:
+        yield Filled(manager, directory, {"path": str(directory / "store")})
 
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Inside, Filled]]:
-    with inside(tmp_path_factory.mktemp("batch") / "cluster") as cluster:
-        yield cluster, Filled(cluster.connect(), {"metadataUri": cluster.url, "clusterSecret": SECRET.decode()})
+    directory = tmp_path_factory.mktemp("batch")
+    with inside(directory / "cluster") as cluster:
+        yield cluster, Filled(cluster.connect(), directory, cluster_options(cluster.url))
 
 
 def read(spark: SparkSession, filled: Filled, **options: Any) -> DataFrame:
@@ -216,20 +220,24 @@ def test_the_first_entries_are_taken_before_filters_pushed_or_not(spark: SparkSe
         ({"ledger": "77"}, "ledger 77 was deleted or never existed.*failOnDataLoss=false"),
         ({"ledgers": "0,77,3-9"}, "ledger 77 was deleted"),
         ({"ledgerType": "order"}, "has type 'order'; there are orders, ...; option allowMissing=true waits for types"),
-        ({"ledger": "0", "password": "another"}, "UnauthorizedError: the password is not that of ledger 0"),
         ({"ledger": "0", "path": "/nowhere"}, "no directory /nowhere"),
     ],
 )
 def test_unreadable_ledgers_raise(spark: SparkSession, store: Filled, options: dict[str, str], said: str) -> None:
-    with pytest.raises(Exception, match=f"(?s){said}") as refused:
+    with pytest.raises(Exception, match=f"(?s){said}"):
         read(spark, store, **options).count()
+
+
+def test_a_wrong_password_raises(spark: SparkSession, store: Filled) -> None:
+    with pytest.raises(Exception, match="UnauthorizedError: the password is not that of ledger 0") as refused:
+        read(spark, store, ledger=0, passwordFile=store.wrong).count()
     assert "another" not in str(refused.value)
 
 
 def test_a_cluster_is_not_read_without_its_secret(spark: SparkSession, cluster: tuple[Inside, Filled]) -> None:
     with pytest.raises(Exception, match="secret") as refused:
-        read(spark, cluster[1], ledger=0, clusterSecret="a guess").count()
-    assert "a guess" not in str(refused.value)
+        read(spark, cluster[1], ledger=0, clusterSecretFile=cluster[1].wrong).count()
+    assert "another" not in str(refused.value)
 
 
 def test_deleted_ledgers(spark: SparkSession, cluster: tuple[Inside, Filled]) -> None:

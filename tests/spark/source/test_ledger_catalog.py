@@ -27,8 +27,9 @@ from pybk.spark.source.stream import StreamReader
 from pybk.streams.log import Log
 from pybk.streams.log_reader import LogEnd
 from pybk.streams.wal import WriteAheadLog
-from tests.cluster.inside import SECRET, Inside, inside
+from tests.cluster.inside import Inside, inside
 from tests.cluster.test_seals import rewrite
+from tests.spark.secret_files import cluster_options, secret_file
 from tests.waiting import PROCESS_S
 
 
@@ -40,7 +41,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Inside]:
 
 
 def options(cluster: Inside, **which: str) -> SourceOptions:
-    return source_options({"metadataUri": cluster.url, "clusterSecret": SECRET.decode(), **which}, streaming=False)
+    return source_options({**cluster_options(cluster.url), **which}, streaming=False)
 
 
 def fill(manager: LedgerManager, kind: str, app: str | None = None, *, close: bool = True) -> int:
@@ -245,8 +246,9 @@ def test_listings_that_cost_are_put_off(cluster: Inside) -> None:
 
 def test_a_wrong_password_raises_for_a_closed_ledger_too(cluster: Inside) -> None:
     fill(cluster.connect(), "guarded")
+    another = secret_file(cluster.directory, b"another")
     with pytest.raises(UnauthorizedError):
-        LedgerCatalog(options(cluster, ledgerType="guarded", password="another")).look()
+        LedgerCatalog(options(cluster, ledgerType="guarded", passwordFile=another)).look()
 
 
 def test_the_directory_of_a_bookie_is_refused(tmp_path: Path) -> None:

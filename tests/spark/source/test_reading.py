@@ -20,7 +20,8 @@ from pybk.spark.source import reading
 from pybk.spark.source.columns import schema_of
 from pybk.spark.source.planning import EntryRange
 from pybk.spark.source.reading import payload_bytes, read_ranges
-from tests.cluster.inside import SECRET, inside
+from tests.cluster.inside import inside
+from tests.spark.secret_files import cluster_options
 
 
 @pytest.fixture
@@ -35,7 +36,7 @@ def writer(tmp_path: Path) -> Iterator[LedgerWriter]:
 @pytest.fixture
 def options(tmp_path: Path, writer: LedgerWriter) -> SourceOptions:
     url = f"lmdb://{tmp_path}/cluster/metadata"
-    return source_options({"metadataUri": url, "clusterSecret": SECRET.decode(), "ledger": str(writer.ledger_id)})
+    return source_options({**cluster_options(url), "ledger": str(writer.ledger_id)})
 
 
 def read(options: SourceOptions, *entry_ranges: EntryRange) -> list[int]:
@@ -51,7 +52,7 @@ def test_a_ledger_with_a_secret_is_read_with_that_of_a_file(tmp_path: Path) -> N
         secret = Secret(file=str(tmp_path / "secret"))
         with cluster.connect().create_ledger(secret=secret, ensemble_size=1, write_quorum=1, ack_quorum=1) as writer:
             writer.append_many([b"%d" % number for number in range(20)])
-        where = {"metadataUri": cluster.url, "clusterSecret": SECRET.decode(), "ledger": str(writer.ledger_id)}
+        where = {**cluster_options(cluster.url), "ledger": str(writer.ledger_id)}
         given = source_options({**where, "secretFile": str(tmp_path / "secret")})
         assert read(given, EntryRange(writer.ledger_id, 10, 12)) == [10, 11, 12]
         with pytest.raises(UnauthorizedError):

@@ -22,7 +22,8 @@ from pybk.spark.options import source_options
 from pybk.spark.source.columns import schema_of
 from pybk.spark.source.ledger_catalog import LedgerCatalog
 from pybk.spark.source.stream import StreamReader
-from tests.cluster.inside import SECRET, inside
+from tests.cluster.inside import inside
+from tests.spark.secret_files import cluster_options, secret_file
 from tests.storage.real_store import python
 from tests.waiting import PROCESS_S
 
@@ -55,7 +56,7 @@ class Store:
     """A store that another process writes, as one process cannot have it open for writing and reading."""
 
     def __init__(self, path: Path) -> None:
-        self.options = {"path": str(path), "password": PASSWORD.decode()}
+        self.options = {"path": str(path), "passwordFile": secret_file(path.parent, PASSWORD)}
         self._process = python(WRITER, path)
 
     def _own_bookie(self, *words: Any) -> int:
@@ -374,10 +375,10 @@ def test_named_ledgers(store: Store) -> None:
     assert query.batch() == 2
 
 
-def test_a_wrong_password_raises_at_once(store: Store) -> None:
+def test_a_wrong_password_raises_at_once(store: Store, tmp_path: Path) -> None:
     store.create("one", 5, close=True)
     with pytest.raises(UnauthorizedError):
-        Query({**store.options, "password": "another"})
+        Query({**store.options, "passwordFile": secret_file(tmp_path, b"another", "wrong")})
     with pytest.raises(UsageError, match="streaming read"):
         Query(store.options, endEntry=5)
 
@@ -396,7 +397,7 @@ def test_a_cluster_is_followed(tmp_path: Path) -> None:
     with inside(tmp_path / "cluster") as cluster:
         manager = cluster.connect()
         writer = manager.create_ledger(password=PASSWORD, ledger_type="t")
-        options = {"metadataUri": cluster.url, "clusterSecret": SECRET.decode(), "password": PASSWORD.decode()}
+        options = {**cluster_options(cluster.url), "passwordFile": secret_file(tmp_path, PASSWORD)}
         query = Query(options)
         for _ in range(3):
             writer.append_many([b"x"] * 5)

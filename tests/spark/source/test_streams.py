@@ -11,8 +11,9 @@ import pytest
 
 from pybk.manager.ledger_manager import LedgerManager
 from pybk.manager.ledger_writer import LedgerWriter
-from tests.cluster.inside import SECRET, Inside, inside
+from tests.cluster.inside import Inside, inside
 from tests.spark.queries import LATE, run_to_end
+from tests.spark.secret_files import cluster_options, secret_file
 from tests.storage.real_store import open_quick
 from tests.waiting import WAIT_S
 
@@ -35,7 +36,7 @@ class Pipe:
     def __init__(self, spark: SparkSession, directory: Path, options: dict[str, str]) -> None:
         self._spark = spark
         self._out, self._checkpoint = str(directory / "out"), str(directory / "checkpoint")
-        self._options = {"password": PASSWORD.decode(), "ledgerType": "t", **options}
+        self._options = {"passwordFile": secret_file(directory, PASSWORD), "ledgerType": "t", **options}
         self.written: dict[int, int] = {}
 
     def append(self, writer: LedgerWriter, count: int) -> None:
@@ -130,13 +131,14 @@ def cluster(tmp_path: Path) -> Iterator[Inside]:
 
 def test_a_cluster_through_and_through(spark: SparkSession, cluster: Inside, tmp_path: Path) -> None:
     """What one query writes to ledgers another one reads, once."""
-    where = {"metadataUri": cluster.url, "clusterSecret": SECRET.decode()}
+    where = cluster_options(cluster.url)
+    guarded = {**where, "passwordFile": secret_file(tmp_path, PASSWORD)}
     manager = cluster.connect()
     writer = create(manager)
     pipe = Pipe(spark, tmp_path, {**where, "ledgerType": "copied"})
-    source = spark.readStream.format("pybk").options(**where, password=PASSWORD.decode(), ledgerType="t").load()
+    source = spark.readStream.format("pybk").options(**guarded, ledgerType="t").load()
     copier = source.select("payload").writeStream.format("pybk").option("checkpointLocation", str(tmp_path / "copier"))
-    copier = copier.options(**where, password=PASSWORD.decode(), ledgerType="copied").trigger(availableNow=True)
+    copier = copier.options(**guarded, ledgerType="copied").trigger(availableNow=True)
     for count in (7, 5):
         writer.append_many([b"x"] * count)
         writer.append(b"the last add confirmed is one behind")

@@ -54,8 +54,6 @@ _ELSEWHERE: Final = {
 }
 """Options of the Kafka source, and of reads of ledgers, that reads of logs do not have, and what to do instead."""
 
-_INLINE: Final = ("clusterSecret", "password", "secret")
-
 logger = logging.getLogger(__name__)
 
 
@@ -152,11 +150,6 @@ def log_options(options: Mapping[str, str], *, streaming: bool | None = None) ->
         True: ("a streaming read of logs", LOG_STREAM),
     }[streaming]
     given = RawOptions(options, (*WHERE, *LOG_READ, *more), what)
-    for name in _INLINE:
-        if name in given:
-            raise UsageError(
-                f"option {name} is a secret itself, and Spark may record options: give {name}File, a file that has it"
-            )
     for name in LOG_STREAM:
         if streaming is False and name in given:
             logger.warning("option %s is of streaming reads, and has no effect on a batch read", name)
