@@ -15,12 +15,14 @@ pytest.importorskip("pyspark", reason="no pyspark; install the extra spark-test 
 pytest.importorskip("pyarrow", reason="no pyarrow; install the extra spark-test to test Spark")
 
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, ReadMinRows
+from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from pybk.errors import NoSuchLogError, RewoundError, TruncatedError, UnauthorizedError, UsageError
 from pybk.spark.connection import close_connections
 from pybk.spark.log_source.log_columns import columns_of
 from pybk.spark.log_source.log_options import log_options
 from pybk.spark.log_source.log_stream import LogStreamReader
+from pybk.streams.record_reader import RecordReader
 from tests.cluster.inside import inside
 from tests.spark.log_source.logs import Logs, LogStore, password_file
 from tests.spark.secret_files import cluster_options
@@ -334,6 +336,30 @@ def test_partitions_follow_the_options(store: LogStore) -> None:
         (800, 1009),
     ]
     assert len(tasks(minPartitions=7)) >= 7
+
+
+def test_records_are_not_read_for_columns_that_are_known_without_them(
+    store: LogStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.append("orders", some(10))
+    store.roll("orders")
+    store.append("orders", some(10))
+    query = Query(store.options, log="orders", failOnDataLoss="false")
+    [partition] = query.reader.partitions(query.offset, query.latest())
+    schema = StructType([StructField("offset", LongType()), StructField("topic", StringType())])
+    monkeypatch.delattr(RecordReader, "read")
+
+    def rows(**options: Any) -> list[dict[str, Any]]:
+        task = LogStreamReader(replace(query.options, **options), schema)
+        return [row for batch in task.read(partition) for row in batch.to_pylist()]
+
+    assert rows() == [{"offset": offset, "topic": "orders"} for offset in range(20)]
+    store.truncate("orders", 4)
+    assert [row["offset"] for row in rows()] == list(range(4, 20))
+    with pytest.raises(TruncatedError, match=r"record 0 of log 'orders' was truncated.*failOnDataLoss=false"):
+        rows(fail_on_data_loss=True)
+    store.delete("orders")
+    assert rows() == []
 
 
 def test_a_wrong_password_and_a_cancelled_query(store: LogStore, tmp_path: Path) -> None:

@@ -11,12 +11,15 @@ import pytest
 pytest.importorskip("pyspark", reason="no pyspark; install the extra spark-test to test Spark")
 pytest.importorskip("pyarrow", reason="no pyarrow; install the extra spark-test to test Spark")
 
+from pyspark.sql.types import LongType, StringType, StructField, StructType
+
 from pybk.credentials import Secret, write_new_secret
-from pybk.errors import EntryUnknownError, UnauthorizedError
+from pybk.errors import EntryUnknownError, NoSuchLedgerError, UnauthorizedError, UsageError
+from pybk.manager.ledger_reader import LedgerReader
 from pybk.manager.ledger_writer import LedgerWriter
 from pybk.spark.connection import close_connections
 from pybk.spark.options import SourceOptions, source_options
-from pybk.spark.source import reading
+from pybk.spark.source import arrow_columns, reading
 from pybk.spark.source.columns import schema_of
 from pybk.spark.source.planning import EntryRange
 from pybk.spark.source.reading import payload_bytes, read_ranges
@@ -66,6 +69,32 @@ def test_pieces_are_read_in_order(options: SourceOptions, writer: LedgerWriter) 
     assert read(options) == []
     assert payload_bytes(options, EntryRange(ledger_id, 8, 11)) == 6
     assert payload_bytes(options, EntryRange(ledger_id, 0, 0)) == 1
+
+
+def test_entries_are_not_read_for_columns_that_are_known_without_them(
+    options: SourceOptions, writer: LedgerWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(LedgerReader, "read_batch")
+    monkeypatch.setattr(arrow_columns, "_NUMBERED_ROWS", 7)
+    schema = StructType([StructField("entry_id", LongType()), StructField("ledger_type", StringType(), False)])
+    batches = list(read_ranges(options, schema, [EntryRange(writer.ledger_id, 2, 18)]))
+    assert [batch.num_rows for batch in batches] == [7, 7, 3]
+    rows = [row for batch in batches for row in batch.to_pylist()]
+    assert rows == [{"entry_id": entry_id, "ledger_type": ""} for entry_id in range(2, 19)]
+    with pytest.raises(NoSuchLedgerError, match="ledger 77 was deleted"):
+        list(read_ranges(options, schema, [EntryRange(77, 0, 1)]))
+
+
+def test_an_entry_that_is_too_large_for_a_row_is_refused(
+    options: SourceOptions, writer: LedgerWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(arrow_columns, "ROW_BYTES_MAX", 1)
+    assert read(options, EntryRange(writer.ledger_id, 0, 9)) == list(range(10))
+    with pytest.raises(UsageError, match=r"an entry of ledger \d+ has 2 bytes, and a row of Spark takes 1: .*schema"):
+        read(options, EntryRange(writer.ledger_id, 0, 10))
+    sizes = StructType([StructField("length", LongType())])
+    [batch] = read_ranges(options, sizes, [EntryRange(writer.ledger_id, 9, 10)])
+    assert batch.to_pylist() == [{"length": 1}, {"length": 2}]
 
 
 def test_a_read_waits_for_entries_that_another_process_knew_to_be_confirmed(

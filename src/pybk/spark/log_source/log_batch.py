@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from pybk.spark.log_source.log_catalog import LogCatalog
-from pybk.spark.log_source.log_columns import check_columns
+from pybk.spark.log_source.log_columns import check_schema
 from pybk.spark.log_source.log_positions import LogPositions, tasks_of
 from pybk.spark.log_source.log_reading import LogPartition, RecordRange, read_records
 from pybk.spark.source.planning import SizedRange
@@ -24,7 +24,7 @@ class LogBatchReader(DataSourceReader):
     """Reads the records that the options select; an open log up to the last record at the time of planning."""
 
     def __init__(self, options: LogOptions, schema: StructType) -> None:
-        check_columns(options, schema)
+        check_schema(options, schema)
         self._options = options
         self._schema = schema
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
@@ -21,9 +21,9 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from pybk.errors import CorruptError, UsageError
-from pybk.ledger.arrow import binary_array
+from pybk.errors import CorruptError
 from pybk.spark.log_source.log_options import KAFKA
+from pybk.spark.source.arrow_columns import ArrowRows, binary_column, check_columns, number_ranges, repeated
 from pybk.streams.format import NO_VALUE
 from pybk.streams.record_attributes import Pieces, RecordParts, record_parts
 
@@ -53,32 +53,29 @@ _PYBK: Final[dict[str, DataType]] = {
     "event_time": TimestampType(),
     "append_time": TimestampType(),
 }
+_OF_RECORDS: Final = frozenset(
+    {"key", "value", "timestamp", "timestampType", "headers", "position", "txid", "event_time"}
+)
+"""The columns for which records are read; the others are known without that."""
+
 _CREATE_TIME: Final = 0
 """The type of Kafka's timestamps that producers set; -1 is that of records without one."""
 
 
 def columns_of(options: LogOptions) -> StructType:
     """Return the schema of the columns that the options select."""
-    types = _KAFKA if options.columns == KAFKA else _PYBK
     left_out = options.columns == KAFKA and not options.include_headers
+    types = _types(options)
     return StructType([StructField(name, kind) for name, kind in types.items() if not (left_out and name == "headers")])
 
 
-def check_columns(options: LogOptions, schema: StructType) -> None:
-    """Check a schema, which the user may have given; it may have any of the columns, in any order.
+def check_schema(options: LogOptions, schema: StructType) -> None:
+    """Check a schema against the form of columns that the options select, as ``check_columns`` does."""
+    check_columns(schema, _types(options))
 
-    Raises:
-        UsageError: A column does not exist in this form, or has another type.
-    """
-    types = _KAFKA if options.columns == KAFKA else _PYBK
-    for field in schema.fields:
-        kind = types.get(field.name)
-        if kind is None:
-            raise UsageError(f"the schema has a column {field.name!r:.100}; there are {', '.join(types)}")
-        if kind.simpleString() != field.dataType.simpleString():
-            raise UsageError(
-                f"the schema has column {field.name} as {field.dataType.simpleString()}; it is {kind.simpleString()}"
-            )
+
+def _types(options: LogOptions) -> Mapping[str, DataType]:
+    return _KAFKA if options.columns == KAFKA else _PYBK
 
 
 class LogColumns:
@@ -87,30 +84,57 @@ class LogColumns:
     Args:
         schema: The columns wanted.
         log: The log's name.
+
+    Attributes:
+        of_records: Whether a column needs the records themselves.
     """
 
     def __init__(self, schema: StructType, log: str) -> None:
-        self._schema: pa.Schema = to_arrow_schema(schema, timezone="UTC")
+        self._rows = ArrowRows(schema)
         self._log = log
+        self.of_records: Final = not self._rows.names.isdisjoint(_OF_RECORDS)
 
     def batch(self, records: Records) -> pa.RecordBatch:
         """Return records as rows, in their order; data, keys and headers are copied once.
 
         Raises:
             CorruptError: The key and headers of a record are damaged.
+            UsageError: A record is too large for a row.
         """
-        rows = _Rows(records, self._log)
-        columns = [rows.column(field) for field in self._schema]
-        return pa.RecordBatch.from_arrays(columns, schema=self._schema)
+        return self._rows.batch(_Rows(records, self._log).column)
+
+    def numbered(self, first: int, last: int) -> Iterator[pa.RecordBatch]:
+        """Yield rows of records that are not read, if ``of_records`` is false."""
+        for low, high in number_ranges(first, last):
+            yield self._rows.batch(_Numbers(self._log, low, high + 1 - low).column)
 
 
-class _Rows:
+class _Numbers:
+    """The columns of some records that are known without the records."""
+
+    def __init__(self, log: str, first_seq: int, count: int) -> None:
+        self._log = log
+        self._seqs = np.arange(first_seq, first_seq + count)
+        self._count = count
+
+    def column(self, field: pa.Field) -> pa.Array:
+        """Return a column."""
+        match field.name:
+            case "topic" | "log":
+                return repeated(self._log, field.type, self._count)
+            case "partition":
+                return repeated(0, field.type, self._count)
+            case "offset" | "seq":
+                return pa.array(self._seqs)
+        return pa.nulls(self._count, field.type)  # append_time: no entry has it yet
+
+
+class _Rows(_Numbers):
     """The columns of some records, of which only those that are asked for are made."""
 
     def __init__(self, records: Records, log: str) -> None:
+        super().__init__(log, records.first_seq, len(records.starts))
         self._records = records
-        self._log = log
-        self._count = len(records.starts)
 
     def column(self, field: pa.Field) -> pa.Array:
         """Return a column."""
@@ -119,12 +143,6 @@ class _Rows:
                 return self._keys()
             case "value":
                 return self._pieces(self._parts.data)
-            case "topic" | "log":
-                return pa.repeat(pa.scalar(self._log, field.type), self._count)
-            case "partition":
-                return pa.repeat(pa.scalar(0, field.type), self._count)
-            case "offset" | "seq":
-                return pa.array(np.arange(self._records.first_seq, self._records.first_seq + self._count))
             case "timestamp" | "event_time":
                 return self._times(field)
             case "timestampType":
@@ -135,15 +153,14 @@ class _Rows:
                 return self._positions()
             case "txid":
                 return _or_null(self._records.txids, self._count)
-        return pa.nulls(self._count, field.type)  # append_time: no entry has it yet
+        return super().column(field)
 
     @cached_property
     def _parts(self) -> RecordParts:
         return record_parts(self._records, where=f"log {self._log!r}")
 
     def _pieces(self, pieces: Pieces) -> pa.Array:
-        found = binary_array(self._records.buffer, pieces.starts, pieces.sizes)
-        return found.cast(pa.binary())  # Spark does not support large_binary
+        return binary_column(self._records.buffer, pieces.starts, pieces.sizes, f"a record of log {self._log!r}")
 
     def _keys(self) -> pa.Array:
         if not self._parts.has_key.any():
@@ -176,8 +193,7 @@ class _Rows:
     def _positions(self) -> pa.Array:
         """Return the positions as ``str`` makes them."""
         entries, slots = self._records.places()
-        seqs = np.arange(self._records.first_seq, self._records.first_seq + self._count)
-        numbers = (np.full(self._count, self._records.segment), entries, slots, seqs)
+        numbers = (np.full(self._count, self._records.segment), entries, slots, self._seqs)
         texts = [pa.array(each.astype(np.int64)).cast(pa.string()) for each in numbers]
         return pc.binary_join_element_wise(*texts, ":")
 

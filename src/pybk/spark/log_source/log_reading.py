@@ -85,7 +85,7 @@ def add_remedy(error: PybkError) -> None:
 
 
 def read_records(options: LogOptions, schema: StructType, ranges: Iterable[RecordRange]) -> Iterator[pa.RecordBatch]:
-    """Read and verify records.
+    """Read and verify records; those of which only columns are wanted that are known without that are not read.
 
     Args:
         options: The options of the read.
@@ -112,8 +112,12 @@ def read_records(options: LogOptions, schema: StructType, ranges: Iterable[Recor
         left = record_range
         while len(left):
             try:
-                for records in _records(steps, left, options.batch_bytes):
-                    yield columns.batch(records)
+                if columns.of_records:
+                    for records in _records(steps, left, options.batch_bytes):
+                        yield columns.batch(records)
+                else:
+                    _check_there(steps, left)
+                    yield from columns.numbered(left.first, left.last)
                 break
             except (TruncatedError, NoSuchLogError) as error:  # RewoundError is one of the first
                 if options.fail_on_data_loss:
@@ -146,6 +150,16 @@ def _records(steps: LedgerSteps, wanted: RecordRange, batch_bytes: int) -> Itera
     finally:
         reader.close()
     _check_kept(steps, wanted)
+
+
+def _check_there(steps: LedgerSteps, wanted: RecordRange) -> None:
+    """Raise the error of a loss if records that are not read were truncated or cut off."""
+    _check_kept(steps, wanted)
+    first = steps.existing().record.first_seq
+    if wanted.first < first:
+        raise TruncatedError(
+            f"record {wanted.first} of log {wanted.log!r} was truncated; the first one is {first}", first_seq=first
+        )
 
 
 def _check_kept(steps: LedgerSteps, wanted: RecordRange) -> None:

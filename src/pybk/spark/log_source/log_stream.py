@@ -33,7 +33,7 @@ from pyspark.sql.streaming.datasource import (
 from pybk.errors import NoSuchLogError, PybkError, RewoundError, TruncatedError
 from pybk.spark.connection import close_connections
 from pybk.spark.log_source.log_catalog import LogCatalog, LogState
-from pybk.spark.log_source.log_columns import check_columns
+from pybk.spark.log_source.log_columns import check_schema
 from pybk.spark.log_source.log_offsets import LogPlace, from_json, shares, short_uid, to_json
 from pybk.spark.log_source.log_positions import LogPositions, tasks_of
 from pybk.spark.log_source.log_reading import LATE_SECONDS, LogPartition, RecordRange, add_remedy, read_records
@@ -59,7 +59,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """
 
     def __init__(self, options: LogOptions, schema: StructType) -> None:
-        check_columns(options, schema)
+        check_schema(options, schema)
         self._options = options
         self._schema = schema
         self.catalog: LogCatalog | None = None

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Iterator
+from functools import partial
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import pyarrow as pa
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
@@ -17,10 +18,10 @@ from pyspark.sql.types import (
     StructType,
 )
 
-from pybk.errors import UsageError
-from pybk.ledger.arrow import binary_array
+from pybk.spark.source.arrow_columns import ArrowRows, binary_column, check_columns, number_ranges, repeated
 
 if TYPE_CHECKING:
+    from pybk.ledger.arrow import Int64s
     from pybk.ledger.entry import EntryBatch
     from pybk.ledger.ledger_metadata import LedgerMetadata
     from pybk.spark.options import SourceOptions
@@ -37,6 +38,9 @@ _LEDGER: Final = (
     StructField("storage_hints", ArrayType(StringType())),
     StructField("custom_metadata", MapType(StringType(), BinaryType())),
 )
+_OF_ENTRIES: Final = frozenset({_PAYLOAD, "length"})
+"""The columns for which entries are read; the others are known without that."""
+
 _TYPES: Final = {field.name: field.dataType for field in (*_ENTRY, *_LEDGER)}
 
 COLUMNS: Final = frozenset(_TYPES)
@@ -50,19 +54,8 @@ def schema_of(options: SourceOptions) -> StructType:
 
 
 def check_schema(schema: StructType) -> None:
-    """Check a schema, which the user may have given; it may have any of the columns, in any order.
-
-    Raises:
-        UsageError: A column does not exist, or has another type.
-    """
-    for field in schema.fields:
-        kind = _TYPES.get(field.name)
-        if kind is None:
-            raise UsageError(f"the schema has a column {field.name!r:.100}; there are {', '.join(_TYPES)}")
-        if kind.simpleString() != field.dataType.simpleString():
-            raise UsageError(
-                f"the schema has column {field.name} as {field.dataType.simpleString()}; it is {kind.simpleString()}"
-            )
+    """Check a schema, as ``check_columns`` does."""
+    check_columns(schema, _TYPES)
 
 
 class LedgerColumns:
@@ -71,37 +64,51 @@ class LedgerColumns:
     Args:
         schema: The columns wanted.
         metadata: The metadata of the ledger.
+
+    Attributes:
+        of_entries: Whether a column needs the entries themselves.
     """
 
     def __init__(self, schema: StructType, metadata: LedgerMetadata) -> None:
-        self._schema: pa.Schema = to_arrow_schema(schema, timezone="UTC")
+        self._rows = ArrowRows(schema)
         self._metadata = metadata
+        self.of_entries: Final = not self._rows.names.isdisjoint(_OF_ENTRIES)
 
     def batch(self, entries: EntryBatch) -> pa.RecordBatch:
         """Return entries as rows, in their order; payloads are copied once.
 
         Raises:
+            UsageError: An entry is too large for a row.
             pyarrow.ArrowInvalid: The payloads have 2 GiB or more in total.
         """
-        columns = [self._column(field, entries) for field in self._schema]
-        return pa.RecordBatch.from_arrays(columns, schema=self._schema)
+        return self._rows.batch(partial(self._column, entries))
 
-    def _column(self, field: pa.Field, entries: EntryBatch) -> pa.Array:
-        metadata = self._metadata
+    def numbered(self, first: int, last: int) -> Iterator[pa.RecordBatch]:
+        """Yield rows of entries that are not read, if ``of_entries`` is false."""
+        for low, high in number_ranges(first, last):
+            yield self._rows.batch(partial(self._known, np.arange(low, high + 1)))
+
+    def _column(self, entries: EntryBatch, field: pa.Field) -> pa.Array:
         match field.name:
-            case "ledger_id":
-                return pa.array(np.full(len(entries), entries.ledger_id, np.int64))
-            case "entry_id":
-                return pa.array(entries.entry_ids)
             case "payload":
-                pieces = binary_array(entries.buffer, entries.payload_offsets, entries.payload_sizes)
-                return pieces.cast(pa.binary())  # Spark does not support large_binary
+                what = f"an entry of ledger {entries.ledger_id}"
+                return binary_column(entries.buffer, entries.payload_offsets, entries.payload_sizes, what)
             case "length":
                 return pa.array(entries.payload_sizes)
+        return self._known(entries.entry_ids, field)
+
+    def _known(self, entry_ids: Int64s, field: pa.Field) -> pa.Array:
+        """Return a column that the entries themselves are not needed for."""
+        metadata = self._metadata
+        match field.name:
+            case "entry_id":
+                return pa.array(entry_ids)
+            case "ledger_id":
+                value: object = metadata.ledger_id
             case "ledger_type":
-                value: Any = str(metadata.ledger_type)
+                value = str(metadata.ledger_type)
             case "storage_hints":
                 value = sorted(hint.value for hint in metadata.storage_hints)
             case _:
                 value = sorted(metadata.custom_metadata.items())
-        return pa.array([value], field.type).take(pa.array(np.zeros(len(entries), np.int64)))
+        return repeated(value, field.type, len(entry_ids))

@@ -53,7 +53,7 @@ def lost_ledgers_error(ledger_ids: Iterable[int]) -> NoSuchLedgerError:
 def read_ranges(
     options: SourceOptions, schema: StructType, entry_ranges: Iterable[EntryRange]
 ) -> Iterator[pa.RecordBatch]:
-    """Read and verify entries.
+    """Read and verify entries; those of which only columns are wanted that are known without that are not read.
 
     Args:
         options: The options of the read.
@@ -84,6 +84,9 @@ def read_ranges(
             ) as reader:
                 columns = LedgerColumns(schema, reader.metadata)
                 _wait_for(reader, entry_range.last)
+                if not columns.of_entries:
+                    yield from columns.numbered(first, entry_range.last)
+                    continue
                 while first <= entry_range.last:
                     entries = reader.read_batch(first, max_bytes=options.batch_bytes, last=entry_range.last)
                     yield columns.batch(entries)
