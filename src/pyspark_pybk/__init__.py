@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from functools import wraps
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from pyspark.sql.datasource import DataSource
 
@@ -17,6 +19,22 @@ if TYPE_CHECKING:
 
 __all__ = ["DefaultSource"]
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _with_one_line_errors(call: Callable[P, R]) -> Callable[P, R]:
+    """Return a method whose errors Spark shows as one line."""
+
+    @wraps(call)
+    def called(*args: P.args, **kwargs: P.kwargs) -> R:
+        from pybk.spark.worker_errors import one_line_errors
+
+        with one_line_errors():
+            return call(*args, **kwargs)
+
+    return called
+
 
 class DefaultSource(DataSource):
     """Logs and ledgers as a data source of Spark; ``docs/howto/spark.md`` has its options and columns."""
@@ -26,6 +44,7 @@ class DefaultSource(DataSource):
         """Return the name of the format."""
         return "pybk"
 
+    @_with_one_line_errors
     def schema(self) -> StructType:
         """Return the columns that the options ask for.
 
@@ -51,6 +70,7 @@ class DefaultSource(DataSource):
 
         return selects_logs(self.options)
 
+    @_with_one_line_errors
     def reader(self, schema: StructType) -> BatchReader | LogBatchReader:
         """Return the reader of a batch query."""
         if self._selects_logs():
@@ -63,6 +83,7 @@ class DefaultSource(DataSource):
 
         return new_reader(source_options(self.options, streaming=False), schema)
 
+    @_with_one_line_errors
     def streamReader(self, schema: StructType) -> StreamReader | LogStreamReader:  # noqa: N802
         """Return the reader of a streaming query."""
         if self._selects_logs():
@@ -75,6 +96,7 @@ class DefaultSource(DataSource):
 
         return StreamReader(source_options(self.options, streaming=True), schema)
 
+    @_with_one_line_errors
     def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:
         """Return the writer of ``df.write``."""
         from pybk.spark.options import sink_options
@@ -82,6 +104,7 @@ class DefaultSource(DataSource):
 
         return BatchWriter(sink_options(self.options, streaming=False), schema, overwrite)
 
+    @_with_one_line_errors
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:  # noqa: N802
         """Return the writer of ``df.writeStream``."""
         from pybk.spark.options import sink_options

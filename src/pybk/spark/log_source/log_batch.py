@@ -12,6 +12,7 @@ from pybk.spark.log_source.log_columns import check_schema
 from pybk.spark.log_source.log_positions import LogPositions, tasks_of
 from pybk.spark.log_source.log_reading import LogPartition, RecordRange, read_records
 from pybk.spark.source.planning import SizedRange
+from pybk.spark.worker_errors import one_line_errors, with_one_line_errors
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -28,6 +29,7 @@ class LogBatchReader(DataSourceReader):
         self._options = options
         self._schema = schema
 
+    @one_line_errors()
     def partitions(self) -> list[InputPartition]:
         """Return the partitions, one per task.
 
@@ -51,4 +53,4 @@ class LogBatchReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the Arrow batches of one partition."""
         assert isinstance(partition, LogPartition)
-        return read_records(self._options, self._schema, partition.record_ranges)
+        return with_one_line_errors(read_records(self._options, self._schema, partition.record_ranges))

@@ -38,6 +38,7 @@ from pybk.spark.log_source.log_offsets import LogPlace, from_json, shares, short
 from pybk.spark.log_source.log_positions import LogPositions, tasks_of
 from pybk.spark.log_source.log_reading import LATE_SECONDS, LogPartition, RecordRange, add_remedy, read_records
 from pybk.spark.source.planning import SizedRange
+from pybk.spark.worker_errors import one_line_errors, with_one_line_errors
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -74,6 +75,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     # ---- in the driver -------------------------------------------------------------------------------------------
 
+    @one_line_errors()
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
         """Return the offset at which a query without a checkpoint begins.
 
@@ -96,10 +98,12 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return ReadMinRows(options.min_offsets_per_trigger)
         return ReadAllAvailable()
 
+    @one_line_errors()
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         """Make the query end with the records that can be read now (``Trigger.AvailableNow``)."""
         self._target = self._on_driver().look()
 
+    @one_line_errors()
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         """Return the end offset of the next micro-batch.
 
@@ -125,10 +129,12 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ends = {name: _place(states[name], places[name].seq + count) for name, count in taken.items()}
         return self._returned({**ends, **moved}, begin)
 
+    @one_line_errors()
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
         """Return the ends of the logs, which is the end offset that a micro-batch without limits would have."""
         return None if self._ends is None else to_json(self._ends, self._options.columns)
 
+    @one_line_errors()
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         """Return the partitions of a micro-batch, one per task."""
         tasks = tasks_of(self._options, self._between(self._decoded(start), self._decoded(end)))
@@ -260,7 +266,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the Arrow batches of one partition."""
         assert isinstance(partition, LogPartition)
-        return read_records(self._options, self._schema, partition.record_ranges)
+        return with_one_line_errors(read_records(self._options, self._schema, partition.record_ranges))
 
 
 def _truncated(name: str, first: int, kept: int) -> TruncatedError:

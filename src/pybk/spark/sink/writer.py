@@ -25,6 +25,7 @@ from pybk.errors import IllegalOperationError, LedgerRecoveryError, PybkError, U
 from pybk.spark.connection import connection, task_connection
 from pybk.spark.sink.manifest import SINK_KEY, Sink, WrittenLedger
 from pybk.spark.sink.sink_record import Attempt
+from pybk.spark.worker_errors import one_line_errors
 
 if TYPE_CHECKING:
     from pybk.manager.ledger_manager import LedgerManager
@@ -215,10 +216,12 @@ class BatchWriter(DataSourceArrowWriter):
         self._options = options
         self._app_id = options.txn_app_id or f"write-{secrets.token_hex(16)}"
 
+    @one_line_errors()
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Write the rows of one task attempt."""
         return LedgerCommitMessage(write_ledger(self._options, self._app_id, iterator))
 
+    @one_line_errors()
     def commit(self, messages: Messages) -> None:
         """Commit the ledgers of all tasks, or delete them if this version or a later one was committed before."""
         number = self._options.txn_version or 0
@@ -230,6 +233,7 @@ class BatchWriter(DataSourceArrowWriter):
                 self._app_id,
             )
 
+    @one_line_errors()
     def abort(self, messages: Messages) -> None:
         """Delete the ledgers that tasks wrote, unless they are committed nevertheless."""
         sink_of(self._options, self._app_id).abort([each.ledger_id for each in _ledgers(_received(messages))])
@@ -243,6 +247,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         check_schema(schema)
         self._options = options
 
+    @one_line_errors()
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Write the rows of one task attempt."""
         context = TaskContext.get()
@@ -252,6 +257,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
             raise IllegalOperationError("a stream is written by tasks of a streaming query, and this is not one")
         return LedgerCommitMessage(write_ledger(self._options, self._options.app_id or query, iterator), query, run)
 
+    @one_line_errors()
     def commit(self, messages: Messages, batchId: int) -> None:  # noqa: N803  # Spark's name
         """Commit the ledgers of a micro-batch, or delete them if the micro-batch was committed before."""
         received = _all_received(messages)
@@ -259,6 +265,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         if not _commit(sink_of(self._options, app_id), batchId, received):
             logger.info("batch %d of %r was committed before; it is skipped", batchId, app_id)
 
+    @one_line_errors()
     def abort(self, messages: Messages, batchId: int) -> None:  # noqa: N803  # Spark's name
         """Delete the ledgers that tasks wrote, unless they are committed nevertheless."""
         received = _received(messages)

@@ -20,6 +20,7 @@ from pybk.spark.source.planning import (
     split_into_tasks,
 )
 from pybk.spark.source.reading import LedgerPartition, lost_ledgers_error, read_ranges
+from pybk.spark.worker_errors import one_line_errors, with_one_line_errors
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -53,6 +54,7 @@ class BatchReader(DataSourceReader):
         self._ledgers: Ranges = EVERY
         self._entries: Ranges = EVERY
 
+    @one_line_errors()
     def partitions(self) -> list[InputPartition]:
         """Return the partitions, one per task; raises as ``ranges``."""
         tasks = split_into_tasks(self.ranges(), self._options.entries_per_partition)
@@ -91,7 +93,7 @@ class BatchReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the Arrow batches of one partition."""
         assert isinstance(partition, LedgerPartition)
-        return read_ranges(self._options, self._schema, partition.entry_ranges)
+        return with_one_line_errors(read_ranges(self._options, self._schema, partition.entry_ranges))
 
 
 class PushdownReader(BatchReader):

@@ -34,6 +34,7 @@ from pybk.spark.source.ledger_catalog import LedgerCatalog
 from pybk.spark.source.offsets import Offset, advance, between, first_offset
 from pybk.spark.source.planning import EntryRange, ReadableLedger, SizedRange, split_into_tasks
 from pybk.spark.source.reading import LedgerPartition, lost_ledgers_error, payload_bytes, read_ranges
+from pybk.spark.worker_errors import one_line_errors, with_one_line_errors
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -77,6 +78,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     # ---- in the driver -------------------------------------------------------------------------------------------
 
+    @one_line_errors()
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
         """Return the offset at which a query without a checkpoint begins.
 
@@ -101,10 +103,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return ReadMaxBytes(self._options.max_bytes_per_trigger)
         return ReadAllAvailable()
 
+    @one_line_errors()
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         """Make the query end with the entries that can be read now (``Trigger.AvailableNow``)."""
         self._target = self._look(now=True)
 
+    @one_line_errors()
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         """Return the end offset of the next micro-batch.
 
@@ -122,6 +126,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         taken = self._admitted(begin, left) if limited else _all(begin, left)
         return view.advance(begin, taken, self._deleted).to_json()
 
+    @one_line_errors()
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
         """Return the end offset that a micro-batch without limits would have."""
         if self._seen is None:
@@ -130,6 +135,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         left = begin.unfinished(view.ledgers.values())
         return view.advance(begin, _all(begin, left), self._deleted).to_json()
 
+    @one_line_errors()
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         """Return the partitions of a micro-batch, one per task; equal for equal offsets."""
         entry_ranges = between(self._offset(start), self._offset(end))
@@ -235,7 +241,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the Arrow batches of one partition."""
         assert isinstance(partition, LedgerPartition)
-        return read_ranges(self._options, self._schema, partition.entry_ranges)
+        return with_one_line_errors(read_ranges(self._options, self._schema, partition.entry_ranges))
 
 
 def _all(begin: Offset, left: list[ReadableLedger]) -> dict[int, int]:
