@@ -51,6 +51,7 @@ class DefaultSource(DataSource):
         Raises:
             UsageError: Options are not valid.
             NoSuchLogError: A log does not exist.
+            NoSuchLedgerError: A ledger does not exist, or no ledger has the selected type.
         """
         if self._selects_logs():
             from pybk.spark.log_source.log_catalog import LogCatalog
@@ -62,8 +63,11 @@ class DefaultSource(DataSource):
             return columns_of(options)
         from pybk.spark.options import source_options
         from pybk.spark.source.columns import schema_of
+        from pybk.spark.source.ledger_catalog import LedgerCatalog
 
-        return schema_of(source_options(self.options))
+        ledgers = source_options(self.options)
+        LedgerCatalog(ledgers).check_selection()
+        return schema_of(ledgers)
 
     def _selects_logs(self) -> bool:
         from pybk.spark.options import selects_logs

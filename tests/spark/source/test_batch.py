@@ -216,16 +216,22 @@ def test_the_first_entries_are_taken_before_filters_pushed_or_not(spark: SparkSe
     ("options", "said"),
     [
         ({"ledger": "0", "maxEntrys": "5"}, "did you mean maxEntries"),
-        ({"ledger": "0", "maxEntriesPerTrigger": "5"}, "not one of a batch read"),
         ({"ledger": "77"}, "ledger 77 was deleted or never existed.*failOnDataLoss=false"),
         ({"ledgers": "0,77,3-9"}, "ledger 77 was deleted"),
         ({"ledgerType": "order"}, "has type 'order'; there are orders, ...; option allowMissing=true waits for types"),
         ({"ledger": "0", "path": "/nowhere"}, "no directory /nowhere"),
     ],
 )
-def test_unreadable_ledgers_raise(spark: SparkSession, store: Filled, options: dict[str, str], said: str) -> None:
+def test_what_cannot_be_read_is_refused_at_analysis(
+    spark: SparkSession, store: Filled, options: dict[str, str], said: str
+) -> None:
     with pytest.raises(Exception, match=f"(?s){said}"):
-        read(spark, store, **options).count()
+        read(spark, store, **options)
+
+
+def test_an_option_of_streams_is_refused_when_a_batch_is_planned(spark: SparkSession, store: Filled) -> None:
+    with pytest.raises(Exception, match="maxEntriesPerTrigger is not one of a batch read"):
+        read(spark, store, ledger=0, maxEntriesPerTrigger=5).count()
 
 
 def test_a_wrong_password_raises(spark: SparkSession, store: Filled) -> None:

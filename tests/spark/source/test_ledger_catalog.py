@@ -244,6 +244,23 @@ def test_listings_that_cost_are_put_off(cluster: Inside) -> None:
     assert len(catalog.look()) == 2
 
 
+def test_what_does_not_exist_is_refused_before_ledgers_are_opened(cluster: Inside) -> None:
+    there = fill(cluster.connect(), "picked", close=False)
+    another = secret_file(cluster.directory, b"another")
+
+    def check(**which: str) -> None:
+        LedgerCatalog(options(cluster, passwordFile=another, **which)).check_selection()
+
+    check(ledgerType="picked")
+    check(ledgerType="picke", allowMissing="true")
+    check(ledgers=f"{there},70000-70001")
+    check(ledgers=f"{there},70000", failOnDataLoss="false")
+    with pytest.raises(NoSuchLedgerError, match=r"no ledger of .* has type 'picke'; there are .*picked.*allowMissing"):
+        check(ledgerType="picke")
+    with pytest.raises(NoSuchLedgerError, match="ledger 70000 was deleted or never existed"):
+        check(ledgers=f"{there},70000")
+
+
 def test_a_wrong_password_raises_for_a_closed_ledger_too(cluster: Inside) -> None:
     fill(cluster.connect(), "guarded")
     another = secret_file(cluster.directory, b"another")

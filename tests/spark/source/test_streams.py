@@ -116,6 +116,7 @@ def test_every_entry_once_over_restarts(spark: SparkSession, manager: LedgerMana
 def test_a_lost_ledger_ends_the_query(spark: SparkSession, manager: LedgerManager, tmp_path: Path) -> None:
     pipe = Pipe(spark, tmp_path, {"path": str(tmp_path / "store")})
     writer = create(manager)
+    create(manager)
     pipe.append(writer, 5)
     pipe.run()
     manager.delete_ledger(writer.ledger_id)

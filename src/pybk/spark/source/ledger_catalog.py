@@ -14,6 +14,7 @@ from pybk.spark.connection import Connection, connection, ledger_seal, refuse_bo
 from pybk.spark.options import nearest
 from pybk.spark.sink.manifest import SINK_KEY, committed
 from pybk.spark.source.planning import ReadableLedger, intersect, within
+from pybk.spark.source.reading import lost_ledgers_error
 from pybk.streams.format import DETACHED_KEY, SEGMENT_KEY, DetachedHeader, SegmentHeader
 
 if TYPE_CHECKING:
@@ -58,6 +59,7 @@ class LedgerCatalog:
         self._require_seal: Final = options.require_seal
         self._allow_missing: Final = options.allow_missing
         self._raw: Final = options.raw
+        self._fail_on_data_loss: Final = options.fail_on_data_loss
         self._types: set[str] = set()
         """The types of the ledgers of the last listing, except the system's; if a type selects the ledgers."""
         self._checked: dict[int, LedgerMetadata] = {}
@@ -92,6 +94,25 @@ class LedgerCatalog:
         raise NoSuchLedgerError(
             f"no ledger of {self._where} has type {self._type!r:.100}; {nearest(self._type, names, 'types')}"
         )
+
+    def check_selection(self) -> None:
+        """Check that what the options select exists, before ledgers are opened; as far as the options demand it.
+
+        Raises:
+            NoSuchLedgerError: No ledger has the selected type; or a ledger that is selected by its id does not exist.
+            UsageError: The directory is that of a bookie; or a ledger is a segment of a log, and ``raw`` is not set.
+            PybkError: The metadata store cannot be read.
+
+        Cost: One read of the metadata store per ledger that is selected by its id; for a type, a listing up to the
+            first ledger that has it.
+        """
+        found = connection(self._where)
+        if self._type is not None:
+            if not self._allow_missing and next(self._wanted(found), None) is None:
+                self.check_type()
+        elif self._fail_on_data_loss and (missing := self.deleted(self._named)):
+            refuse_bookie_directory(self._where, found.backend.ledgers())
+            raise lost_ledgers_error(sorted(missing))
 
     def deleted(self, ledger_ids: Iterable[int]) -> set[int]:
         """Return those of some ledgers that were deleted, by the metadata of each, because listings may be late.
