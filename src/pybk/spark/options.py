@@ -42,7 +42,7 @@ LOG_READ: Final = (
     *("minPartitions", "maxRecordsPerPartition"),
 )
 LOG_BATCH: Final = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
-LOG_STREAM: Final = ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay")
+LOG_STREAM: Final = ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay", "subscription")
 _SINK: Final = ("ledgerType", "storageHints", "ensembleSize", "writeQuorum", "ackQuorum", "digestType", "insecure")
 _SINK_BATCH: Final = ("txnAppId", "txnVersion")
 _SINK_STREAM: Final = ("appId",)

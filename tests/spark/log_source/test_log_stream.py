@@ -376,6 +376,36 @@ def test_a_wrong_password_and_a_cancelled_query(store: LogStore, tmp_path: Path)
 
 
 @FORMS
+def test_a_query_that_names_a_subscription_has_a_lag_and_keeps_what_it_needs(tmp_path: Path, columns: str) -> None:
+    with inside(tmp_path / "cluster") as cluster:
+        logs = Logs(cluster.connect())
+        options = {**cluster_options(cluster.url), "passwordFile": password_file(tmp_path), "columns": columns}
+        logs.append("orders", some(10))
+        logs.append("clicks", some(5))
+        query = Query(options, subscribe="orders,clicks", subscription="sums", maxOffsetsPerTrigger=9)
+
+        def lag(log: str) -> list[tuple[str, int, int]]:
+            return logs.lag(log)
+
+        assert lag("orders") == []
+        assert query.batch() == 9
+        assert lag("orders") == [("sums", 6, 4)]
+        assert lag("clicks") == [("sums", 3, 2)]
+        logs.truncate("orders", 9)
+        assert query.batch() == 6
+        assert lag("orders") == [("sums", 10, 0)]
+        query.reader.stop()
+        logs.append("orders", some(3))
+        query.start()
+        query.reader.commit(query.offset)  # as Spark does first, for the last batch of the run before
+        assert query.batch() == 3
+        assert lag("orders") == [("sums", 13, 0)]
+        query.reader.stop()
+        logs.close()
+        close_connections()
+
+
+@FORMS
 def test_a_cluster_is_followed(tmp_path: Path, columns: str) -> None:
     with inside(tmp_path / "cluster") as cluster:
         logs = Logs(cluster.connect())

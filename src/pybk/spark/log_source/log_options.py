@@ -22,6 +22,7 @@ from pybk.spark.options import (
     credentials_of,
     location_of,
 )
+from pybk.streams.cursor import checked_subscription
 from pybk.streams.list_record import SEQ_MAX, ListKind, checked_name
 from pybk.streams.log_reader import LogEnd
 
@@ -110,6 +111,7 @@ class LogOptions:
         max_offsets_per_trigger: The most records of a micro-batch.
         min_offsets_per_trigger: The least records of a micro-batch, unless ``max_trigger_delay_s`` has passed.
         max_trigger_delay_s: The longest time between two micro-batches while records wait, seconds.
+        subscription: The durable subscription that shows the lag of a stream; None for none.
     """
 
     where: StoreOrCluster
@@ -130,6 +132,7 @@ class LogOptions:
     max_offsets_per_trigger: int | None
     min_offsets_per_trigger: int | None
     max_trigger_delay_s: float
+    subscription: str | None
 
 
 def log_options(options: Mapping[str, str], *, streaming: bool | None = None) -> LogOptions:
@@ -173,6 +176,7 @@ def log_options(options: Mapping[str, str], *, streaming: bool | None = None) ->
         max_offsets_per_trigger=given.whole("maxOffsetsPerTrigger"),
         min_offsets_per_trigger=given.whole("minOffsetsPerTrigger"),
         max_trigger_delay_s=_delay_s(given),
+        subscription=_subscription(given, kind),
     )
 
 
@@ -193,6 +197,19 @@ def _choice(given: RawOptions, name: str, choices: tuple[str, ...]) -> str:
     if found not in choices:
         raise UsageError(f"option {name} is {text!r:.50}; it takes {' or '.join(choices)}")
     return found
+
+
+def _subscription(given: RawOptions, kind: ListKind) -> str | None:
+    """Return the name of the subscription of a stream."""
+    name = given.text("subscription")
+    if name is None:
+        return None
+    if kind is ListKind.WAL or given.text("path") is not None:
+        raise UsageError(
+            "option subscription: only logs of a cluster have subscriptions of queries, because a query writes nothing "
+            "to write-ahead logs and to stores in a directory; leave it out"
+        )
+    return checked_subscription(name)
 
 
 def _delay_s(given: RawOptions) -> float:

@@ -37,6 +37,7 @@ from pybk.spark.log_source.log_columns import check_schema
 from pybk.spark.log_source.log_offsets import LogPlace, from_json, shares, short_uid, to_json
 from pybk.spark.log_source.log_positions import LogPositions, tasks_of
 from pybk.spark.log_source.log_reading import LATE_SECONDS, LogPartition, RecordRange, add_remedy, read_records
+from pybk.spark.log_source.query_subscription import QuerySubscription
 from pybk.spark.source.planning import SizedRange
 from pybk.spark.worker_errors import one_line_errors, with_one_line_errors
 
@@ -70,6 +71,8 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The last positions of this process, with the uids that Kafka's form of offsets does not have."""
         self._ends: dict[str, LogPlace] | None = None
         """The ends of the logs as of the last look."""
+        self._subscription: QuerySubscription | None = None
+        """The subscription, from the first look on, if the options name one."""
         self._last_batch = float("-inf")
         """The time of the last micro-batch with records, by the monotonic clock."""
 
@@ -120,6 +123,8 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         moved = {name: place for name in places if (place := self._moved(name, places[name], states)) is not None}
         gone = len(places) < len(begin)
         places |= {name: self._new(state) for name, state in states.items() if name not in places}
+        if self._subscription is not None:
+            self._subscription.follow({name: place.seq for name, place in places.items()})
         available = {
             name: max(0, states[name].end_seq - place.seq) for name, place in places.items() if name not in moved
         }
@@ -140,8 +145,21 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         tasks = tasks_of(self._options, self._between(self._decoded(start), self._decoded(end)))
         return [LogPartition(ranges) for ranges in tasks]
 
+    @one_line_errors()
+    def commit(self, end: dict[str, Any]) -> None:
+        """Acknowledge the records of a micro-batch that is complete, if the options name a subscription.
+
+        Spark calls this when it plans the next micro-batch.
+        """
+        self._on_driver()
+        if self._subscription is not None:
+            self._subscription.acknowledge({name: place.seq for name, place in from_json(end).items()})
+
     def stop(self) -> None:
         """Close connections and drop caches."""
+        if self._subscription is not None:
+            self._subscription.close()
+            self._subscription = None
         if self.catalog is not None:
             self.catalog = None
             close_connections()
@@ -150,6 +168,8 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Return the catalog; also arrange that ``stop`` is called when Spark ends the process by a signal."""
         if self.catalog is None:
             self.catalog = LogCatalog(self._options)
+            name = self._options.subscription
+            self._subscription = None if name is None else QuerySubscription(self._options, name)
             if threading.current_thread() is threading.main_thread():
                 signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
         return self.catalog
