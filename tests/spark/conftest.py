@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
 
+from pybk.spark.connection import close_connections
 from tests.paths import ROOT
 from tests.spark.clusters import home_in
 from tests.zookeeper_server import zookeeper_server
@@ -20,6 +22,15 @@ if TYPE_CHECKING:
 __all__ = ["zookeeper_server"]
 
 CORES = 2
+
+
+@pytest.fixture
+def process_of_a_driver() -> Iterator[None]:
+    """Let this process be that in which Spark's driver runs a source; afterwards it is as it was before."""
+    handler = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, handler)
+    close_connections()
 
 
 @pytest.fixture(scope="session")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 from collections.abc import Iterator
 from dataclasses import replace
@@ -14,28 +13,24 @@ import pytest
 pytest.importorskip("pyspark", reason="no pyspark; install the extra spark-test to test Spark")
 pytest.importorskip("pyarrow", reason="no pyarrow; install the extra spark-test to test Spark")
 
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, ReadMinRows
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows, ReadMinRows
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
-from pybk.errors import NoSuchLogError, RewoundError, TruncatedError, UnauthorizedError, UsageError
+from pybk.errors import NoSuchLogError, RewoundError, TruncatedError, TruncateGuardError, UnauthorizedError, UsageError
 from pybk.spark.connection import close_connections
 from pybk.spark.log_source.log_columns import columns_of
-from pybk.spark.log_source.log_options import log_options
+from pybk.spark.log_source.log_options import LogOptions, log_options
 from pybk.spark.log_source.log_stream import LogStreamReader
 from pybk.streams.record_reader import RecordReader
 from tests.cluster.inside import inside
 from tests.spark.log_source.logs import Logs, LogStore, password_file
 from tests.spark.secret_files import cluster_options
+from tests.spark.stream_query import StreamQuery
 
-pytestmark = pytest.mark.sampled(one_in=2, using="store")
-
-
-@pytest.fixture(autouse=True)
-def _as_it_was() -> Iterator[None]:
-    handler = signal.getsignal(signal.SIGTERM)
-    yield
-    signal.signal(signal.SIGTERM, handler)
-    close_connections()
+pytestmark = [
+    pytest.mark.sampled(one_in=2, using="store"),
+    pytest.mark.usefixtures("process_of_a_driver"),
+]
 
 
 @pytest.fixture
@@ -45,49 +40,18 @@ def store(tmp_path: Path) -> Iterator[LogStore]:
     store.end()
 
 
-class Query:
-    """A streaming query: what Spark does of it, without Spark.
-
-    Attributes:
-        offset: After the last micro-batch.
-        rows: What was read, by log.
-    """
+class Query(StreamQuery[LogOptions, str]):
+    """A streaming query of logs."""
 
     def __init__(self, options: dict[str, str], **more: Any) -> None:
         given = {"startingOffsets": "earliest", **options, **{name: str(value) for name, value in more.items()}}
-        self.options = log_options(given, streaming=True)
-        self.start()
-        self.offset = self.reader.initialOffset()
-        self.rows: dict[str, list[int]] = {}
+        super().__init__(log_options(given, streaming=True))
 
-    def start(self, **changed: Any) -> None:
-        """Begin with a new process of the driver, and perhaps with other options."""
-        self.options = replace(self.options, **changed)
-        self.reader = LogStreamReader(self.options, columns_of(self.options))
+    def new_reader(self) -> LogStreamReader:
+        return LogStreamReader(self.options, columns_of(self.options))
 
-    def latest(self, limit: ReadLimit | None = None) -> dict[str, Any]:
-        """Ask how far there is to read; listings are not put off."""
-        if self.reader.catalog is not None:
-            self.reader.catalog.list_at = 0.0
-        return self.reader.latestOffset(self.offset, limit or self.reader.getDefaultReadLimit())
-
-    def batch(self, limit: ReadLimit | None = None) -> int:
-        """Run a micro-batch; return how many rows it had."""
-        end = json.loads(json.dumps(self.latest(limit)))
-        return self.read(end)
-
-    def read(self, end: dict[str, Any]) -> int:
-        """Read up to an offset; return how many rows there were."""
-        before = sum(map(len, self.rows.values()))
-        task = LogStreamReader(self.options, columns_of(self.options))
-        for partition in self.reader.partitions(self.offset, end):
-            for batch in task.read(partition):
-                for row in batch.to_pylist():
-                    seq = row["offset"] if "offset" in row else row["seq"]
-                    self.rows.setdefault(row["topic"] if "topic" in row else row["log"], []).append(seq)
-        self.reader.commit(end)
-        self.offset = end
-        return sum(map(len, self.rows.values())) - before
+    def place(self, row: dict[str, Any]) -> tuple[str, int]:
+        return (row["topic"], row["offset"]) if "topic" in row else (row["log"], row["seq"])
 
 
 def some(count: int, first: int = 0) -> list[bytes]:
@@ -391,7 +355,8 @@ def test_a_query_that_names_a_subscription_has_a_lag_and_keeps_what_it_needs(tmp
         assert query.batch() == 9
         assert lag("orders") == [("sums", 6, 4)]
         assert lag("clicks") == [("sums", 3, 2)]
-        logs.truncate("orders", 9)
+        with pytest.raises(TruncateGuardError):
+            logs.truncate("orders", 9)
         assert query.batch() == 6
         assert lag("orders") == [("sums", 10, 0)]
         query.reader.stop()

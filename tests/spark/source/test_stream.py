@@ -14,16 +14,17 @@ import pytest
 pytest.importorskip("pyspark", reason="no pyspark; install the extra spark-test to test Spark")
 pytest.importorskip("pyarrow", reason="no pyarrow; install the extra spark-test to test Spark")
 
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxBytes, ReadMaxRows
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows
 
 from pybk.errors import NoSuchLedgerError, UnauthorizedError, UsageError
 from pybk.spark.connection import close_connections
-from pybk.spark.options import source_options
+from pybk.spark.options import SourceOptions, source_options
 from pybk.spark.source.columns import schema_of
 from pybk.spark.source.ledger_catalog import LedgerCatalog
 from pybk.spark.source.stream import StreamReader
 from tests.cluster.inside import inside
 from tests.spark.secret_files import cluster_options, secret_file
+from tests.spark.stream_query import StreamQuery
 from tests.storage.real_store import python
 from tests.waiting import PROCESS_S
 
@@ -91,12 +92,7 @@ class Store:
         self._process.communicate(timeout=PROCESS_S)
 
 
-@pytest.fixture(autouse=True)
-def _as_it_was() -> Iterator[None]:
-    handler = signal.getsignal(signal.SIGTERM)
-    yield
-    signal.signal(signal.SIGTERM, handler)
-    close_connections()
+pytestmark = pytest.mark.usefixtures("process_of_a_driver")
 
 
 @pytest.fixture
@@ -107,45 +103,24 @@ def store(tmp_path: Path) -> Iterator[Store]:
     store.end()
 
 
-class Query:
-    """A streaming query: what Spark does of it, without Spark.
-
-    Attributes:
-        offset: Behind the last micro-batch.
-        rows: What was read, by ledger.
-    """
+class Query(StreamQuery[SourceOptions, int]):
+    """A streaming query of ledgers."""
 
     def __init__(self, options: dict[str, str], **more: Any) -> None:
         which = {} if "ledgers" in more else {"ledgerType": "t"}
         given = {**options, **which, **{name: str(value) for name, value in more.items()}}
-        self.options = source_options(given, streaming=True)
-        self.start()
-        self.offset = self.reader.initialOffset()
-        self.rows: dict[int, list[int]] = {}
+        super().__init__(source_options(given, streaming=True))
 
-    def start(self) -> None:
-        """Begin with a new process of the driver."""
-        self.reader = StreamReader(self.options, schema_of(self.options))
+    def new_reader(self) -> StreamReader:
+        return StreamReader(self.options, schema_of(self.options))
 
-    def latest(self, limit: ReadLimit | None = None) -> dict[str, Any]:
-        """Ask how far there is to read; listings are not put off."""
-        if self.reader.catalog is not None:
-            self.reader.catalog.list_at = 0.0
-        return self.reader.latestOffset(self.offset, limit or self.reader.getDefaultReadLimit())
+    def place(self, row: dict[str, Any]) -> tuple[int, int]:
+        return row["ledger_id"], row["entry_id"]
 
-    def batch(self, limit: ReadLimit | None = None) -> int:
-        """Run a micro-batch; return how many rows it had."""
-        end = json.loads(json.dumps(self.latest(limit)))
-        before = sum(map(len, self.rows.values()))
-        task = StreamReader(self.options, schema_of(self.options))
-        for partition in self.reader.partitions(self.offset, end):
-            for batch in task.read(partition):
-                for row in batch.to_pylist():
-                    self.rows.setdefault(row["ledger_id"], []).append(row["entry_id"])
-        self.reader.commit(end)
-        self.offset = end
+    def read(self, end: dict[str, Any]) -> int:
+        count = super().read(end)
         assert all(found == list(range(len(found))) for found in self.rows.values())
-        return sum(map(len, self.rows.values())) - before
+        return count
 
     def counts(self) -> dict[int, int]:
         """Return how many entries were read of each ledger."""
