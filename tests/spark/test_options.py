@@ -126,6 +126,7 @@ def test_options_of_a_write() -> None:
         ({**ONE, "passwordVariable": "hush, hush"}, "passwordVariable is not the name of an environment variable"),
         ({**ONE, "passwort": "hush"}, "did you mean passwordFile"),
         ({**ONE, "maxEntrys": "1"}, "did you mean maxEntries"),
+        ({"option.path": "/x", "owner": "me", "provider": "pybk", **ONE}, r"options of a table .* WITH \(\.\.\.\)"),
         ({**ONE, "zzz": "1"}, "there are path, metadataUri"),
         ({**ONE, "writeQuorum": "1"}, "writeQuorum is not one of a read"),
         ({**STORE, "ledger": "-1"}, "ledger is '-1'.*from 0"),

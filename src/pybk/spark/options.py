@@ -47,6 +47,9 @@ _SINK: Final = ("ledgerType", "storageHints", "ensembleSize", "writeQuorum", "ac
 _SINK_BATCH: Final = ("txnAppId", "txnVersion")
 _SINK_STREAM: Final = ("appId",)
 _SPARK: Final = ("path", "checkpointLocation", "queryName")
+_OF_TABLE: Final = "provider"
+"""A property that Spark passes with the options of a table that it creates."""
+
 _VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 _UNITS: Final = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 _URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
@@ -185,19 +188,18 @@ class RawOptions:
     def __init__(self, options: Mapping[str, str], known: Iterable[str], what: str) -> None:
         names = {name.lower(): name for name in known}
         spark = {name.lower() for name in _SPARK}
-        inline = {name.lower(): name for name in SECRETS}
         self._values: dict[str, str] = {}
+        if _OF_TABLE in options:
+            raise UsageError(
+                "Spark keeps no options of a table for a Python source: declare its columns, as in CREATE TABLE t "
+                "(payload BINARY) USING pybk, and give the options with each use, as in SELECT * FROM t WITH (...); or "
+                "make a temporary view, which keeps them"
+            )
         for name, value in options.items():
-            if name.lower() == "paths":
-                raise UsageError(
-                    f"paths are {cut_value(value, 100)}; a read takes one plain directory, such as /data/store"
-                )
-            if name.lower() in inline:
-                raise UsageError(_inline(inline[name.lower()]))
             if name.lower() in names:
                 self._values[names[name.lower()]] = value
             elif name.lower() not in spark:
-                raise UsageError(_unknown(name, names, what))
+                raise UsageError(_unknown(name, value, names, what))
 
     def __contains__(self, name: str) -> bool:
         return name in self._values
@@ -270,8 +272,13 @@ def _inline(name: str) -> str:
     )
 
 
-def _unknown(name: str, names: Mapping[str, str], what: str) -> str:
-    """Return the error text for an unknown option; it does not contain the value, which may be a secret."""
+def _unknown(name: str, value: str, names: Mapping[str, str], what: str) -> str:
+    """Return the error text for an unknown option; it does not contain a value that may be a secret."""
+    if name.lower() == "paths":
+        return f"paths are {cut_value(value, 100)}; a read takes one plain directory, such as /data/store"
+    for secret in SECRETS:
+        if name.lower() == secret.lower():
+            return _inline(secret)
     every = {
         known.lower(): known
         for known in (

@@ -23,6 +23,7 @@ from pyspark.sql.types import BinaryType, StringType, StructType
 from pybk.credentials import Credentials
 from pybk.errors import IllegalOperationError, LedgerRecoveryError, PybkError, UsageError
 from pybk.spark.connection import connection, task_connection
+from pybk.spark.new_tables import refuse_new_table
 from pybk.spark.sink.manifest import SINK_KEY, Sink, WrittenLedger
 from pybk.spark.sink.sink_record import Attempt
 from pybk.spark.worker_errors import one_line_errors
@@ -219,6 +220,7 @@ class BatchWriter(DataSourceArrowWriter):
     @one_line_errors()
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Write the rows of one task attempt."""
+        refuse_new_table()
         return LedgerCommitMessage(write_ledger(self._options, self._app_id, iterator))
 
     @one_line_errors()
