@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from pybk.spark.log_source.log_stream import LogStreamReader
     from pybk.spark.sink.writer import BatchWriter, StreamWriter
     from pybk.spark.source.batch_reader import BatchReader
+    from pybk.spark.source.refused_stream import RefusedStream
     from pybk.spark.source.stream import StreamReader
 
 __all__ = ["DefaultSource"]
@@ -87,9 +88,21 @@ class DefaultSource(DataSource):
 
         return new_reader(source_options(self.options, streaming=False), schema)
 
-    @_with_one_line_errors
-    def streamReader(self, schema: StructType) -> StreamReader | LogStreamReader:  # noqa: N802
-        """Return the reader of a streaming query."""
+    def streamReader(self, schema: StructType) -> StreamReader | LogStreamReader | RefusedStream:  # noqa: N802
+        """Return the reader of a streaming query; its first call raises the error if the options are not valid.
+
+        Spark hides an error that is raised here behind one of its own.
+        """
+        from pybk.errors import PybkError
+
+        try:
+            return self._stream_reader(schema)
+        except PybkError as error:
+            from pybk.spark.source.refused_stream import RefusedStream
+
+            return RefusedStream(error)
+
+    def _stream_reader(self, schema: StructType) -> StreamReader | LogStreamReader:
         if self._selects_logs():
             from pybk.spark.log_source.log_options import log_options
             from pybk.spark.log_source.log_stream import LogStreamReader

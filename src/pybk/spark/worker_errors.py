@@ -37,9 +37,18 @@ def one_line_errors() -> Iterator[None]:
 
 
 def with_one_line_errors(values: Iterator[T]) -> Iterator[T]:
-    """Yield values of a generator, whose errors are shown as one line."""
-    with one_line_errors():
-        yield from values
+    """Yield values of a generator, whose errors are shown as one line.
+
+    A query that needs no more rows, such as that of ``limit``, closes the connection of its workers. They end by an
+    exception then, whose traceback Spark's daemon of workers would print though the query succeeds.
+    """
+    try:
+        with one_line_errors():
+            yield from values
+    except GeneratorExit as end:
+        if isinstance(end.__context__, ConnectionError) and is_worker():
+            sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  # until this process ends
+        raise
 
 
 def is_worker() -> bool:
