@@ -24,7 +24,7 @@ ELSEWHERE = {
         "tests/cluster/test_folded_tombstones.py",
         "test_the_command_that_the_error_of_damaged_deleted_ids_names_lets_ledgers_be_made_again",
     ),
-    "streams/ledger_list.py:_check_adopts": (
+    "streams/ledger_list.py:_check_level": (
         "tests/streams/test_detached.py",
         "test_below_the_level_of_pages_nothing_is_adopted",
     ),

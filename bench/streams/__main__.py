@@ -9,9 +9,9 @@ from typing import Final
 
 from bench import report
 from bench.contest import Scale
-from bench.streams import blobs, events, lists, logs, subscriptions, wal
+from bench.streams import blobs, events, lists, logs, merging, subscriptions, wal
 
-MODULES: Final = (wal, events, logs, lists, subscriptions, blobs)
+MODULES: Final = (wal, events, logs, lists, merging, subscriptions, blobs)
 CONTESTS: Final = {contest.name: contest for module in MODULES for contest in module.CONTESTS}
 
 

@@ -91,6 +91,7 @@ else:
         "streams.appender": "RecordFuture",
         "streams.remote_consumer": "ConsumerServer RemoteConsumer",
         "streams.retention": "Retention",
+        "streams.segment_merge": "SegmentMerge",
         "streams.snapshot_store": "SkippedSnapshot SnapshotContent SnapshotInfo SnapshotReport SnapshotStore",
         "streams.subscription": "Acked DeadLetters Subscription SubscriptionMode SubscriptionStats",
         "streams.wal": "RecoveryInfo Transaction WalOptions WalStats WriteAheadLog",

@@ -148,6 +148,7 @@ from pybk.streams.namespace import Namespace
 from pybk.streams.rebuild import RebuiltList
 from pybk.streams.remote_consumer import ConsumerServer, RemoteConsumer
 from pybk.streams.retention import Retention
+from pybk.streams.segment_merge import SegmentMerge
 from pybk.streams.snapshot_store import (
     SkippedSnapshot,
     SnapshotContent,
@@ -305,6 +306,7 @@ __all__ = [
     "SealMismatchError",
     "Secret",
     "SecretStatus",
+    "SegmentMerge",
     "SkippedSnapshot",
     "SnapshotContent",
     "SnapshotInfo",

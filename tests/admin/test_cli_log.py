@@ -83,6 +83,23 @@ def test_the_life_of_a_log(shell: Shell) -> None:
     assert shell.run("cat", "orders/eu")[0] == 2
 
 
+def test_small_segments_are_merged(shell: Shell) -> None:
+    for each in b"abcde":
+        shell.out("append", "orders", stdin=b"%c\n" % each)
+    assert shell.out("merge", "orders", "--segment-records", 2) == (
+        "4 segments merged into 2 ledgers; log orders has 3 segments\n"
+    )
+    found = shell.json("merge", "orders", "--segment-bytes", "1MiB", "--segment-age", "1d", "--keep", "0s")
+    assert (found["ledgers"], found["replaced"], found["records"], found["segments"]) == (1, 3, 5, 1)
+    assert shell.json("merge", "orders")["replaced"] == 0
+    assert shell.out("cat", "orders") == "a\nb\nc\nd\ne\n"
+    for each in b"fg":
+        shell.out("append", "orders", stdin=b"%c\n" % each)
+    shell.out("seal", "orders")
+    status, _, err = shell.run("merge", "orders")
+    assert (status, "its segments are not merged" in err) == (2, True)
+
+
 def test_a_log_is_made_again(shell: Shell, store: Path) -> None:
     shell.out("append", "orders", stdin=b"a\nb\nc")
     assert shell.out("sweep") == "0 ledgers deleted\n"
@@ -187,7 +204,15 @@ def test_a_log_without_a_password_has_to_be_asked_for(shell: Shell, monkeypatch:
 def test_a_wrong_password_is_refused(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     shell.out("append", "orders", stdin=b"a\n")
     monkeypatch.setenv("PYBK_PASSWORD", "another")
-    for verb, *arguments in (("cat",), ("tail",), ("seal",), ("rename", "new"), ("delete", "--yes"), ("truncate", "1")):
+    for verb, *arguments in (
+        ("cat",),
+        ("tail",),
+        ("seal",),
+        ("merge",),
+        ("rename", "new"),
+        ("delete", "--yes"),
+        ("truncate", "1"),
+    ):
         status, _, err = shell.run(verb, "orders", *arguments)
         assert (status, "the password is not that of log 'orders'" in err) == (2, True), verb
     monkeypatch.delenv("PYBK_PASSWORD")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 
-from tests.simulator.ledger_lists import ADOPT_SEEDS, LOSS_SEEDS, PAGE_SEEDS, run
+from tests.simulator.ledger_lists import ADOPT_SEEDS, LOSS_SEEDS, MERGE_SEEDS, PAGE_SEEDS, run
 from tests.simulator.mutating import Mutant, Piece, mutated
 
 LIST = "pybk.streams.ledger_list:"
@@ -356,6 +356,79 @@ LEDGER_LIST_MUTANTS = (
         (Piece(LIST + "_is_past", "last is not None and epoch < last", "last is None or epoch <= last + 1"),),
         ADOPT_SEEDS,
     ),
+    Mutant(
+        "T20a",
+        "a merge replaces only what it has copied",
+        (
+            Piece(
+                LIST + "_has_members", "listed[at : at + len(members)] == members", "at + len(members) <= len(listed)"
+            ),
+        ),
+        MERGE_SEEDS,
+    ),
+    Mutant(
+        "T20b",
+        "a ledger of a merge that is listed after a lost answer is not deleted",
+        (Piece(LIST + "merge", "any((each.ledger_id == made.ledger.ledger_id for each in listed))", "False"),),
+        MERGE_SEEDS,
+    ),
+    Mutant(
+        "T20c",
+        "a merged segment has the records of its members in their order",
+        (Piece(RECORD + "merged", "each.number not in gone", "each.number != members[-1].number"),),
+        MERGE_SEEDS,
+    ),
+    Mutant(
+        "T20d",
+        "a merge keeps the other segments of a page",
+        (Piece(LIST + "_with_merge", "in_order((*left, made.row))", "(made.row,)"),),
+        MERGE_SEEDS,
+    ),
+    Mutant(
+        "T20e",
+        "pages of a merge are kept while its record may be written yet",
+        (Piece(LIST + "_is_written", "now is not None and now.version == found.version", "False"),),
+        MERGE_SEEDS,
+    ),
+    Mutant(
+        "T21a",
+        "a run of merges changes nothing after another has begun",
+        (
+            Piece(LIST + "_check_run", "record.last_epoch(MERGES) != run", "False"),
+            Piece(LIST + "merge", "(yield CheckDetached(made.ledger, MERGES, made.run))", "True"),
+        ),
+        MERGE_SEEDS,
+    ),
+    Mutant(
+        "T21c",
+        "a sweep keeps ledgers of merges that may be listed yet",
+        (Piece(LIST + "_is_past", "epoch < last", "epoch <= last"),),
+        MERGE_SEEDS,
+    ),
+    Mutant(
+        "T22a",
+        "ledgers of merged segments are kept until their time is over",
+        (Piece(RECORD + "pages_over", "each.until_ns <= now_ns", "True"),),
+        MERGE_SEEDS,
+    ),
+    Mutant(
+        "T22b",
+        "a sweep keeps ledgers of merged segments",
+        (Piece(LIST + "_ledgers_of_pages", "(each.page for each in record.replaced)", "()"),),
+        MERGE_SEEDS,
+    ),
+    Mutant(
+        "T22c",
+        "a sweep keeps the pages of merged segments",
+        (Piece(LIST + "named_parts", "(each.page for each in record.replaced)", "()"),),
+        MERGE_SEEDS,
+    ),
+    Mutant(
+        "T22d",
+        "a deleted log deletes the ledgers of merged segments",
+        (Piece(RECORD + "emptied", "(*self.gone_pages, *(each.page for each in self.replaced))", "self.gone_pages"),),
+        MERGE_SEEDS,
+    ),
     Mutant("T11", "a sealed log is not taken over", (Piece(LIST + "take_over", "record.sealed", "False"),)),
 )
 
@@ -411,6 +484,17 @@ KILLED_AT = {
     "T18e": 3_000_000,
     "T18f": 3_000_018,
     "T19": 3_000_000,
+    "T20a": 4_000_058,
+    "T20b": 4_000_076,
+    "T20c": 4_000_000,
+    "T20d": 4_000_000,
+    "T20e": 4_000_463,
+    "T21a": 4_000_008,
+    "T21c": 4_000_000,
+    "T22a": 4_000_004,
+    "T22b": 4_000_003,
+    "T22c": 4_000_003,
+    "T22d": 4_000_011,
 }
 """The first seed that notices each mutant."""
 

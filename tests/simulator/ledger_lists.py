@@ -16,6 +16,7 @@ segments, and with bounds of subscriptions in a record of their own, whose chang
 list's record are. Changes of bounds fail while their owner continues.
 
 From ``ADOPT_SEEDS`` on, drivers of queries commit detached ledgers as well, at the level that the record is raised to.
+From ``MERGE_SEEDS`` on, mergers also merge closed segments.
 
 ``python -m tests.simulator.ledger_lists --seeds N [--seed S]`` runs seeds.
 """
@@ -70,6 +71,7 @@ from pybk.streams.ledger_list import (
     Written,
 )
 from pybk.streams.list_record import (
+    MERGES,
     PAGED_FORMAT,
     Bounds,
     Checkpoint,
@@ -83,6 +85,7 @@ from pybk.streams.list_record import (
 )
 from tests.simulator.committers import QUERIES, Committers, Driver
 from tests.simulator.committers import Written as WrittenLedger
+from tests.simulator.mergers import KEPT_EVENTS, MERGERS, Merger, members_of, merge_of
 from tests.simulator.subscribers import Subscriber, Subscribers
 
 NAME: Final = "log"
@@ -94,6 +97,7 @@ WRITERS: Final = 3
 LOSS_SEEDS: Final = 1_000_000
 PAGE_SEEDS: Final = 2_000_000
 ADOPT_SEEDS: Final = 3_000_000
+MERGE_SEEDS: Final = 4_000_000
 
 
 Change = WriteList | RemoveList | MoveList | WriteShard
@@ -182,6 +186,8 @@ class Process:
         self.error: Exception | None = None
         self.driver: Driver | None = None
         """What it commits, if it is the driver of a query."""
+        self.merger: Merger | None = None
+        """What it merges, if it is a merger."""
 
 
 def shown(value: Any) -> str:
@@ -248,6 +254,7 @@ class World:
         """How many pages and sets there were."""
         self.committers = Committers(self.random) if seed >= ADOPT_SEEDS else None
         self.drivers = [driver_process(number) for number in range(len(QUERIES))] if seed >= ADOPT_SEEDS else []
+        self.mergers = [merger_process(number) for number in range(MERGERS)] if seed >= MERGE_SEEDS else []
         self.moved: list[str] = []
         """The names that the log got, in order."""
         self.others = 0
@@ -270,6 +277,8 @@ class World:
     def run(self) -> None:
         """Let everything happen; then take the log over without faults, and read it."""
         self.perform(ledger_list.create(NAME, ListKind.WAL, UID, START_SEQ))
+        if self.mergers:
+            self.late.clear()  # a creation that takes effect late would make the log again after it was renamed
         for _ in range(EVENTS):
             self.event()
             self.check()
@@ -290,6 +299,9 @@ class World:
         self.check()
         assert self.found is not None
         for _ in range(2):
+            if self.random.random() < 0.5:
+                self.events += KEPT_EVENTS
+                self.perform(ledger_list.release(self.log_name, self.events))
             if not self.found.record.sealed:
                 epoch, generation = self.found.record.epoch, self.found.record.generation
                 self.perform(ledger_list.truncate(self.log_name, epoch, generation, 0))
@@ -308,7 +320,7 @@ class World:
             if seq >= record.first_seq:
                 assert read.get(seq) == entry, f"record {seq} was acknowledged as {entry}, and read as {read.get(seq)}"
         under_way = {each for each, query, epoch in self.detached() if not is_past(record, query, epoch)}
-        listed = self.ledgers_of(record)
+        listed = self.ledgers_of(record) | (self.replaced_by(record, before=0) & self.own_ledgers())
         assert (self.own_ledgers() - under_way) | set(self.blobs) == listed - under_way, "a ledger leaked"
         if self.committers is not None:
             self.committers.check()
@@ -341,10 +353,9 @@ class World:
 
     def read(self, record: ListRecord) -> Iterator[LogRecord]:
         """Yield the records that a reader finds, as the list has them."""
-        for segment in self.segments_of(record):
-            for entry in self.entries_of(segment):
-                if entry.seq >= record.first_seq and (segment.last_seq is None or entry.seq <= segment.last_seq):
-                    yield entry
+        for entry in self.read_of(tuple(self.segments_of(record))):
+            if entry.seq >= record.first_seq:
+                yield entry
 
     def entries_of(self, segment: Segment) -> list[LogRecord]:
         """Return the records of a segment's ledger as the list has them: those of an adopted one count from 0."""
@@ -376,6 +387,9 @@ class World:
             return
         if self.drivers and self.random.random() < 0.2:
             self.commit(self.random.choice(self.drivers))
+            return
+        if self.mergers and self.random.random() < 0.2:
+            self.merge(self.random.choice(self.mergers))
             return
         if self.random.random() < 0.02:
             with suppress(LostAnswerError):
@@ -440,6 +454,37 @@ class World:
                 process.log, tuple(driver.ledgers), driver.query, driver.epoch, lambda: self.events
             )
             self.operate(process, "adopt", steps)
+
+    def merge(self, process: Process) -> None:
+        """Let one thing happen to a merger: it begins a run, copies segments, lists the copy, or deletes ledgers."""
+        merger = process.merger
+        assert merger is not None
+        if process.steps is not None:
+            if self.random.random() < 3 * self.crashes:
+                self.crash(process)
+            else:
+                self.advance(process)
+            return
+        process.log, process.uid = self.log_name, UID
+        if self.random.random() < 0.1:
+            self.operate(process, "release", ledger_list.release(process.log, self.events))
+        elif merger.run is None:
+            self.operate(process, "begin merges", ledger_list.begin_merges(process.log, lambda: self.events))
+        elif merger.made is not None:
+            self.operate(process, "merge", ledger_list.merge(process.log, merger.made))
+        elif self.found is not None:
+            record = self.found.record
+            members = members_of(record, self.segments_of(record), self.random)
+            if members:
+                ledger_id = self.write_detached(MERGES, merger.run, [each.value for each in self.read_of(members)])
+                merger.made = merge_of(merger.run, members, ledger_id, self.events + KEPT_EVENTS)
+
+    def read_of(self, segments: Rows) -> Iterator[LogRecord]:
+        """Yield the records of closed segments."""
+        for segment in segments:
+            for entry in self.entries_of(segment):
+                if segment.last_seq is None or entry.seq <= segment.last_seq:
+                    yield entry
 
     def write_detached(self, query: str, epoch: int, values: list[object]) -> int:
         """Write a detached ledger, and return it."""
@@ -535,7 +580,7 @@ class World:
             return
         except LostAnswerError:
             self.trace.append(f"{process.name}: {process.what} fails")
-            if process.what not in ("roll", "truncate", "checkpoint", "upload", "rename", "repair"):
+            if process.what not in ("roll", "truncate", "checkpoint", "upload", "rename", "repair", "merge", "release"):
                 self.crash(process)
             process.steps, process.what = None, ""
             self.done["failed"] = self.done.get("failed", 0) + 1
@@ -545,9 +590,9 @@ class World:
             self.crash(process)
             return
         except IllegalOperationError:
-            if process.what != "adopt":
+            if process.what not in ("adopt", "begin merges"):
                 raise
-            process.steps, process.what = None, ""  # the level has no adopted ledgers yet
+            process.steps, process.what = None, ""  # the level has no adopted ledgers and no merges yet
             return
         except (UsageError, RewoundError):
             self.cutting.pop(process.name, None)
@@ -570,7 +615,7 @@ class World:
         elif what in ("take over", "cut"):
             record, segment = result
             process.uid = UID
-            assert segment.ledger_id in self.ledgers_of(record)
+            assert segment in record.segments
             process.owned = record
             process.current, process.number = segment.ledger_id, segment.number
             assert segment.first_seq is not None
@@ -583,6 +628,11 @@ class World:
             assert process.target in self.moved[process.moved :] or process.seen != UID, "the log was not renamed"
         elif what == "adopt":
             self.adopted(process, result)
+        elif what in ("begin merges", "merge"):
+            assert process.merger is not None
+            process.merger.run = result if what == "begin merges" else process.merger.run
+            process.merger.made = None
+            self.done["listed merge"] = self.done.get("listed merge", 0) + (what == "merge" and result is not None)
         elif what in ("close", "seal"):
             process.owned = None
             process.pending.clear()
@@ -609,6 +659,9 @@ class World:
             return
         if process in self.renamers:
             process.steps = None
+            return
+        if process.merger is not None:
+            process.steps, process.what, process.merger = None, "", Merger()
             return
         self.cutting.pop(process.name, None)
         self.processes[self.processes.index(process)] = Process(process.name + "'")
@@ -839,7 +892,14 @@ class World:
 
     def listed(self) -> set[int]:
         """Return the ledgers that any list names."""
-        return {ledger_id for each in self.lists.values() for ledger_id in self.ledgers_of(each.record)}
+        records = [each.record for each in self.lists.values()]
+        return {ledger_id for each in records for ledger_id in self.ledgers_of(each) | self.replaced_by(each)}
+
+    def replaced_by(self, record: ListRecord, before: int | None = None) -> frozenset[int]:
+        """Return the ledgers that merges have replaced and whose time is not over, by default now, as a record says."""
+        now = self.events if before is None else before
+        kept = [each.page for each in record.replaced if each.until_ns > now]
+        return frozenset(row.ledger_id for page in kept for row in self.pages[record.uid, page])
 
     def drain(self, process: Process) -> None:
         """Have everything acknowledged that was appended to the current ledger (rule T3)."""
@@ -915,8 +975,14 @@ class World:
         assert new.next_segment >= old.next_segment
         assert new.first_seq >= old.first_seq, "truncation moves backwards"
         assert not (old.sealed and not new.sealed), "a sealed log is open again"
-        if new.producers != old.producers:
+        if any(name != MERGES and old.producers.get(name) != each for name, each in new.producers.items()):
             self.committed(old, new)
+        if len(new.replaced) > len(old.replaced):
+            assert list(self.read(new)) == list(self.read(old)), "a merge changes records"
+        left = [each for each in old.replaced if each not in new.replaced]
+        assert new.dropped or all(each.until_ns <= self.events for each in left), (
+            "ledgers of merged segments are released too early"
+        )
         if new.generation > old.generation:
             if self.subscribers is not None:
                 self.subscribers.check_cut(self.bounds())
@@ -926,7 +992,8 @@ class World:
     def committed(self, old: ListRecord, new: ListRecord) -> None:
         """A commit takes effect: from now on the log has its records."""
         assert self.committers is not None
-        ((query, done),) = [each for each in new.producers.items() if old.producers.get(each[0]) != each[1]]
+        changed = {name: each for name, each in new.producers.items() if old.producers.get(name) != each}
+        ((query, done),) = [each for each in changed.items() if each[0] != MERGES]
         added = [each for each in self.segments_of(new) if each.number >= old.next_segment]
         entries = [entry for segment in added for entry in self.entries_of(segment)]
         assert new.epoch not in self.owners, f"epoch {new.epoch} has two owners"
@@ -962,9 +1029,9 @@ class World:
         """Check what always holds."""
         assert self.found is not None
         record = self.found.record
-        assert {each.name for each in record.pages} <= {name for uid, name in self.pages if uid == UID}, (
-            "a page is gone"
-        )
+        pages = {each.name for each in record.pages} | {each.page for each in record.replaced}
+        assert pages <= {name for uid, name in self.pages if uid == UID}, "a page is gone"
+        assert self.replaced_by(record) <= self.ledgers.keys(), "a ledger of a merged segment is deleted too early"
         assert record.format != PAGED_FORMAT or self.page_segments, "a record has a format that its level has not"
         listed = [segment.ledger_id for segment in self.segments_of(record)]
         assert len(set(listed)) == len(listed), "a ledger is listed twice"
@@ -972,6 +1039,7 @@ class World:
         blobs = {checkpoint.ledger_id for checkpoint in record.checkpoints}
         assert blobs | set(record.uploads) <= set(self.blobs), "a blob that the record names is gone"
         self.named_blobs |= blobs | set(record.uploads)
+        assert not self.replaced_by(record) & set(listed), "a ledger is listed, and in place of it another"
         gone = {each.ledger_id for page in record.gone_pages for each in self.pages.get((UID, page), ())}
         assert not gone & set(listed), "a ledger is listed, and in a page that was removed from the list"
         kept = record.ledgers | set(record.pending_deletes)
@@ -992,6 +1060,13 @@ def driver_process(number: int) -> Process:
     """Return the process of a query's driver."""
     process = Process(f"driver {number}")
     process.driver = Driver(QUERIES[number])
+    return process
+
+
+def merger_process(number: int) -> Process:
+    """Return the process of a merger."""
+    process = Process(f"merger {number}")
+    process.merger = Merger()
     return process
 
 

@@ -310,6 +310,11 @@ wal,log settings @log | show the settings of a log's ledgers, or change them for
   --segment-age SECONDS:number | age of a ledger
   --segment-records RECORDS:whole | records of a ledger
   --defaults | remove all settings that are not given
+log merge @log @watch | merge small segments of a log into few, large ledgers; writers and readers continue meanwhile
+  --segment-bytes SIZE:bytes | the most bytes of a merged segment: 64MiB; default: that in the log's settings, or 64MiB
+  --segment-age TIME:seconds | the longest time that a merged segment spans: 30m, 4h; default: likewise, or 4h
+  --segment-records RECORDS:positive | the most records of a merged segment; default: likewise, or no limit
+  --keep TIME:seconds =1h | the time for which the ledgers that it replaces are kept for readers; default: 1h
 log rename @log | give a log another name
   NEW >target | its new name
 log subscriptions @log | list the subscriptions of a log, with their unacknowledged records

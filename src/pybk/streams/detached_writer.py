@@ -63,6 +63,56 @@ class DetachedSegment(NamedTuple):
     txid: int
 
 
+class DetachedLedger:
+    """The ledger of a detached segment, which is created with its first entry.
+
+    Args:
+        steps: The log's.
+        header: The first entry.
+
+    Threads: one at a time.
+    """
+
+    def __init__(self, steps: LedgerSteps, header: DetachedHeader) -> None:
+        self._steps = steps
+        self._header = header
+        self._writer: LedgerWriter | None = None
+        """None before the first entry: a segment without records has no ledger."""
+        self._last: AppendFuture[int] | None = None
+        self._is_sealed = False
+
+    def append(self, payload: bytes) -> None:
+        """Append an entry; it is durable once ``seal`` has returned."""
+        if self._writer is None:
+            self._writer = self._steps.create_detached(self._header)
+            self._last = self._writer.append_async(self._header.encode())
+        self._last = self._writer.append_async(payload)
+
+    def seal(self) -> tuple[int, int]:
+        """Wait until all entries are durable, and close the ledger.
+
+        Returns:
+            The ledger and its payload bytes; -1 and 0 without entries.
+        """
+        if self._writer is None or self._last is None:
+            return -1, 0
+        self._last.result()
+        self._writer.close()
+        self._is_sealed = True
+        return self._writer.ledger_id, self._writer.length
+
+    def close(self) -> None:
+        """Delete the ledger, unless it was sealed; a second call does nothing.
+
+        A ledger that cannot be deleted now is left to a sweep, with a warning in the log of ``logging``.
+        """
+        writer, self._writer = self._writer, None
+        if writer is not None and not self._is_sealed:
+            with suppress(PybkError):
+                writer.close()
+            self._steps.delete(writer.ledger_id)
+
+
 class DetachedWriter(Handle):
     """Writes one detached segment; made by ``Log.detached_segment``.
 
@@ -76,9 +126,7 @@ class DetachedWriter(Handle):
         self._steps = steps
         self._header = header
         self._data_bytes_max = steps.data_bytes_max - ITEM_EXTRA_BYTES
-        self._writer: LedgerWriter | None = None
-        """None before the first record: a task without records makes no ledger."""
-        self._last: AppendFuture[int] | None = None
+        self._ledger = DetachedLedger(steps, header)
         self._records = 0
         self._highest = NOTHING_YET
         self._sealed: DetachedSegment | None = None
@@ -125,19 +173,12 @@ class DetachedWriter(Handle):
 
     def _append(self, items: Sequence[Item]) -> None:
         """Append one entry."""
-        payload = encode_items(self._records, items, self._highest, relative=True)
-        self._last = self._opened().append_async(payload)
+        self._ledger.append(encode_items(self._records, items, self._highest, relative=True))
         self._records += len(items)
         self._highest = Highest(
             max(self._highest.time_ns, *(item.time_ns for item in items)),
             max(self._highest.txid, *(item.txid for item in items)),
         )
-
-    def _opened(self) -> LedgerWriter:
-        if self._writer is None:
-            self._writer = self._steps.create_detached(self._header)
-            self._last = self._writer.append_async(self._header.encode())
-        return self._writer
 
     def seal(self) -> DetachedSegment:
         """Wait until all records are durable, and close the ledger.
@@ -155,11 +196,7 @@ class DetachedWriter(Handle):
             return self._sealed
         if self._closed:
             raise ClosedError(f"{self!r} was closed, and deleted what it wrote; make another")
-        ledger_id, nbytes = -1, 0
-        if self._writer is not None and self._last is not None:
-            self._last.result()
-            self._writer.close()
-            ledger_id, nbytes = self._writer.ledger_id, self._writer.length
+        ledger_id, nbytes = self._ledger.seal()
         uid, _, query, epoch, partition, attempt = self._header
         task = uid.hex(), query, epoch, partition, attempt
         self._sealed = DetachedSegment(*task, ledger_id, self._records, nbytes, *self._highest)
@@ -172,13 +209,8 @@ class DetachedWriter(Handle):
 
         A ledger that cannot be deleted now is left to a sweep, with a warning in the log of ``logging``.
         """
-        if self._closed:
-            return
         self._closed = True
-        if self._writer is not None and self._sealed is None:
-            with suppress(PybkError):
-                self._writer.close()
-            self._steps.delete(self._writer.ledger_id)
+        self._ledger.close()
 
 
 class Adoption(NamedTuple):

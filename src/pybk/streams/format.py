@@ -489,6 +489,70 @@ def encode_items(
     return b"".join((_HEADER.pack(ENTRY_FORMAT, EntryKind.RECORDS, flags, count, seq), *parts, *payloads))
 
 
+def part_bytes(records: Records) -> Int64s:
+    """Return the most bytes that each record takes in an entry of ``encode_parts``, ``(n,)`` int64."""
+    found: Int64s = records.ends - records.starts + (len(NO_ATTRIBUTES) + 2 * TIME_BYTES + _END_BYTES)
+    return found
+
+
+def encode_parts(seq: int, parts: Sequence[Records], highest: Highest) -> tuple[bytes, Highest]:
+    """Return the payload of a relative entry with records that were read, and the highest values after it.
+
+    Args:
+        seq: The number of the first in the ledger.
+        parts: The records, which need not come from one ledger.
+        highest: The highest values of all records before in the ledger.
+
+    Cost: Some 100 ns per record whose data does not follow that of the one before it; copies all data once.
+    """
+    flags = EntryFlag.TIMES | EntryFlag.HIGHEST | EntryFlag.RELATIVE
+    times = np.concatenate([_numbers(each.times, each) for each in parts])
+    txids = np.concatenate([_numbers(each.txids, each) for each in parts])
+    pieces: list[bytes | memoryview] = [_HIGHEST.pack(*highest), times.astype("<i8").tobytes()]
+    if (txids != NO_VALUE).any():
+        flags |= EntryFlag.TXIDS
+        pieces.append(txids.astype("<i8").tobytes())
+    sizes = np.concatenate([each.ends - each.starts for each in parts])
+    marks = [each.attributed for each in parts if each.attributed is not None]
+    attributed = any(each.any() for each in marks)
+    if attributed:
+        flags |= EntryFlag.ATTRIBUTES
+        bare = np.concatenate([_bare(each) for each in parts])
+        sizes = sizes + np.where(bare, len(NO_ATTRIBUTES), 0)
+    count = len(sizes)
+    if count > 1:
+        pieces.append(np.cumsum(sizes).astype("<u4").tobytes())
+    for each in parts:
+        pieces += _with_attributes(each) if attributed and _bare(each).any() else _data_of(each)
+    after = Highest(max(highest.time_ns, int(times.max())), max(highest.txid, int(txids.max())))
+    return b"".join((_HEADER.pack(ENTRY_FORMAT, EntryKind.RECORDS, flags, count, seq), *pieces)), after
+
+
+def _numbers(values: Int64s | None, records: Records) -> Int64s:
+    return np.full(len(records.starts), NO_VALUE, np.int64) if values is None else values
+
+
+def _bare(records: Records) -> npt.NDArray[np.bool_]:
+    """Return for each record whether its data begins without a key and headers."""
+    return np.ones(len(records.starts), bool) if records.attributed is None else ~records.attributed
+
+
+def _data_of(records: Records) -> list[memoryview]:
+    """Return the data of records, in one piece if it is."""
+    starts, ends = records.starts, records.ends
+    if (starts[1:] == ends[:-1]).all():
+        return [records.buffer[int(starts[0]) : int(ends[-1])]]
+    return [records.buffer[low:high] for low, high in zip(starts.tolist(), ends.tolist(), strict=True)]
+
+
+def _with_attributes(records: Records) -> list[bytes | memoryview]:
+    """Return the data of records, each with a key and headers, or with a mark that it has none."""
+    pieces: list[bytes | memoryview] = []
+    for low, high, bare in zip(records.starts.tolist(), records.ends.tolist(), _bare(records).tolist(), strict=True):
+        pieces += (NO_ATTRIBUTES, records.buffer[low:high]) if bare else (records.buffer[low:high],)
+    return pieces
+
+
 def _int64s(values: Iterable[int]) -> bytes:
     return np.fromiter(values, "<i8").tobytes()
 

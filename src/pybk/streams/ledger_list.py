@@ -56,6 +56,17 @@ The order of the steps keeps these rules:
   nothing a second time.
 - **T19** A detached ledger names its query and commit. So one that no record names will never be named once the query's
   last commit is a later one, or the log is sealed, and may be deleted then.
+- **T20** A merge lists one ledger in place of consecutive closed segments of one generation, its *members*, by one
+  compare-and-set. This changes nothing if the record does not list all members as they were copied, because of a
+  truncation, a cut or another merge. The ledger holds the records of the members under the same sequence numbers, and
+  has the number of the last member. So a position that names a member still names its record, by the sequence number.
+- **T21** A run of merges begins by a compare-and-set that gives it a number, higher than those before; each of its
+  ledgers names it. A merge takes effect only while the record has that number as the last one, and the log is not
+  sealed. So a ledger of a merge that no record names will never be named once a later run has begun, or the log is
+  sealed, and may be deleted then (as T19 says of commits).
+- **T22** The record names the members of a merge in a page, with a time. Their ledgers are deleted only after that,
+  so a reader that has opened one reads it to its end. A reader that does not find a ledger reads the record again, and
+  continues by the sequence number in the ledger that is listed then.
 """
 
 from __future__ import annotations
@@ -63,6 +74,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Container, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from typing import Any, Final, NamedTuple, TypeVar
 
 from pybk.errors import (
@@ -76,6 +88,7 @@ from pybk.errors import (
 )
 from pybk.streams.list_record import (
     LIST_FORMAT,
+    MERGES,
     SEQ_MAX,
     Bounds,
     Checkpoint,
@@ -83,13 +96,17 @@ from pybk.streams.list_record import (
     Detached,
     ListKind,
     ListRecord,
+    Page,
+    Replaced,
     Rows,
     Segment,
     SegmentEnd,
     bound_of,
     claimed,
+    in_order,
     needing,
     new_list,
+    page_of,
     subscribed,
     title_of,
     unsubscribed,
@@ -431,10 +448,7 @@ def adopt(name: str, ledgers: Sequence[Detached], query: str, epoch: int, now_ns
         ends = yield from _recovered(found.record)
         if ends is None:
             continue
-        record = found.record
-        if record.format == LIST_FORMAT:
-            bound_set: str = yield WriteBounds(record.next_segment, record.cursors)
-            record = record.in_pages(bound_set)
+        record = yield from _in_pages(found.record, found.record.next_segment)
         changed = record.adopted(ends, ledgers, query, epoch, now_ns())
         changed = yield from _paged(changed, found.page_segments, record.next_segment)
         adopted = yield from _commit(changed, found, query, epoch)
@@ -450,14 +464,192 @@ def _has_committed(record: ListRecord, query: str, epoch: int) -> bool:
 
 def _check_adopts(found: Found) -> None:
     """Raise unless a log may adopt ledgers."""
-    record = found.record
+    _check_not_sealed(found.record, "it takes no more")
+    _check_level(found, "adopts no ledgers")
+
+
+def _check_not_sealed(record: ListRecord, what: str) -> None:
     if record.sealed:
-        raise LogSealedError(f"log {record.name!r} was sealed after record {record.end_seq - 1}; it takes no more")
+        raise LogSealedError(f"log {record.name!r} was sealed after record {record.end_seq - 1}; {what}")
+
+
+def _check_level(found: Found, what: str) -> None:
+    """Raise unless records of format 2 may be written; ``what`` says what a log does not do below their level."""
     if not found.page_segments:
         raise IllegalOperationError(
-            f"log {record.name!r} adopts no ledgers below the feature level STREAMS; raise the level: `pybk store "
+            f"log {found.record.name!r} {what} below the feature level STREAMS; raise the level: `pybk store "
             "upgrade DIRECTORY --finalize`, or `pybk cluster upgrade URL --finalize`"
         )
+
+
+def _in_pages(record: ListRecord, number: int) -> Steps[ListRecord]:
+    """Return a record in format 2, for which a set of bounds is written; ``number`` as for ``WriteBounds``."""
+    if record.format != LIST_FORMAT:
+        return record
+    bound_set: str = yield WriteBounds(number, record.cursors)
+    return record.in_pages(bound_set)
+
+
+def begin_merges(name: str, now_ns: Clock) -> Steps[int]:
+    """Begin a run of merges, which ends those before it; returns its number (rule T21).
+
+    Raises:
+        NoSuchLogError: The list does not exist.
+        LogSealedError: The log has ended for good.
+        IllegalOperationError: The feature level does not have merges.
+    """
+
+    def begun(record: ListRecord) -> Steps[ListRecord]:
+        _check_not_sealed(record, "its segments are not merged")
+        return (yield from _in_pages(record, record.next_segment)).merging(now_ns())
+
+    _check_level((yield from _read(name)), "merges no segments")
+    record = yield from _updated(name, begun)
+    return record.producers[MERGES].epoch
+
+
+class Merge(NamedTuple):
+    """One merge of a run.
+
+    Attributes:
+        run: The number of the run.
+        members: The segments that it replaces: consecutive closed ones of one generation.
+        row: The segment in their place.
+        ledger: Its ledger.
+        until_ns: The time until which the ledgers of the members are kept, nanoseconds since 1970.
+    """
+
+    run: int
+    members: Rows
+    row: Segment
+    ledger: Detached
+    until_ns: int
+
+
+def merge(name: str, made: Merge) -> Steps[ListRecord | None]:
+    """List one ledger in place of several segments (rules T20 to T22).
+
+    Returns:
+        The record that lists it. None if the record does not list the members any more; the ledger is deleted then.
+
+    Raises:
+        NoSuchLogError: The list does not exist.
+        LogFencedError: Another run of merges has begun since.
+        LogSealedError: The log has ended for good.
+        NoSuchLedgerError: The ledger was deleted.
+    """
+    while True:
+        found = yield from _read(name)
+        record = found.record
+        try:
+            pages, rows = yield from _rows_to_merge(found, made.members)
+        except PageGoneError:
+            continue
+        listed = (*rows, *record.segments)
+        if any(each.ledger_id == made.ledger.ledger_id for each in listed):
+            return record  # by an attempt whose answer was lost
+        _check_run(record, made.run)
+        if not _has_members(listed, made.members):
+            yield DeleteLedger(made.ledger.ledger_id)
+            return None
+        if not (yield CheckDetached(made.ledger, MERGES, made.run)):
+            if (yield ReadList()) == found:
+                raise NoSuchLedgerError(f"ledger {made.ledger.ledger_id} of a merge of {_title(record)} was deleted")
+            continue
+        changed, names = yield from _with_merge(found, made, pages, rows)
+        if (yield from _is_written(changed, found, names)):
+            for page in pages:
+                yield RemovePage(page.name)
+            return (yield from _delete_pending(name, changed))
+
+
+def _rows_to_merge(found: Found, members: Rows) -> Steps[tuple[tuple[Page, ...], Rows]]:
+    """Return the pages that a merge of some segments replaces, and the segments of these pages.
+
+    Raises:
+        PageGoneError: A page is gone.
+    """
+    pages = found.record.pages_to_merge(members, found.page_segments)
+    segments: list[Segment] = []
+    for page in pages:
+        rows: Rows | None = yield ReadPage(page.name)
+        if rows is None:
+            raise PageGoneError
+        segments += rows[len(rows) - page.segments :]
+    return pages, tuple(segments)
+
+
+def _has_members(listed: Rows, members: Rows) -> bool:
+    """Return whether segments are listed one after the other."""
+    at = next((at for at, each in enumerate(listed) if each == members[0]), len(listed))
+    return listed[at : at + len(members)] == members
+
+
+def _check_run(record: ListRecord, run: int) -> None:
+    """Raise unless a run of merges may change the list (rule T21)."""
+    _check_not_sealed(record, "its segments are not merged")
+    if record.last_epoch(MERGES) != run:
+        raise LogFencedError(f"another run of merges of {_title(record)} has begun; this one changes nothing any more")
+
+
+def _with_merge(
+    found: Found, made: Merge, pages: tuple[Page, ...], rows: Rows
+) -> Steps[tuple[ListRecord, tuple[str, ...]]]:
+    """Write the pages of the record after a merge, and return it, with the names of these pages (rule T16).
+
+    Args:
+        found: The record before.
+        made: The merge.
+        pages: The pages that have members.
+        rows: The segments of these pages.
+    """
+    record = found.record
+    old: str = yield WritePage(record.next_segment, made.members)
+    gone = {each.number for each in made.members}
+    others = [each for each in rows if each.number not in gone]
+    left = tuple(each for each in others if each.last_seq is not None and each.last_seq >= record.first_seq)
+    dropped = [each.ledger_id for each in others if each not in left]  # they were truncated while they were open
+    if made.members[-1] in rows:
+        left = in_order((*left, made.row))
+    page: Page | None = None
+    if left:
+        name: str = yield WritePage(record.next_segment, left)
+        page = page_of(name, left)
+    changed = record.merged(made.members, made.row, pages, page, Replaced(old, made.until_ns)).dropping(dropped)
+    return changed, (old,) if page is None else (old, page.name)
+
+
+def _is_written(changed: ListRecord, found: Found, names: Iterable[str]) -> Steps[bool]:
+    """Write a record; return whether that took effect, as far as is known, or may take effect no more.
+
+    Args:
+        changed: The record.
+        found: The record before.
+        names: The pages that were written for it, which are removed if it takes no effect.
+    """
+    while True:
+        if isinstance((yield WriteList(changed, found.version)), Written):
+            return True
+        now: Found | None = yield ReadList()
+        if now is not None and now.version == found.version:
+            continue
+        if now is not None:
+            named = named_parts(now.record)
+            for name in names:
+                if name not in named:
+                    yield RemovePage(name)
+        return False
+
+
+def release(name: str, now_ns: int) -> Steps[ListRecord]:
+    """Delete the ledgers of segments that merges replaced and whose time is over (rule T22).
+
+    The record names them until they are deleted, so that no other operation waits for that.
+    """
+    record = (yield from _read(name)).record
+    for page in record.pages_over(now_ns):
+        record = yield from _delete_page(name, record, page)
+    return record
 
 
 def _missing(ledgers: Iterable[Detached], query: str, epoch: int) -> Steps[int | None]:
@@ -893,7 +1085,7 @@ def _ledgers_of_pages(record: ListRecord) -> Steps[set[int] | None]:
         if rows is None:
             return None
         found |= {each.ledger_id for each in rows}
-    for name in record.gone_pages:
+    for name in (*record.gone_pages, *(each.page for each in record.replaced)):
         rows = yield ReadPage(name)
         found |= {each.ledger_id for each in rows or ()}
     return found
@@ -901,7 +1093,8 @@ def _ledgers_of_pages(record: ListRecord) -> Steps[set[int] | None]:
 
 def named_parts(record: ListRecord) -> frozenset[str]:
     """Return the names of the pages and of the set of bounds that a record names."""
-    return frozenset((*(each.name for each in record.pages), *record.gone_pages, record.bound_set))
+    pages = (each.name for each in record.pages), record.gone_pages, (each.page for each in record.replaced)
+    return frozenset((*chain(*pages), record.bound_set))
 
 
 def absent(title: str, found: Found | None, remedy: str = "") -> NoSuchLogError:
@@ -1111,9 +1304,8 @@ def _paged(record: ListRecord, page_segments: int, number: int) -> Steps[ListRec
         page_segments: As in ``Found``.
         number: The number of the first segment that the record adds.
     """
-    if page_segments and record.format == LIST_FORMAT:
-        bound_set: str = yield WriteBounds(number, record.cursors)
-        record = record.in_pages(bound_set)
+    if page_segments:
+        record = yield from _in_pages(record, number)
     while page_segments and (rows := record.surplus(page_segments)):
         name: str = yield WritePage(number, rows)
         record = record.with_page(name, rows)
@@ -1146,7 +1338,7 @@ def _delete_pending(name: str, record: ListRecord) -> Steps[ListRecord]:
 
 
 def _delete_page(name: str, record: ListRecord, page: str) -> Steps[ListRecord]:
-    """Delete the ledgers of a page that was removed from the list, and then the page."""
+    """Delete the ledgers of a page that was removed from the list, or whose time is over, and then the page."""
     rows: Rows | None = yield ReadPage(page)
     ledgers = [each.ledger_id for each in rows or ()]
     gone = set((yield from _deleted(ledgers)))

@@ -14,6 +14,7 @@ import logging
 import secrets
 import shlex
 import threading
+import time
 import weakref
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
@@ -828,6 +829,16 @@ class LedgerSteps:
         if found != ledger:
             raise CorruptError(f"{where} has {found}, and was described as {ledger}; describe it as its writer did")
         return True
+
+    def release_replaced(self, record: ListRecord) -> None:
+        """Delete the ledgers of segments that merges replaced and whose time is over (rule T22), as a record says.
+
+        Raises:
+            NoSuchLogError: The log does not exist.
+        """
+        now_ns = time.time_ns()
+        if record.pages_over(now_ns):
+            self.perform(ledger_list.release(self.name, now_ns))
 
     def check_password(self, *, of_dropped: bool = False) -> None:
         """Raise UnauthorizedError if the password is not that of the log's ledgers; arguments as for ``existing``."""

@@ -196,6 +196,10 @@ LIST_FORMAT: Final = 1
 PAGED_FORMAT: Final = 2
 """The format of a record that names pages and a set of bounds."""
 
+_REPLACED_FORMAT: Final = 3
+"""The format, in bytes, of such a record that also names replaced segments: a version that does not know them would
+delete their ledgers at once."""
+
 PAGE_SEGMENTS: Final = 128
 """Segments of a page. A record itself has up to as many closed segments, and names as many pages at 16 thousand
 segments."""
@@ -260,8 +264,8 @@ class Segment:
         nbytes: Payload bytes of its ledger; 0 while it is OPEN.
         created_ns: The time when it was added, nanoseconds since 1970.
         closed_ns: The time when it was closed; 0 while it is OPEN.
-        before: The highest event time and transaction id before it, if the log adopted its ledger, which is closed then
-            (rule T18); None for a ledger of the log's writer.
+        before: The highest event time and transaction id before it, if the log adopted its ledger, or a merge wrote it,
+            which is closed then (rules T18 and T20); None for a ledger of the log's writer.
     """
 
     number: int
@@ -277,7 +281,7 @@ class Segment:
 
     @property
     def origin(self) -> Origin | None:
-        """Where its entries begin in the log, if this adopted its ledger; None for a ledger of the log's writer."""
+        """Where its entries begin in the log, if they are relative; None for a ledger of the log's writer."""
         if self.before is None:
             return None
         assert self.first_seq is not None, "an adopted ledger is closed"
@@ -332,6 +336,9 @@ class Producer(NamedTuple):
     time_ns: int = 0
 
 
+MERGES: Final = ".merges"
+"""The name under which a list has the number of its last run of merges among its producers; no query has that name."""
+
 QUERY_IDLE_SECONDS: Final = 30 * 86_400.0
 """Seconds after its last commit after which a log forgets a query, at the next commit of another one."""
 
@@ -379,6 +386,19 @@ class Page(NamedTuple):
 Rows = tuple[Segment, ...]
 """The segments of a page."""
 
+
+class Replaced(NamedTuple):
+    """Segments in place of which a merge listed another; readers that have opened their ledgers may still read these.
+
+    Attributes:
+        page: The name of a page that has them.
+        until_ns: The time from which on their ledgers may be deleted, nanoseconds since 1970.
+    """
+
+    page: str
+    until_ns: int
+
+
 _NO_ROWS: Final[Mapping[str, Rows]] = FrozenDict({})
 
 
@@ -415,7 +435,8 @@ class ListRecord:
         gone_pages: Pages that were removed from the list, whose ledgers may still have to be deleted.
         bound_set: The set of records that has the bounds of subscriptions instead of ``cursors``; empty for none.
         admissions: The number of times that bounds were added or lowered in that set (rule T17).
-        producers: The last commit of each query, by its name (rule T18).
+        producers: The last commit of each query, by its name (rule T18); as ``MERGES`` the last run of merges (T21).
+        replaced: The segments that merges have replaced, whose ledgers are kept for some time (rule T22).
     """
 
     name: str
@@ -443,6 +464,7 @@ class ListRecord:
     bound_set: str = ""
     admissions: int = 0
     producers: Mapping[str, Producer] = field(default_factory=dict, hash=False)
+    replaced: tuple[Replaced, ...] = ()
     _encoded: bytes | None = field(default=None, init=False, repr=False, compare=False)
     """The encoded record, once it was encoded, or if it was decoded."""
 
@@ -604,7 +626,9 @@ class ListRecord:
             rows.append(replace(row, created_ns=now_ns, closed_ns=now_ns, before=highest))
             number, end_seq, highest = number + 1, last_seq + 1, Highest(*map(max, highest, each.highest))
         idle_ns = int(QUERY_IDLE_SECONDS * 1e9)
-        kept = {name: each for name, each in self.producers.items() if now_ns - each.time_ns <= idle_ns}
+        kept = {
+            name: each for name, each in self.producers.items() if name == MERGES or now_ns - each.time_ns <= idle_ns
+        }
         return replace(
             closed,
             epoch=owner,
@@ -804,6 +828,8 @@ class ListRecord:
         """Return the record of a deleted log without records, blobs and subscriptions; all segments are closed."""
         blobs = (*(each.ledger_id for each in self.checkpoints), *self.uploads)
         bare = replace(self, checkpoints=(), uploads=(), cursors=(), pending_deletes=(*self.pending_deletes, *blobs))
+        gone_pages = (*self.gone_pages, *(each.page for each in self.replaced))
+        bare = replace(bare, replaced=(), gone_pages=gone_pages)
         return bare.truncated(self.end_seq, ()).ended().marked_dropped()
 
     def check_rename(self, bounds: Bounds) -> None:
@@ -868,11 +894,7 @@ class ListRecord:
 
     def with_page(self, name: str, rows: Rows) -> ListRecord:
         """Return the record in which a page has its first segments."""
-        first, last = rows[0], rows[-1]
-        assert first.first_seq is not None
-        nbytes = sum(each.nbytes for each in rows)
-        page = Page(name, first.number, last.number, first.first_seq, _last_of(last), len(rows), nbytes)
-        return replace(self, pages=(*self.pages, page), segments=self.segments[len(rows) :])
+        return replace(self, pages=(*self.pages, page_of(name, rows)), segments=self.segments[len(rows) :])
 
     def in_pages(self, bound_set: str) -> ListRecord:
         """Return the record in format 2, whose bounds are in a set."""
@@ -881,10 +903,62 @@ class ListRecord:
 
     def without_page(self, name: str, kept: Iterable[int]) -> ListRecord:
         """Return the record without a removed page; its ledgers are deleted, except some, which are pending."""
-        if name not in self.gone_pages:
-            return self
         gone_pages = tuple(each for each in self.gone_pages if each != name)
-        return replace(self, gone_pages=gone_pages, pending_deletes=(*self.pending_deletes, *kept))
+        replaced = tuple(each for each in self.replaced if each.page != name)
+        if (gone_pages, replaced) == (self.gone_pages, self.replaced):
+            return self
+        pending = (*self.pending_deletes, *kept)
+        return replace(self, gone_pages=gone_pages, replaced=replaced, pending_deletes=pending)
+
+    # ---- merges --------------------------------------------------------------------------------------------------
+
+    def merging(self, now_ns: int) -> ListRecord:
+        """Return the record after a run of merges has begun, which ends those before it; each result is different."""
+        last = self.last_epoch(MERGES)
+        begun = Producer(1 if last is None else last + 1, self.end_seq - 1, now_ns)
+        return replace(self, producers={**self.producers, MERGES: begun})
+
+    def pages_to_merge(self, members: Rows, page_segments: int) -> tuple[Page, ...]:
+        """Return the pages that have some segments, and the page before them if it has fewer than a page takes.
+
+        So merges leave no chain of pages with few segments each.
+        """
+        first, last = members[0].number, members[-1].number
+        at = [at for at, each in enumerate(self.pages) if first <= each.last_number and each.number <= last]
+        if not at:
+            return ()
+        low = at[0] - 1 if at[0] and self.pages[at[0] - 1].segments < page_segments else at[0]
+        return self.pages[low : at[-1] + 1]
+
+    def merged(
+        self, members: Rows, row: Segment, pages: Sequence[Page], page: Page | None, old: Replaced
+    ) -> ListRecord:
+        """Return the record in which one segment stands in place of consecutive closed ones (rule T20).
+
+        Args:
+            members: These; the record lists them.
+            row: The one segment.
+            pages: The consecutive pages that are replaced: all that have members, and perhaps others.
+            page: The page that has their other segments, and ``row`` if the last member was in a page; None if there
+                are none.
+            old: The page that has ``members``.
+        """
+        gone = {each.number for each in members}
+        segments = tuple(each for each in self.segments if each.number not in gone)
+        if members[-1] in self.segments:
+            segments = in_order((*segments, row))
+        at = self.pages.index(pages[0]) if pages else len(self.pages)
+        new = () if page is None else (page,)
+        left = (*self.pages[:at], *new, *self.pages[at + len(pages) :])
+        return replace(self, segments=segments, pages=left, replaced=(*self.replaced, old))
+
+    def dropping(self, ledger_ids: Iterable[int]) -> ListRecord:
+        """Return the record in which ledgers that it does not list any more are to be deleted."""
+        return replace(self, pending_deletes=(*self.pending_deletes, *ledger_ids))
+
+    def pages_over(self, now_ns: int) -> tuple[str, ...]:
+        """Return the pages of replaced segments whose ledgers may be deleted at a time."""
+        return tuple(each.page for each in self.replaced if each.until_ns <= now_ns)
 
     # ---- bytes ---------------------------------------------------------------------------------------------------
 
@@ -900,6 +974,10 @@ class ListRecord:
         values = {name: getattr(self, name) for name in _RECORD_FIELDS if name not in left_out}
         if not self.dropped:
             del values["dropped"]
+        if self.replaced:
+            values["format"] = _REPLACED_FORMAT
+        else:
+            values.pop("replaced", None)
         return encode_json(values | {"uid": self.uid.hex(), "segments": list(map(_row_of, self.segments))})
 
     @classmethod
@@ -912,14 +990,16 @@ class ListRecord:
         """
 
         def make(values: dict[str, Any]) -> ListRecord:
-            if values["format"] not in (LIST_FORMAT, PAGED_FORMAT):
+            if values["format"] not in (LIST_FORMAT, PAGED_FORMAT, _REPLACED_FORMAT):
                 raise UnsupportedFormatError(
-                    f"{where}: format {values['format']}; this pybk reads formats {LIST_FORMAT} and {PAGED_FORMAT}: "
-                    "install a newer pybk"
+                    f"{where}: format {values['format']}; this pybk reads formats {LIST_FORMAT} to "
+                    f"{_REPLACED_FORMAT}: install a newer pybk"
                 )
             return cls(
                 **values
                 | {
+                    "format": min(values["format"], PAGED_FORMAT),
+                    "replaced": tuple(Replaced(*each) for each in values.get("replaced", ())),
                     "pages": tuple(Page(*each) for each in values.get("pages", ())),
                     "gone_pages": tuple(values.get("gone_pages", ())),
                     "kind": ListKind(values["kind"]),
@@ -941,7 +1021,7 @@ class ListRecord:
 
 
 _RECORD_FIELDS: Final = tuple(each.name for each in fields(ListRecord) if each.init)
-_PAGED_FIELDS: Final = ("pages", "gone_pages", "bound_set", "admissions", "producers")
+_PAGED_FIELDS: Final = ("pages", "gone_pages", "bound_set", "admissions", "producers", "replaced")
 """The fields that a record of format 1 does not have."""
 
 
@@ -966,6 +1046,19 @@ def _last_of(segment: Segment) -> int:
     """Return the last record of a closed segment."""
     assert segment.last_seq is not None, "no open segment is in a page"
     return segment.last_seq
+
+
+def in_order(segments: Iterable[Segment]) -> Rows:
+    """Return segments in the order of their numbers."""
+    return tuple(sorted(segments, key=attrgetter("number")))
+
+
+def page_of(name: str, rows: Rows) -> Page:
+    """Return the page of a name that has some closed segments, as a record names it."""
+    first, last = rows[0], rows[-1]
+    assert first.first_seq is not None
+    nbytes = sum(each.nbytes for each in rows)
+    return Page(name, first.number, last.number, first.first_seq, _last_of(last), len(rows), nbytes)
 
 
 def new_list(name: str, kind: ListKind, uid: bytes, start_seq: int) -> ListRecord:
@@ -1031,7 +1124,7 @@ def _problem_of_pages(record: ListRecord, closed: Rows) -> str:
     """
     if record.format == LIST_FORMAT:
         adopted = record.producers or any(each.before is not None for each in record.segments)
-        paged = record.pages or record.gone_pages or record.bound_set or adopted
+        paged = record.pages or record.gone_pages or record.bound_set or adopted or record.replaced
         return "a record of format 1 names pages, a set of bounds or adopted ledgers" if paged else ""
     if record.cursors:
         return "a record of format 2 has bounds itself"

@@ -37,6 +37,7 @@ from pybk.streams.log_writer import LogWriter
 from pybk.streams.named_list import NamedList
 from pybk.streams.rebuild import RebuiltList, rebuild
 from pybk.streams.retention import RETENTION_PROPERTY, Retention, apply_at_rest, retention_of, set_retention
+from pybk.streams.segment_merge import KEEP_SECONDS, SegmentMerge, merge_segments
 from pybk.streams.subscription import MAX_UNACKED, Consuming, DeadLetters, Subscription
 from pybk.threads.call_threads import asyncio_form
 from pybk.values import INT64_MAX
@@ -427,6 +428,49 @@ class Log(NamedList, kinds=(ListKind.LOG, ListKind.CURSOR), first_seq=FIRST_SEQ)
         return streams.sweep.sweep_query(self._steps, checked_name(query, "a query"))
 
     sweep_detached_async = asyncio_form(sweep_detached)
+
+    # ---- merging segments ----------------------------------------------------------------------------------------
+
+    def merge_segments(
+        self,
+        *,
+        segment_bytes: int | None = None,
+        segment_age_s: float | None = None,
+        segment_records: int | None = None,
+        keep_s: float = KEEP_SECONDS,
+    ) -> SegmentMerge:
+        """Merge small segments that are closed into few, large ledgers.
+
+        Writers, commits, readers and subscriptions continue meanwhile. Records keep their sequence numbers; their
+        positions get another segment and entry. A position that was taken before is still that of its record, but
+        compare positions by ``seq``. Retention drops a merged segment as a whole.
+
+        Args:
+            segment_bytes: The most bytes of a merged segment; None for the value in the log's ``settings``, or 64 MiB
+                if that has none.
+            segment_age_s: The longest time from the beginning of its first segment to the end of its last one, seconds;
+                None likewise, with 4 hours.
+            segment_records: The most records of it; None likewise, without a limit.
+            keep_s: Seconds for which the ledgers that it replaces are kept for readers that have opened them; they are
+                deleted then by a later merge, by the log's writer or by a sweep.
+
+        Raises:
+            LogLockedError: Another process merges segments of the log.
+            LogFencedError: Another process has begun to, although this one lives.
+            LogSealedError: The log was sealed.
+            IllegalOperationError: The store or the cluster is below the feature level STREAMS.
+            CorruptError: A record is damaged or missing; what was merged before it stays merged.
+
+        Durability: On return the merged ledgers are durable, and in the log.
+        Cost: Reads and writes the records of the segments that are merged. Another four synced writes for each ledger.
+        """
+        where_called("Log.merge_segments()", of_log=True)
+        self._check_open()
+        asked = LogSettings(segment_bytes=segment_bytes, segment_age_s=segment_age_s, segment_records=segment_records)
+        policy = RollPolicy.of(asked.over(self._steps.settings()))
+        return merge_segments(self._steps, policy, seconds_of(keep_s, "keep_s") or 0.0)
+
+    merge_segments_async = asyncio_form(merge_segments, own_thread=True)
 
     # ---- subscriptions -------------------------------------------------------------------------------------------
 

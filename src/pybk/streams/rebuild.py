@@ -3,8 +3,8 @@
 A writer appends to a ledger only once it is listed (rule T1), so a ledger with records was listed at some time. If two
 ledgers hold the same record, the one of the higher generation counts, because a cut dropped the record of the other.
 
-An adopted ledger does not show where in the log it was, nor whether the log has adopted it at all. So a list with such
-ledgers is not rebuilt, as long as they exist.
+An adopted ledger does not show where in the log it was, nor whether the log has adopted it at all. The same holds for
+that of a merge. So a list with such ledgers is not rebuilt, as long as they exist.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from pybk.streams.format import NOTHING_YET, Highest, SegmentHeader
 from pybk.streams.ledger_list import put
 from pybk.streams.ledger_spec import LedgerSpec
 from pybk.streams.ledger_steps import LedgerSteps, names_of, page_segments_of, payload_of, segment_end
-from pybk.streams.list_record import Checkpoint, CursorBound, ListKind, ListRecord, Segment, cursor_list_name
+from pybk.streams.list_record import MERGES, Checkpoint, CursorBound, ListKind, ListRecord, Segment, cursor_list_name
 from pybk.streams.sweep import Described, described_ledgers
 
 NOT_RESTORED: Final = (
@@ -216,22 +216,26 @@ def _ledgers_of(manager: LedgerManager, name: str, spec: LedgerSpec, but: bytes 
 
 
 def _may_be_adopted(found: Described) -> bool:
-    """Return whether a ledger is a detached one that the log may have adopted, because it is closed."""
+    """Return whether a ledger is a detached one, or of a merge, that the log may have listed, because it is closed."""
     return bool(found.query) and found.metadata.state is LedgerState.CLOSED
 
 
 def _check_ordered(name: str, detached: Sequence[Described]) -> None:
-    """Raise CorruptError if the log may have adopted ledgers."""
+    """Raise CorruptError if the log may have listed detached ledgers."""
     if detached:
-        which = ", ".join(
-            f"{each.metadata.ledger_id} (commit {each.epoch} of query {each.query!r})" for each in detached[:_NAMED]
-        )
+        which = ", ".join(f"{each.metadata.ledger_id} ({_purpose_of(each)})" for each in detached[:_NAMED])
         more = f", and {len(detached) - _NAMED} more" if len(detached) > _NAMED else ""
         raise CorruptError(
-            f"log {name!r} had ledgers that were written for commits, and they do not say where in the log they were: "
-            f"{which}{more}. Restore the log's record from an export or a backup of the metadata; or delete these "
-            "ledgers, and make the log again without their records"
+            f"log {name!r} had ledgers that were written for commits or merges, and they do not say where in the log "
+            f"they were: {which}{more}. Restore the log's record from an export or a backup of the metadata; or delete "
+            "these ledgers, and make the log again without their records"
         )
+
+
+def _purpose_of(detached: Described) -> str:
+    if detached.query == MERGES:
+        return "merged segments"
+    return f"commit {detached.epoch} of query {detached.query!r}"
 
 
 def _check_unlisted(manager: LedgerManager, spec: LedgerSpec, uid: bytes, name: str) -> None:

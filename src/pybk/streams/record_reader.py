@@ -248,14 +248,18 @@ class RecordReader:
                 return None
             except NoSuchLedgerError as error:
                 record = self._look()  # raises if the next record was truncated or cut
-                reader, segment = self._reader, self._segment
-                if reader is None or segment is None:
+                if self._reader is None or self._segment is None:
                     raise
-                listed = self._steps.segment_numbered(record, segment.number)
+                listed = self._listed(record, self._segment)
                 if listed is not None:
                     raise missing_error(self._steps, listed, self.seq) from error
-                reader.close()  # the segment was read to its end, and truncated since
+                self._reader.close()  # the segment was read to its end and truncated since, or merged with others
                 self._reader = None
+
+    def _listed(self, record: ListRecord, segment: Segment) -> Segment | None:
+        """Return a segment as a record lists it; None if it was removed, or merged with others into another ledger."""
+        found = self._steps.segment_numbered(record, segment.number)
+        return found if found is not None and found.ledger_id == segment.ledger_id else None
 
     def _read_now(self, last: int) -> Records | None:
         """Return the next records if there are any, looking anew."""
@@ -403,8 +407,7 @@ class RecordReader:
         assert self._segment is not None
         assert self._reader is not None
         if self._segment.is_open:
-            record = self._look()
-            segment = self._steps.segment_numbered(record, self._segment.number)
+            segment = self._listed(self._look(), self._segment)
             if segment is not None and segment.is_open:
                 return False
             self._segment = segment

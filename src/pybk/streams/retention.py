@@ -382,6 +382,7 @@ class RetentionKeeper:
             LogFencedError: Another writer has the log.
         """
         record = self._steps.existing().record
+        self._steps.release_replaced(record)
         self._watch_bounds(record)
         retention = retention_of(record)
         if self._period_s != (period := period_of(retention)):

@@ -187,6 +187,8 @@ def sweep(manager: LedgerManager, spec: LedgerSpec, prefix: str = "") -> list[in
             if found is not None:
                 uid = found.record.uid
                 deleted += steps.perform(ledger_list.sweep(uid, segments[uid], blobs[uid], detached[uid]))
+                if not found.record.dropped:
+                    steps.release_replaced(found.record)
     return deleted
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 from pybk.admin.cli.arguments import Verbs
 from pybk.admin.cli.credentials import Given, given_in
 from pybk.admin.cli.logs import Append, LogVerbs, Record, manager_of, print_rows
-from pybk.admin.cli.output import print_result
+from pybk.admin.cli.output import counted, print_result, watch
 from pybk.credentials import cut_value
 from pybk.errors import UsageError
 from pybk.streams.format import Position
@@ -35,7 +35,8 @@ class _LogVerbs(LogVerbs["Log"]):
     columns: ClassVar[tuple[str, ...]] = ("sealed", "ledgers", "subscriptions")
 
     def verbs(self) -> Verbs:
-        return {**super().verbs(), "rename": self._rename, "subscriptions": self._subscriptions}
+        own = {"merge": self._merge, "rename": self._rename, "subscriptions": self._subscriptions}
+        return {**super().verbs(), **own}
 
     def sort(self) -> type[Log]:
         from pybk.streams.log import Log
@@ -75,6 +76,23 @@ class _LogVerbs(LogVerbs["Log"]):
     def create(self, manager: LedgerManager, name: str, given: Given, *, insecure: bool) -> None:
         with _names(manager, given, insecure=insecure) as logs:
             logs.create(name).close()
+
+    def _merge(self, parsed: argparse.Namespace) -> int:
+        with manager_of(parsed, read_only=False) as manager, self.open(parsed, manager, parsed.name, "w") as log:
+
+            def look() -> int:
+                made = log.merge_segments(
+                    segment_bytes=parsed.segment_bytes,
+                    segment_age_s=parsed.segment_age,
+                    segment_records=parsed.segment_records,
+                    keep_s=parsed.keep,
+                )
+                what = f"{counted(made.replaced, 'segment')} merged into {counted(made.ledgers, 'ledger')}"
+                return print_result(
+                    parsed, made._asdict(), f"{what}; log {parsed.name} has {counted(made.segments, 'segment')}"
+                )
+
+            return watch(parsed, look)
 
     def _rename(self, parsed: argparse.Namespace) -> int:
         with manager_of(parsed, read_only=False) as manager, _names(manager, given_in(parsed)) as logs:
