@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, settings
 from pybk.ledger import keys
 from pybk.storage.format import catalog
 from pybk.storage.log import preallocation
-from tests.sampling import EVERYTHING, SEED, VARIABLE, drawn
+from tests.sampling import EVERYTHING, SEED, VARIABLE, all_are_tried, drawn
 from tests.storage.real_store import end_started
 
 # Hundreds of processes are started, and each would compile all that it imports.
@@ -31,8 +31,14 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # Each process that imports numpy would start threads of OpenBLAS, which nothing here uses.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-# Hypothesis counts an example that takes 200 ms as a failure, and slow generation, too: a busy machine is both.
-settings.register_profile("pybk", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# Hypothesis counts an example that takes 200 ms as a failure, and slow generation, too: a busy machine is both. Each
+# commit draws other examples.
+settings.register_profile(
+    "pybk",
+    deadline=None,
+    max_examples=100 if all_are_tried() else 40,
+    suppress_health_check=[HealthCheck.too_slow],
+)
 settings.load_profile("pybk")
 
 keys.SCRYPT_COST = 2  # type: ignore[misc]  # of new stores, those of modules' fixtures, too: no test depends on it

@@ -23,7 +23,7 @@ from tests.cluster.processes import running
 from tests.internals import cluster_backend_of
 from tests.waiting import WAIT_S, wait_until
 
-pytestmark = pytest.mark.sampled(one_in=2, using="tmp_path")
+pytestmark = pytest.mark.sampled(one_in=3, using="tmp_path")
 
 COUNT = 20
 RECORDS = [b"%d" % number for number in range(COUNT)]

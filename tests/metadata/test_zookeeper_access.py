@@ -30,7 +30,10 @@ if missing() is None:
 
     from pybk.metadata.zookeeper_store import ZooKeeperMetadataStore
 
-pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
+pytestmark = [
+    pytest.mark.skipif(missing() is not None, reason=str(missing())),
+    pytest.mark.sampled(one_in=2, using="secured"),
+]
 
 SOON_S = 2.0
 """The deadline of calls that are to fail."""

@@ -36,7 +36,10 @@ if missing() is None:
     from pybk.metadata.zookeeper_known import KNOWN_MAX, KnownValues
     from pybk.metadata.zookeeper_store import ZooKeeperMetadataStore
 
-pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
+pytestmark = [
+    pytest.mark.skipif(missing() is not None, reason=str(missing())),
+    pytest.mark.sampled(one_in=2, using="zookeeper_server"),
+]
 
 SESSION_S = 5.0  # the longest that the server gives
 

@@ -54,6 +54,7 @@ from pybk.storage.store import Store
 from pybk.storage.tiers import LOG
 from pybk.storage.transaction_group import GROUP_BYTES_MAX, GROUP_LEDGERS_MAX, GroupAppended, LedgerEntries
 from tests.internals import descriptor_of, digest_of, store_of, store_view_of
+from tests.sampling import sample
 from tests.simdisk import SimCrash, SimEnvironment, SimFileSystem
 from tests.storage.log import test_interrupts
 from tests.storage.real_store import contents, open_quick, stop_syncing
@@ -480,6 +481,7 @@ class Groups:
         assert value(manager) == (b"%d" % last if last else None)
 
 
+@pytest.mark.sampled
 def test_a_stop_at_any_operation_leaves_each_group_whole_or_not_there() -> None:
     fs = SimFileSystem(0)
     manager = open_world(fs)
@@ -490,7 +492,7 @@ def test_a_stop_at_any_operation_leaves_each_group_whole_or_not_there() -> None:
     count = len(fs.operations) - start
     manager.close()
     assert count > 50
-    for operation in range(count):
+    for operation in sample("groups", range(count), 3):
         fs = SimFileSystem(operation)
         manager = open_world(fs)
         fs.crash_at(operation)

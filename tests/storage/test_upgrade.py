@@ -70,6 +70,7 @@ def test_the_command_says_what_it_would_do_and_what_it_did(
     assert main(["upgrade", str(tmp_path / "nothing")]) == 2
 
 
+@pytest.mark.sampled(one_in=4)
 @pytest.mark.parametrize("below", [FeatureLevel.BASE, FeatureLevel.SEALS])
 @pytest.mark.parametrize("power_loss", [False, True])
 def test_a_stop_at_any_operation_of_raising_leaves_a_whole_store(

@@ -17,6 +17,8 @@ from tests.storage.store_harness import abandon
 from tests.storage.test_space import open_small, tick
 from tests.streams.test_full_disk import PASSWORD, RECORD, WATCHED
 
+pytestmark = pytest.mark.sampled(one_in=2, using="filled")
+
 _DEAD: list[object] = []
 """Handles of processes that were killed, which must not be closed when they are collected."""
 
