@@ -24,7 +24,7 @@ RETURN_LISTS: Final = {"LedgerManager.list_ledgers_async", "WriteAheadLog.read_m
 
 WAIT: Final = {
     *("close", "commit", "force", "seal", "sync", "roll", "promote"),
-    *("adopt", "put", "save", "write"),
+    *("adopt", "merge_segments", "put", "save", "write"),
     *("seek", "skip", "skip_all", "truncate_after", "truncate_before"),
 }
 """Calls that wait for bookies or for other calls, or that end something; each is made in a thread of its own."""
