@@ -435,6 +435,19 @@ def test_a_log_that_was_cut_meanwhile_has_no_void_records(log: Log, monkeypatch:
     assert data_of(log) == data[: EACH + 2]
 
 
+def test_a_log_that_was_sealed_meanwhile_keeps_its_segments(
+    manager: LedgerManager, log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = data_of(log)
+    after_copies(monkeypatch, log.seal)
+    with pytest.raises(LogSealedError, match="its segments are not merged"):
+        log.merge_segments()
+    (left,) = Log.sweep(manager, password=PASSWORD)
+    assert not exists(manager, left)
+    assert data_of(log) == data
+    assert len(log.segments()) == COMMITS
+
+
 def test_what_is_appended_and_adopted_meanwhile_is_there(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
     after_copies(monkeypatch, lambda: fill(log, 6, first=COMMITS))
     assert log.merge_segments().ledgers == 1
