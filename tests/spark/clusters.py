@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -95,7 +95,7 @@ class Driver:
         log: What it and Spark's JVM said on their standard error.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, variables: Mapping[str, str]) -> None:
         self.log = directory / "driver.log"
         with open(self.log, "ab") as log:
             self._process = subprocess.Popen(
@@ -104,7 +104,7 @@ class Driver:
                 stdout=subprocess.PIPE,
                 stderr=log,
                 cwd=directory,
-                env=environment(directory),
+                env={**environment(directory), **variables},
                 text=True,
             )
 
@@ -141,9 +141,9 @@ class Driver:
 
 
 @contextmanager
-def driver(directory: Path) -> Iterator[Driver]:
-    """Have a driver until the end."""
-    found = Driver(directory)
+def driver(directory: Path, **variables: str) -> Iterator[Driver]:
+    """Have a driver until the end, with more variables in its environment."""
+    found = Driver(directory, variables)
     try:
         yield found
     finally:

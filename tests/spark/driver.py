@@ -126,6 +126,35 @@ def _who(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield pa.RecordBatch.from_pydict({"answer": [json.dumps(answer)]})
 
 
+def sql(statement: str) -> str:
+    """Run a statement of SQL; return its rows, or the error that Spark shows."""
+    try:
+        return repr(session().sql(statement).collect())
+    except Exception as error:  # noqa: BLE001  # any error is reported
+        return str(error)
+
+
+def set_conf(setting: str, value: str) -> None:
+    """Change a setting of the session."""
+    session().conf.set(setting, value)
+
+
+def stream_error(options: dict[str, str]) -> str:
+    """Run a stream, which fails; return the error that Spark shows."""
+    frame = session().readStream.format("pybk").options(**options).load()
+    query = frame.writeStream.format("noop").trigger(availableNow=True).start()
+    try:
+        query.awaitTermination()
+    except Exception as error:  # noqa: BLE001  # any error is reported
+        return str(error)
+    return ""
+
+
+def first_rows(options: dict[str, str], count: int) -> int:
+    """Read the first rows; return how many there are."""
+    return len(session().read.format("pybk").options(**options).load().limit(count).collect())
+
+
 def explain(options: dict[str, str]) -> str:
     """Return Spark's text of the plan of a read."""
     shown = io.StringIO()
