@@ -147,6 +147,23 @@ def test_available_now_ends_with_the_records_of_now(store: LogStore) -> None:
 
 
 @FORMS
+def test_available_now_may_begin_after_the_records_of_now(store: LogStore, columns: str) -> None:
+    """The log, which is at rest before and afterwards, gets records before Spark asks where to begin."""
+    store.append("orders", some(5))
+    store.roll("orders")
+    query = Query(store.options, log="orders", columns=columns, startingOffsets="latest")
+    query.start()
+    query.reader.prepareForTriggerAvailableNow()
+    store.append("orders", some(5))
+    store.roll("orders")
+    query.offset = query.reader.initialOffset()
+    assert query.batch() == 0
+    store.append("orders", some(1))
+    query.start()
+    assert query.batch() == 1
+
+
+@FORMS
 def test_a_pattern_finds_logs_that_appear(store: LogStore, columns: str) -> None:
     store.append("shop/orders", some(2))
     store.append("shop/old orders", some(2))
@@ -187,8 +204,26 @@ def test_truncation_before_the_position_is_no_loss_and_after_it_is_one(store: Lo
     with pytest.raises(TruncatedError, match=r"records 10 to 11 of log 'orders' were truncated.*failOnDataLoss=false"):
         query.latest()
     query.start(fail_on_data_loss=False)
-    assert [query.batch() for _ in range(3)] == [3, 5, 0]
+    assert [query.batch() for _ in range(3)] == [5, 3, 0]
     assert query.rows["orders"] == [*range(10), *range(12, 20)]
+
+
+@FORMS
+def test_the_limit_of_a_batch_counts_records_that_are_there(store: LogStore, columns: str) -> None:
+    store.append("orders", some(1))
+    options: dict[str, Any] = {"log": "orders", "columns": columns, "maxOffsetsPerTrigger": 5}
+    query = Query(store.options, **options, failOnDataLoss="false")
+    assert query.batch() == 1
+    store.append("orders", some(1000))
+    store.truncate("orders", 1001)
+    assert query.batch() == 0
+    assert query.latest() == query.offset, "the loss is passed over once"
+    store.append("orders", some(7))
+    assert [query.batch() for _ in range(3)] == [5, 2, 0]
+    store.append("orders", some(1000))
+    store.truncate("orders", 2005)
+    assert [query.batch() for _ in range(2)] == [3, 0]
+    assert query.rows["orders"] == [0, *range(1001, 1008), *range(2005, 2008)]
 
 
 def test_truncation_between_plan_and_read(store: LogStore) -> None:
@@ -272,6 +307,12 @@ def test_a_write_ahead_log_and_its_cuts(store: LogStore, columns: str) -> None:
     assert query.rows["app"] == [*range(1, 11), *range(5, 14)]
 
 
+def test_offset_0_is_the_beginning_of_a_write_ahead_log(store: LogStore) -> None:
+    """Its first record has number 1, so none before that is lost."""
+    store.append_wal("app", some(3))
+    assert Query(store.options, wal="app", startingOffsets='{"app": 0}').batch() == 3
+
+
 def test_a_cut_between_plan_and_read(store: LogStore) -> None:
     store.append_wal("app", some(10))
     query = Query(store.options, wal="app", columns="pybk")
@@ -281,6 +322,10 @@ def test_a_cut_between_plan_and_read(store: LogStore) -> None:
     query.start()
     with pytest.raises(RewoundError, match=r"'app' was cut after record 4, before 10.*failOnDataLoss"):
         query.read(end)
+    query.start(fail_on_data_loss=False)
+    assert query.read(end) == 4, "those that were kept"
+    assert [query.batch() for _ in range(2)] == [0, 9]
+    assert query.rows == {"app": [*range(1, 5), *range(5, 14)]}
 
 
 def test_partitions_follow_the_options(store: LogStore) -> None:

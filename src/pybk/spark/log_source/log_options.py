@@ -244,7 +244,9 @@ def _selection(given: RawOptions) -> tuple[ListKind, tuple[str, ...], str | None
         case "wal":
             return ListKind.WAL, (checked_name(text, "a write-ahead log"),), None
         case "subscribe":
-            names = tuple(sorted({checked_name(part.strip()) for part in text.split(",")}))
+            names = tuple(sorted({checked_name(part) for part in map(str.strip, text.split(",")) if part}))
+            if not names:
+                raise UsageError(f"option subscribe is {text!r:.50}; it takes names of logs, separated by commas")
         case "assign":
             names = tuple(sorted(_by_log(text, option, _partitions)))
         case _:

@@ -54,7 +54,7 @@ class LogPositions:
             raise UsageError(
                 f"startingOffsets has {seq} for log {name!r}, whose next record is {state.end_seq}; give that at most"
             )
-        if seq < first and self._options.fail_on_data_loss:
+        if seq < first and first > state.record.start_seq and self._options.fail_on_data_loss:
             raise TruncatedError(
                 f"startingOffsets has {seq} for log {name!r}, whose first record is {first}, as those before it were "
                 "truncated; option failOnDataLoss=false begins there",

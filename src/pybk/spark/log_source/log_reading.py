@@ -110,15 +110,15 @@ def read_records(options: LogOptions, schema: StructType, ranges: Iterable[Recor
         steps.uid = record_range.uid
         columns = LogColumns(schema, record_range.log)
         left = record_range
-        while len(left):
+        while left.first <= left.last:
             try:
-                if columns.of_records:
-                    for records in _records(steps, left, options.batch_bytes):
-                        yield columns.batch(records)
-                else:
+                if not columns.of_records:
                     _check_there(steps, left)
                     yield from columns.numbered(left.first, left.last)
-                break
+                    break
+                for records in _records(steps, left, options.batch_bytes):
+                    yield columns.batch(records)
+                    left = left.part(records.first_seq + len(records.starts), left.last)
             except (TruncatedError, NoSuchLogError) as error:  # RewoundError is one of the first
                 if options.fail_on_data_loss:
                     add_remedy(error)
@@ -129,6 +129,8 @@ def read_records(options: LogOptions, schema: StructType, ranges: Iterable[Recor
 
 def _after(left: RecordRange, error: PybkError) -> RecordRange:
     """Return the records of a range that an error leaves; perhaps none."""
+    if isinstance(error, RewoundError):
+        return left.part(left.first, min(left.last, error.seq))
     if isinstance(error, TruncatedError) and error.first_seq > left.first:
         return left.part(min(error.first_seq, left.last + 1), left.last)
     return left.part(left.last + 1, left.last)

@@ -89,6 +89,8 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         catalog = self._on_driver()
         catalog.check_names()
         states = catalog.look()
+        if self._target is not None:
+            self._target = states  # logs may have got records since, after which the query begins
         firsts = LogPositions(self._options, catalog).first(states)
         return self._returned({name: _place(state, firsts[name]) for name, state in states.items()}, {})
 
@@ -125,13 +127,13 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         places |= {name: self._new(state) for name, state in states.items() if name not in places}
         if self._subscription is not None:
             self._subscription.follow({name: place.seq for name, place in places.items()})
-        available = {
-            name: max(0, states[name].end_seq - place.seq) for name, place in places.items() if name not in moved
+        firsts = {
+            name: max(place.seq, states[name].record.first_seq) for name, place in places.items() if name not in moved
         }
-        taken = self._taken(available, limit)
-        if not moved and not gone and not any(taken.values()):
+        taken = self._taken({name: max(0, states[name].end_seq - first) for name, first in firsts.items()}, limit)
+        ends = {name: _place(states[name], firsts[name] + count) for name, count in taken.items()}
+        if not moved and not gone and all(each.seq == places[name].seq for name, each in ends.items()):
             return start
-        ends = {name: _place(states[name], places[name].seq + count) for name, count in taken.items()}
         return self._returned({**ends, **moved}, begin)
 
     @one_line_errors()
