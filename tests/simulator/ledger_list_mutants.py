@@ -326,8 +326,8 @@ LEDGER_LIST_MUTANTS = (
         (
             Piece(
                 LIST + "adopt",
-                "record.adopted(ends, ledgers, _1, _2, _3)",
-                "record.adopted(ends, ledgers[::-1], _1, _2, _3)",
+                "record.adopted(ends, ledgers, _1, _2, _3, _4)",
+                "record.adopted(ends, ledgers[::-1], _1, _2, _3, _4)",
             ),
         ),
         ADOPT_SEEDS,

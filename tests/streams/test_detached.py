@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -29,13 +30,15 @@ from pybk import (
     NoSuchLedgerError,
     Passwords,
     Retention,
+    StorageRefusedError,
     TxId,
+    UnauthorizedError,
     UsageError,
     back_up,
     restore_backup,
 )
 from pybk.admin.cli import main
-from pybk.streams.list_record import ListKind, new_list
+from pybk.streams.list_record import ListKind, Producer, new_list
 from tests.internals import cut_log, leave
 from tests.streams.test_list_pages import at_level
 from tests.streams.test_log import PASSWORD, data_of, opened
@@ -211,6 +214,8 @@ def test_what_is_not_a_commit_is_refused(manager: LedgerManager) -> None:
             log.adopt([segment, segment], query="query", epoch=3)
         with pytest.raises(UsageError, match="takes what"):
             log.adopt([b"segment"], query="query", epoch=3)  # type: ignore[list-item]
+        with pytest.raises(UsageError, match="takes an iterable of what"):
+            log.adopt(5, query="query", epoch=3)  # type: ignore[arg-type]
         untrue: list[dict[str, Any]] = [{"records": 3}, {"nbytes": 1}, {"txid": 4}, {"time_ns": 1}]
         for wrong in untrue:
             with pytest.raises(CorruptError, match="was described as"):
@@ -301,6 +306,83 @@ def test_a_query_that_is_idle_for_long_is_forgotten_by_another_commit() -> None:
     assert record.last_epoch("idle") == 7, "30 days to the moment"
     record = record.adopted({}, [], "busy", 2, 31 * day + 1)
     assert (record.last_epoch("idle"), record.last_epoch("busy")) == (None, 2)
+
+
+def test_a_commit_that_was_forgotten_is_not_made_again_with_its_segments(
+    manager: LedgerManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else its ledgers would be listed twice: some would be in a page, where nothing else shows that."""
+    monkeypatch.setattr("pybk.streams.ledger_steps.PAGE_SEGMENTS", PAGE)
+    with opened(manager) as log:
+        segments = written(log, 0, *(numbered(number, 1) for number in range(2 * PAGE)))
+        log.adopt(segments, query="query", epoch=0)
+        monkeypatch.setattr("pybk.streams.list_record.QUERY_IDLE_SECONDS", -1.0)
+        log.adopt([], query="another", epoch=0)
+        assert log.last_epoch("query") is None
+        for some in (segments[:1], segments[-1:]):
+            with pytest.raises(UsageError, match=r"adopted ledger .* already, and has forgotten"):
+                log.adopt(some, query="query", epoch=0)
+        assert len(data_of(log)) == 2 * PAGE
+
+
+def test_a_commit_may_be_remembered_for_a_shorter_time(manager: LedgerManager) -> None:
+    hour = 3600.0
+    with opened(manager) as log:
+        for wrong in (hour - 1, 31 * 86_400, -1, "1", float("nan")):
+            with pytest.raises(UsageError, match=r"remember is .*; it takes seconds"):
+                log.adopt([], query="once", epoch=0, remember=wrong)  # type: ignore[arg-type]
+        assert log.adopt([], query="once", epoch=0, remember=hour).is_new
+        assert not log.adopt([], query="once", epoch=0, remember=hour).is_new
+    record, now = new_list("log", ListKind.LOG, bytes(16), 0).in_pages(""), 10**18
+    record = record.adopted({}, [], "once", 0, now, hour).adopted({}, [], "often", 0, now)
+    assert record.adopted({}, [], "often", 1, now + 3600 * 10**9).last_epoch("once") == 0
+    assert record.adopted({}, [], "often", 1, now + 3601 * 10**9).last_epoch("once") is None
+
+
+def test_more_queries_than_a_record_takes_are_refused_and_those_that_it_has_continue() -> None:
+    producers = {f"{number:036}": Producer(0, -1, 1) for number in range(4500)}
+    record = replace(new_list("log", ListKind.LOG, bytes(16), 0).in_pages(""), producers=producers)
+    with pytest.raises(StorageRefusedError, match=r"of 4500 queries, .* such as 'new'; it forgets a query 30 days"):
+        record.adopted({}, [], "new", 0, 2)
+    assert record.adopted({}, [], f"{7:036}", 1, 2).last_epoch(f"{7:036}") == 1
+    assert record.rolled(3, 2).open_segments, "the log's writer has room"
+    assert record.adopted({}, [], "new", 0, 31 * 86_400 * 10**9).last_epoch("new") == 0
+
+
+def test_a_log_that_got_another_password_meanwhile_adopts_nothing(manager: LedgerManager) -> None:
+    with opened(manager) as log, Log.open(manager, "log", password=b"another") as late:
+        commit(log, 0, numbered(0, 2))
+        segments = written(late, 0, numbered(2, 2), query="late")
+        with pytest.raises(UnauthorizedError, match="the password is not that of log 'log'"):
+            late.adopt(segments, query="late", epoch=0)
+        assert data_of(log) == [b"0", b"1"]
+
+
+def test_a_deleted_log_leaves_no_segments_of_failed_attempts(manager: LedgerManager) -> None:
+    with opened(manager) as log, opened(manager, "other") as other:
+        (kept,) = written(other, 1, numbered(0, 1))
+        commit(log, 0, numbered(0, 2))
+        written(log, 0, numbered(2, 2))
+        written(log, 1, numbered(2, 2))
+        written(log, 1, numbered(2, 2), query="another")
+    Log.delete(manager, "log", password=PASSWORD)
+    assert list(manager.list_ledgers()) == [kept.ledger_id]
+
+
+def test_a_lost_record_of_a_log_that_only_adopted_is_noticed(tmp_path: Path) -> None:
+    with LedgerManager.open(tmp_path / "store") as manager:
+        with opened(manager, "deleted") as log:
+            commit(log, 0, numbered(0, 2))
+            written(log, 1, numbered(2, 2))
+        Log.delete(manager, "deleted", password=PASSWORD)
+        with opened(manager) as log:
+            commit(log, 0, numbered(0, 2))
+            ledger = log.segments()[0].ledger_id
+        lose_record(manager)
+    with LedgerManager.open(tmp_path / "store") as manager:
+        with pytest.raises(CorruptError, match=f"has no record, but ledgers with records of it: {ledger};"):
+            opened(manager)
+        assert opened(manager, "deleted").last_seq() == -1, "nothing was left of it"
 
 
 def test_below_the_level_of_pages_nothing_is_adopted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

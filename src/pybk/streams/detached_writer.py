@@ -239,7 +239,10 @@ def check_commit(segments: Iterable[DetachedSegment], uid: str, query: str, epoc
     Raises:
         UsageError: One is not a description, or is of another log, query or commit; or two have one ledger.
     """
-    given = list(segments)
+    try:
+        given = list(segments)
+    except TypeError:
+        raise UsageError(f"segments is {segments!r:.50}; it takes an iterable of what seal() returned") from None
     for each in given:
         if not isinstance(each, DetachedSegment):
             raise UsageError(f"segments has {each!r:.50}; it takes what the seal() of detached segments returned")

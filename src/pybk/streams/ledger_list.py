@@ -53,9 +53,9 @@ The order of the steps keeps these rules:
   the record names all ledgers of one commit of a query, in order, after the segments before. It has a new epoch, after
   every open segment was fenced (T2), and the number of the commit as the query's last one, which was lower before. So a
   commit is made once: the record shows whether a commit took effect whose answer was lost, and the same commit changes
-  nothing a second time.
+  nothing a second time. A list forgets a query that makes no commit for long; no ledger is listed twice even then.
 - **T19** A detached ledger names its query and commit. So one that no record names will never be named once the query's
-  last commit is a later one, or the log is sealed, and may be deleted then.
+  last commit is a later one, the log is sealed, or its deletion was begun, and may be deleted then.
 - **T20** A merge lists one ledger in place of consecutive closed segments of one generation, its *members*, by one
   compare-and-set. This changes nothing if the record does not list all members as they were copied, because of a
   truncation, a cut or another merge. The ledger holds the records of the members under the same sequence numbers, and
@@ -89,6 +89,7 @@ from pybk.errors import (
 from pybk.streams.list_record import (
     LIST_FORMAT,
     MERGES,
+    QUERY_IDLE_SECONDS,
     SEQ_MAX,
     Bounds,
     Checkpoint,
@@ -419,7 +420,14 @@ def take_over(name: str, now_ns: Clock) -> Steps[Owned]:
             return Owned(settled, settled.segments[-1])
 
 
-def adopt(name: str, ledgers: Sequence[Detached], query: str, epoch: int, now_ns: Clock) -> Steps[Adopted]:
+def adopt(
+    name: str,
+    ledgers: Sequence[Detached],
+    query: str,
+    epoch: int,
+    now_ns: Clock,
+    remember_s: float = QUERY_IDLE_SECONDS,
+) -> Steps[Adopted]:
     """Commit detached ledgers of a query: list them after its other segments, unless that is done (rules T2 and T18).
 
     Args:
@@ -428,18 +436,22 @@ def adopt(name: str, ledgers: Sequence[Detached], query: str, epoch: int, now_ns
         query: The query.
         epoch: The number of the commit.
         now_ns: Returns the time.
+        remember_s: As for ``ListRecord.adopted``.
 
     Raises:
         NoSuchLogError: The list does not exist.
         LogSealedError: The log has ended for good.
         IllegalOperationError: The feature level does not have adopted ledgers.
         NoSuchLedgerError: One of the ledgers was deleted.
+        UsageError: The list has one of the ledgers, from a commit that it has forgotten.
     """
     while True:
         found = yield from _read(name)
         if _has_committed(found.record, query, epoch):
             return Adopted(found.record, is_new=False)
         _check_adopts(found)
+        if found.record.last_epoch(query) is None and not (yield from _are_new(found.record, ledgers)):
+            continue
         missing = yield from _missing(ledgers, query, epoch)
         if missing is not None:
             if (yield ReadList()) == found:
@@ -449,7 +461,7 @@ def adopt(name: str, ledgers: Sequence[Detached], query: str, epoch: int, now_ns
         if ends is None:
             continue
         record = yield from _in_pages(found.record, found.record.next_segment)
-        changed = record.adopted(ends, ledgers, query, epoch, now_ns())
+        changed = record.adopted(ends, ledgers, query, epoch, now_ns(), remember_s)
         changed = yield from _paged(changed, found.page_segments, record.next_segment)
         adopted = yield from _commit(changed, found, query, epoch)
         if adopted is not None:
@@ -650,6 +662,28 @@ def release(name: str, now_ns: int) -> Steps[ListRecord]:
     for page in record.pages_over(now_ns):
         record = yield from _delete_page(name, record, page)
     return record
+
+
+def _are_new(record: ListRecord, ledgers: Iterable[Detached]) -> Steps[bool]:
+    """Check that a list has none of the ledgers of a commit, as it has forgotten what the query committed before.
+
+    Returns:
+        False if the record has changed.
+
+    Raises:
+        UsageError: It has one of them.
+    """
+    in_pages = yield from _ledgers_of_pages(record)
+    if in_pages is None:
+        return False
+    listed = in_pages.union(record.ledgers, record.pending_deletes)
+    for each in ledgers:
+        if each.ledger_id in listed:
+            raise UsageError(
+                f"log {record.name!r} has adopted ledger {each.ledger_id} already, and has forgotten the commit since; "
+                "do not make it again"
+            )
+    return True
 
 
 def _missing(ledgers: Iterable[Detached], query: str, epoch: int) -> Steps[int | None]:
@@ -1074,7 +1108,7 @@ def sweep(
 def _is_past(record: ListRecord, query: str, epoch: int) -> bool:
     """Return whether a commit of a query can be done no more (rule T19)."""
     last = record.last_epoch(query)
-    return record.sealed or (last is not None and epoch < last)
+    return record.sealed or record.dropped or (last is not None and epoch < last)
 
 
 def _ledgers_of_pages(record: ListRecord) -> Steps[set[int] | None]:

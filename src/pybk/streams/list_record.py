@@ -328,7 +328,7 @@ class Producer(NamedTuple):
     Attributes:
         epoch: Its last epoch: for a query, the number of its last commit.
         seq: The last record of the log as of then.
-        time_ns: The time of that, nanoseconds since 1970.
+        time_ns: The time of that, nanoseconds since 1970; an earlier one if it is to be forgotten earlier.
     """
 
     epoch: int
@@ -340,7 +340,11 @@ MERGES: Final = ".merges"
 """The name under which a list has the number of its last run of merges among its producers; no query has that name."""
 
 QUERY_IDLE_SECONDS: Final = 30 * 86_400.0
-"""Seconds after its last commit after which a log forgets a query, at the next commit of another one."""
+"""Seconds after its last commit after which a log forgets a query, at the next commit of another one, unless the commit
+says that it need not be remembered so long."""
+
+QUERIES_BYTES_MAX: Final = RECORD_BYTES_MAX // 2
+"""Bytes of the queries in a record to which further ones are added; the rest of the record is for segments."""
 
 
 class Checkpoint(NamedTuple):
@@ -600,7 +604,13 @@ class ListRecord:
         return None if found is None else found.epoch
 
     def adopted(
-        self, ends: Mapping[int, SegmentEnd], ledgers: Sequence[Detached], query: str, epoch: int, now_ns: int
+        self,
+        ends: Mapping[int, SegmentEnd],
+        ledgers: Sequence[Detached],
+        query: str,
+        epoch: int,
+        now_ns: int,
+        remember_s: float = QUERY_IDLE_SECONDS,
     ) -> ListRecord:
         """Return the record after a commit of a query: a new epoch, and its ledgers after all others (rule T18).
 
@@ -610,9 +620,10 @@ class ListRecord:
             query: The query.
             epoch: The number of the commit, higher than that of the query's last one.
             now_ns: The time, nanoseconds since 1970.
+            remember_s: Seconds after which the query may be forgotten, unless it makes another commit.
 
         Raises:
-            StorageRefusedError: As ``rolled``.
+            StorageRefusedError: As ``rolled``; or the query is new, and the record has no room for it.
         """
         last = self.last_epoch(query)
         assert last is None or last < epoch, "an epoch is committed once"
@@ -629,6 +640,12 @@ class ListRecord:
         kept = {
             name: each for name, each in self.producers.items() if name == MERGES or now_ns - each.time_ns <= idle_ns
         }
+        if last is None and len(encode_json(kept)) > QUERIES_BYTES_MAX:
+            raise StorageRefusedError(
+                f"log {self.name!r} remembers the last commits of {len(kept)} queries, and has no room for another, "
+                f"such as {query!r}; it forgets a query {QUERY_IDLE_SECONDS / 86_400:.0f} days after its last commit: "
+                "let runs of one job share a name with ascending numbers, or be remembered for a shorter time"
+            )
         return replace(
             closed,
             epoch=owner,
@@ -638,7 +655,7 @@ class ListRecord:
             segments=(*closed.segments, *rows),
             uploads=(),
             pending_deletes=(*closed.pending_deletes, *self.uploads),
-            producers={**kept, query: Producer(epoch, end_seq - 1, now_ns)},
+            producers={**kept, query: Producer(epoch, end_seq - 1, now_ns - idle_ns + int(remember_s * 1e9))},
         )
 
     def truncated(

@@ -212,7 +212,9 @@ class ListWriter:
         with self.kept_away(steal=False, remedy="close it there before it is renamed"):
             self.steps.perform(ledger_list.rename(self._name, target, time.time_ns))
 
-    def adopt(self, ledgers: Sequence[Detached], query: str, epoch: int, *, wait_s: float) -> Adopted:
+    def adopt(
+        self, ledgers: Sequence[Detached], query: str, epoch: int, *, wait_s: float, remember_s: float
+    ) -> Adopted:
         """Commit detached ledgers of a query to the log, which has no live writer.
 
         Args:
@@ -220,14 +222,18 @@ class ListWriter:
             query: As for ``ledger_list.adopt``.
             epoch: As for ``ledger_list.adopt``.
             wait_s: As for ``take_over``.
+            remember_s: As for ``ledger_list.adopt``.
 
         Raises:
             LogLockedError: A live writer has it, or another commit is under way.
+            UnauthorizedError: The password is not the log's.
             PybkError: As ``ledger_list.adopt``.
         """
         remedy = "close it there, or give a wait if it is another commit"
         with self.kept_away(steal=False, remedy=remedy, wait_s=wait_s):
-            return self.steps.perform(ledger_list.adopt(self._name, ledgers, query, epoch, time.time_ns))
+            self.steps.check_password()  # the log may have got its first ledger since it was opened
+            steps = ledger_list.adopt(self._name, ledgers, query, epoch, time.time_ns, remember_s)
+            return self.steps.perform(steps)
 
     @contextmanager
     def kept_away(self, *, steal: bool, remedy: str, wait_s: float = 0.0) -> Iterator[None]:

@@ -29,7 +29,7 @@ from pybk.streams.detached_writer import Adoption, DetachedSegment, DetachedWrit
 from pybk.streams.format import DetachedHeader, Position
 from pybk.streams.group_members import PropertiesMember
 from pybk.streams.ledger_spec import NO_SETTINGS, SETTINGS_PROPERTY, LedgerSpec, LogSettings, spec_of
-from pybk.streams.list_record import SEQ_MAX, ListKind, ListRecord, checked_name, cursor_list_name
+from pybk.streams.list_record import QUERY_IDLE_SECONDS, SEQ_MAX, ListKind, ListRecord, checked_name, cursor_list_name
 from pybk.streams.list_writer import OPEN_REMEDY, ListWriter, RollPolicy, lock_name
 from pybk.streams.log_reader import LogEnd, LogReader, Start, TxId, seq_of
 from pybk.streams.log_record import LogRecord
@@ -44,6 +44,9 @@ from pybk.values import INT64_MAX
 
 FIRST_SEQ: Final = 0
 """The sequence number of the first record of a log."""
+
+_REMEMBER_SECONDS_MIN: Final = 3600.0
+"""A commit whose answer was lost is made again well within this time."""
 
 _SEAL_REMEDY: Final = "seal it there, with its writer's seal(), or close it there before it is sealed here"
 
@@ -352,7 +355,15 @@ class Log(NamedList, kinds=(ListKind.LOG, ListKind.CURSOR), first_seq=FIRST_SEQ)
 
     detached_segment_async = opening_form(detached_segment)
 
-    def adopt(self, segments: Iterable[DetachedSegment], *, query: str, epoch: int, wait: float = 0.0) -> Adoption:
+    def adopt(
+        self,
+        segments: Iterable[DetachedSegment],
+        *,
+        query: str,
+        epoch: int,
+        wait: float = 0.0,
+        remember: float | None = None,
+    ) -> Adoption:
         """Commit detached segments: append their records to the log, in the order given, all or nothing, once.
 
         The writer before, which is not alive, is fenced. A commit that was done before changes nothing, so a commit
@@ -364,6 +375,9 @@ class Log(NamedList, kinds=(ListKind.LOG, ListKind.CURSOR), first_seq=FIRST_SEQ)
             query: The query.
             epoch: The number of the commit. It counts as done if the query has committed this or a higher one.
             wait: Seconds to wait for another commit, or a writer, to let go of the log.
+            remember: Seconds for which the log remembers the commit at least, from an hour up; None for 30 days, which
+                is the most. A short time is for a name that is used once, such as that of a job which is not repeated,
+                because a log remembers some 2,500 queries.
 
         Returns:
             Whether this call has made the commit, and the last one of the query.
@@ -373,16 +387,22 @@ class Log(NamedList, kinds=(ListKind.LOG, ListKind.CURSOR), first_seq=FIRST_SEQ)
             LogSealedError: It was sealed.
             NoSuchLedgerError: A segment was deleted, and the commit was not done; nothing was done.
             CorruptError: A ledger is not what its segment says; nothing was done.
+            UsageError: The log has a segment already, from a commit that it has forgotten; nothing was done. Or an
+                argument is not valid.
+            StorageRefusedError: The log remembers as many queries as it can, or has too many segments.
+            UnauthorizedError: The log has another password meanwhile.
             IllegalOperationError: The feature level is below STREAMS.
             NoSuchLogError: It was deleted.
 
         Durability: On return readers see the records, and the commit is never done again, unless the query makes no
-            commit for 30 days: then the log may forget it.
-        Cost: Three synced writes; opens each ledger and reads two entries. One compare-and-set for the log.
+            commit for 30 days, or ``remember``: then the log may forget it.
+        Cost: Three synced writes; opens each ledger and reads two entries. One compare-and-set for the log. The first
+            commit of a query also reads all pages of the log's segments.
         """
         where_called("Log.adopt()", of_log=True)
         self._check_open()
         query, epoch = _commit_of(query, epoch)
+        remember_s = _remembered(remember)
         record = self._record()
         ledgers = check_commit(segments, record.uid.hex(), query, epoch)
         done = record.producers.get(query)
@@ -390,7 +410,7 @@ class Log(NamedList, kinds=(ListKind.LOG, ListKind.CURSOR), first_seq=FIRST_SEQ)
             return Adoption(False, done.epoch, done.seq)
         owner = ListWriter(self._manager, self.name, self._spec, RollPolicy())
         owner.steps.uid = self._steps.uid
-        adopted = owner.adopt(ledgers, query, epoch, wait_s=seconds_of(wait, "wait") or 0.0)
+        adopted = owner.adopt(ledgers, query, epoch, wait_s=seconds_of(wait, "wait") or 0.0, remember_s=remember_s)
         if adopted.is_new:
             apply_at_rest(self._steps, adopted.record.epoch)
         now = adopted.record.producers[query]
@@ -743,6 +763,17 @@ class Log(NamedList, kinds=(ListKind.LOG, ListKind.CURSOR), first_seq=FIRST_SEQ)
 
 def _commit_of(query: object, epoch: object) -> tuple[str, int]:
     return checked_name(query, "a query"), whole_from(epoch, 0, "epoch", "the number of a commit", INT64_MAX)
+
+
+def _remembered(remember: object) -> float:
+    """Return how long a commit is remembered, seconds."""
+    seconds = QUERY_IDLE_SECONDS if remember is None else seconds_of(remember, "remember")
+    if seconds is None or not _REMEMBER_SECONDS_MIN <= seconds <= QUERY_IDLE_SECONDS:
+        raise UsageError(
+            f"remember is {remember!r:.50}; it takes seconds from {_REMEMBER_SECONDS_MIN:.0f} to "
+            f"{QUERY_IDLE_SECONDS:.0f}, or None for the most"
+        )
+    return seconds
 
 
 def _checked_changes(changes: object) -> dict[str, str | None]:

@@ -231,6 +231,8 @@ class NamedList(Handle):
 
         Durability: On return the log is deleted for good. The next deletion completes one that was interrupted; until
             then the log's name is taken, and opening it raises NoSuchLogError.
+        Cost: Synced writes for each of its ledgers. That of a log which adopted ledgers reads the metadata of all
+            ledgers, because those of failed attempts are deleted as well.
         """
         delete_log(
             manager,
@@ -308,6 +310,7 @@ def delete_log(manager: LedgerManager, name: str, spec: LedgerSpec, *, steal: bo
                 cursor.steps.delete_list()
         names = names_of(manager, ListKind.CURSOR, cursor_list_name(name, "")) if spec.kind is ListKind.LOG else []
         _sweep_cursors(manager, [each for each in names if each.rpartition("@")[0] == name], spec)
+        streams.sweep.sweep_dropped(steps)
         steps.delete_list()
 
 

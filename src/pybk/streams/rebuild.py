@@ -24,7 +24,6 @@ from pybk.errors import (
     UsageError,
     VersionConflictError,
 )
-from pybk.ledger.ledger_metadata import LedgerState
 from pybk.manager.ledger_manager import LedgerManager, backend_of
 from pybk.streams.blob import BlobReader
 from pybk.streams.format import NOTHING_YET, Highest, SegmentHeader
@@ -202,7 +201,7 @@ def _ledgers_of(manager: LedgerManager, name: str, spec: LedgerSpec, but: bytes 
         for uid, ledgers in by_list.items()
         if uid != but
         and any(each.name == name for each in ledgers)
-        and any(each.header is not None or _may_be_adopted(each) for each in ledgers)
+        and any(each.header is not None or each.may_be_adopted for each in ledgers)
     ]
     if not lists:
         raise NoSuchLogError(f"no ledger belongs to log {name!r}; check the name, or restore its ledgers")
@@ -210,14 +209,9 @@ def _ledgers_of(manager: LedgerManager, name: str, spec: LedgerSpec, but: bytes 
         which = "; ".join(", ".join(str(each.metadata.ledger_id) for each in ledgers) for ledgers in lists)
         raise UsageError(f"{len(lists)} logs had the name {name!r}, with ledgers {which}; delete those of all but one")
     _check_unlisted(manager, spec, lists[0][0].uid, name)
-    _check_ordered(name, [each for each in lists[0] if _may_be_adopted(each)])
+    _check_ordered(name, [each for each in lists[0] if each.may_be_adopted])
     own = [each for each in lists[0] if not each.query]
     return sorted(own, key=lambda each: 0 if each.header is None else each.header.number)
-
-
-def _may_be_adopted(found: Described) -> bool:
-    """Return whether a ledger is a detached one, or of a merge, that the log may have listed, because it is closed."""
-    return bool(found.query) and found.metadata.state is LedgerState.CLOSED
 
 
 def _check_ordered(name: str, detached: Sequence[Described]) -> None:

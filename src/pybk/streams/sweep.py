@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 from weakref import WeakKeyDictionary
 
 from pybk.errors import CorruptError, NoSuchLedgerError
-from pybk.ledger.ledger_metadata import LedgerMetadata
+from pybk.ledger.ledger_metadata import LedgerMetadata, LedgerState
 from pybk.manager.ledger_manager import LedgerManager, backend_of
 from pybk.streams import ledger_list
 from pybk.streams.format import DETACHED_KEY, SEGMENT_KEY, DetachedHeader, SegmentHeader
@@ -42,6 +42,11 @@ class Described(NamedTuple):
     header: SegmentHeader | None
     covers: tuple[int, int] | None
     query: str = ""
+
+    @property
+    def may_be_adopted(self) -> bool:
+        """True for a detached ledger, or one of a merge, that its log may have listed, because it is closed."""
+        return bool(self.query) and self.metadata.state is LedgerState.CLOSED
 
 
 def described_ledgers(manager: LedgerManager, kind: ListKind) -> Iterator[Described]:
@@ -111,7 +116,7 @@ def _unlisted(manager: LedgerManager, spec: LedgerSpec) -> dict[str, list[int]]:
     backend = backend_of(manager)
     found: defaultdict[bytes, list[Described]] = defaultdict(list)
     for each in described_ledgers(manager, spec.kind):
-        if each.header is None:
+        if each.header is None and not each.may_be_adopted:
             continue
         with suppress(NoSuchLedgerError):  # it was deleted meanwhile
             confirmed = backend.confirmed(each.metadata.ledger_id)
@@ -197,10 +202,26 @@ def sweep_query(steps: LedgerSteps, query: str) -> list[int]:
 
     Cost: Reads the metadata of all ledgers.
     """
-    uid = steps.existing().record.uid
+    return _sweep_detached(steps, steps.existing().record.uid, query)
+
+
+def sweep_dropped(steps: LedgerSteps) -> None:
+    """Delete the detached ledgers that a log has not adopted, after its deletion was begun (rule T19).
+
+    In a cluster, a log that never adopted any is not swept: it seldom has some, and a listing of all ledgers is long.
+
+    Cost: As ``sweep_query``, for a log that adopted ledgers or is in a store.
+    """
+    record = steps.existing(of_dropped=True).record
+    if record.kind is ListKind.LOG and (record.producers or backend_of(steps.manager).single_writer):
+        _sweep_detached(steps, record.uid, None)
+
+
+def _sweep_detached(steps: LedgerSteps, uid: bytes, query: str | None) -> list[int]:
+    """Delete the detached ledgers of a query, or of all if it is None, that the list of a uid will never name."""
     ledgers = [
-        (each.metadata.ledger_id, query, each.epoch)
+        (each.metadata.ledger_id, each.query, each.epoch)
         for each in described_ledgers(steps.manager, steps.spec.kind)
-        if (each.uid, each.query) == (uid, query)
+        if each.uid == uid and each.query and query in (None, each.query)
     ]
     return steps.perform(ledger_list.sweep(uid, (), (), ledgers)) if ledgers else []
