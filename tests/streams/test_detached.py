@@ -188,6 +188,17 @@ def test_a_log_that_was_cut_inside_an_adopted_segment_continues_there(manager: L
         assert log.adopt([], query="query", epoch=0).is_new is False, "a cut undoes no commit"
 
 
+def test_a_search_does_not_begin_with_what_a_cut_dropped(manager: LedgerManager) -> None:
+    with opened(manager) as log:
+        with log.writer() as writer:
+            for hour in (0, 1, 100):
+                writer.append(b"%d" % hour, time_ns=at(hour))
+        owner = cut_log(log, 0)
+        owner.append(b"50", time_ns=at(50))
+        owner.close()
+        assert log.position_for(DAY + timedelta(hours=40)) == log.position_for(1)
+
+
 def test_many_segments_of_one_commit_move_to_pages(manager: LedgerManager, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pybk.streams.ledger_steps.PAGE_SEGMENTS", PAGE)
     count = 3 * PAGE + 2

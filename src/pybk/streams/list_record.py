@@ -623,7 +623,7 @@ class ListRecord:
             remember_s: Seconds after which the query may be forgotten, unless it makes another commit.
 
         Raises:
-            StorageRefusedError: As ``rolled``; or the query is new, and the record has no room for it.
+            StorageRefusedError: As ``rolled``; or the query is new, and the record has as many as it takes.
         """
         last = self.last_epoch(query)
         assert last is None or last < epoch, "an epoch is committed once"
@@ -642,8 +642,8 @@ class ListRecord:
         }
         if last is None and len(encode_json(kept)) > QUERIES_BYTES_MAX:
             raise StorageRefusedError(
-                f"log {self.name!r} remembers the last commits of {len(kept)} queries, and has no room for another, "
-                f"such as {query!r}; it forgets a query {QUERY_IDLE_SECONDS / 86_400:.0f} days after its last commit: "
+                f"log {self.name!r} remembers the last commits of {len(kept)} queries, and takes no further one, such "
+                f"as {query!r}; it forgets a query {QUERY_IDLE_SECONDS / 86_400:.0f} days after its last commit: "
                 "let runs of one job share a name with ascending numbers, or be remembered for a shorter time"
             )
         return replace(

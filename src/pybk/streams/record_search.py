@@ -86,7 +86,9 @@ def _begin(
         entries = range(FIRST_ENTRY, reader.last_add_confirmed + 1)
         entry = _last(entries, lambda each: too_low(_highest(reader, each, found.origin)))
         assert entry is not None, "the segment was found by its first entry"
-        return max(first_seq_of(reader, entry, found.origin), record.first_seq)
+        first = first_seq_of(reader, entry, found.origin)
+        last = first if found.last_seq is None else found.last_seq  # a cut may have dropped the entry
+        return max(min(first, last), record.first_seq)
 
 
 def _has_records(reader: LedgerReader) -> bool:
