@@ -23,6 +23,8 @@ from tests.client.test_limbo_repair import service_of
 from tests.cluster.inside import SECRET, Inside, inside
 from tests.storage.real_store import QUICK
 
+pytestmark = pytest.mark.sampled(one_in=2, using="cluster")
+
 PASSWORD = b"correct horse"
 COUNT = 300
 

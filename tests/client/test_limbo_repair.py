@@ -35,6 +35,8 @@ from tests.internals import cluster_backend_of
 from tests.storage.real_store import QUICK, open_quick
 from tests.waiting import wait_until
 
+pytestmark = pytest.mark.sampled(one_in=2, using="four")
+
 PASSWORD = b"correct horse"
 
 
