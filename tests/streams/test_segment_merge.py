@@ -6,6 +6,7 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from random import Random
@@ -271,23 +272,39 @@ def test_a_large_segment_is_merged_only_with_two_thirds_as_much() -> None:
     assert grouped(rows(150, 60, 60)) == []
 
 
-def test_records_are_copied_a_few_times_only_however_often_segments_are_merged() -> None:
-    """Merges after every tenth of many commits."""
-    sizes, copied, commits = list[int](), 0, 4000
+def merged_often(commits: int, nbytes: int, every: int, policy: RollPolicy) -> tuple[int, float]:
+    """Merge after so many commits, a second each; return the segments that are left, and how often a byte is copied."""
+    record, segments, copied = new_list("log", ListKind.LOG, bytes(16), 0), list[Segment](), 0
     for number in range(commits):
-        sizes.append(10)
-        if number % 10 == 9:
-            groups = grouped(rows(*sizes), nbytes=5_000, age_s=10**9)
-            at = 0
-            for group in groups:
-                while sizes[at : at + len(group)] != group:
-                    at += 1
-                sizes[at : at + len(group)] = [sum(group)]
-                copied += sum(group)
-                at += 1
-    assert sum(sizes) == commits * 10
-    assert copied / (commits * 10) < 8, "as 5000 is 10 times 1.67**12, in the worst case 12"
-    assert len(sizes) < 30
+        times = number * 10**9, (number + 1) * 10**9
+        segments.append(Segment(number + 1, number + 1, 1, 0, number, number, nbytes, *times))
+        if number % every == every - 1:
+            groups = {group[0].number: group for group in groups_to_merge(record, segments, policy)}
+            left, rest = list[Segment](), iter(segments)
+            for each in rest:
+                group = groups.get(each.number, (each,))
+                for _ in group[1:]:
+                    next(rest)
+                size = sum(member.nbytes for member in group)
+                copied += size if len(group) > 1 else 0
+                first = group[0]
+                left.append(replace(group[-1], first_seq=first.first_seq, nbytes=size, created_ns=first.created_ns))
+            segments = left
+    assert sum(each.nbytes for each in segments) == commits * nbytes
+    return len(segments), copied / (commits * nbytes)
+
+
+def test_records_are_copied_a_few_times_only_however_often_segments_are_merged() -> None:
+    left, copies = merged_often(4000, 10, 10, RollPolicy(nbytes=5_000, age_s=10**9))
+    assert left < 30
+    assert copies < 8, "as 5000 is 10 times 1.67**12, in the worst case 12"
+
+
+@pytest.mark.parametrize("nbytes", [1_000, 10_000, 100_000])
+def test_a_day_of_commits_each_second_leaves_few_ledgers(nbytes: int) -> None:
+    left, copies = merged_often(86_400, nbytes, 600, RollPolicy())
+    assert left <= 200
+    assert copies < 5
 
 
 def test_keys_headers_times_and_ids_of_different_entries_are_kept(manager: LedgerManager) -> None:
