@@ -180,8 +180,8 @@ with LedgerManager.open(path) as manager, opened(manager) as log:
 @pytest.mark.long
 def test_a_process_that_is_killed_at_any_step_of_a_commit_has_made_all_of_it_or_nothing(tmp_path: Path) -> None:
     states = set()
-    before, after = sample("kills before a commit", range(4), 4), sample("kills after a commit", range(5, 9), 4)
-    for at in (*before, *after):  # its fourth step is the compare-and-set, or its fifth if a segment is open
+    before, after = sample("kills before a commit", range(4), 4), sample("kills after a commit", range(6, 10), 4)
+    for at in (*before, *after):  # its fifth step is the compare-and-set, or its sixth if a segment is open
         path = tmp_path / f"store {at}"
         with LedgerManager.open(path) as manager, opened(manager) as log:
             prepared(log)

@@ -443,15 +443,12 @@ def adopt(
         LogSealedError: The log has ended for good.
         IllegalOperationError: The feature level does not have adopted ledgers.
         NoSuchLedgerError: One of the ledgers was deleted.
-        UsageError: The list has one of the ledgers, from a commit that it has forgotten.
     """
     while True:
         found = yield from _read(name)
         if _has_committed(found.record, query, epoch):
             return Adopted(found.record, is_new=False)
         _check_adopts(found)
-        if found.record.last_epoch(query) is None and not (yield from _are_new(found.record, ledgers)):
-            continue
         missing = yield from _missing(ledgers, query, epoch)
         if missing is not None:
             if (yield ReadList()) == found:
@@ -664,18 +661,20 @@ def release(name: str, now_ns: int) -> Steps[ListRecord]:
     return record
 
 
-def _are_new(record: ListRecord, ledgers: Iterable[Detached]) -> Steps[bool]:
-    """Check that a list has none of the ledgers of a commit, as it has forgotten what the query committed before.
-
-    Returns:
-        False if the record has changed.
+def check_new(name: str, ledgers: Iterable[Detached], query: str) -> Steps[None]:
+    """Check that a list has none of the ledgers of a commit, if it does not know the query, perhaps any more.
 
     Raises:
+        NoSuchLogError: The list does not exist.
         UsageError: It has one of them.
     """
-    in_pages = yield from _ledgers_of_pages(record)
-    if in_pages is None:
-        return False
+    while True:
+        record = (yield from _read(name)).record
+        if record.last_epoch(query) is not None:
+            return
+        in_pages = yield from _ledgers_of_pages(record)
+        if in_pages is not None:
+            break
     listed = in_pages.union(record.ledgers, record.pending_deletes)
     for each in ledgers:
         if each.ledger_id in listed:
@@ -683,7 +682,6 @@ def _are_new(record: ListRecord, ledgers: Iterable[Detached]) -> Steps[bool]:
                 f"log {record.name!r} has adopted ledger {each.ledger_id} already, and has forgotten the commit since; "
                 "do not make it again"
             )
-    return True
 
 
 def _missing(ledgers: Iterable[Detached], query: str, epoch: int) -> Steps[int | None]:

@@ -227,11 +227,13 @@ class ListWriter:
         Raises:
             LogLockedError: A live writer has it, or another commit is under way.
             UnauthorizedError: The password is not the log's.
+            UsageError: The log has one of the ledgers, from a commit that it has forgotten.
             PybkError: As ``ledger_list.adopt``.
         """
         remedy = "close it there, or give a wait if it is another commit"
         with self.kept_away(steal=False, remedy=remedy, wait_s=wait_s):
             self.steps.check_password()  # the log may have got its first ledger since it was opened
+            self.steps.perform(ledger_list.check_new(self._name, ledgers, query))
             steps = ledger_list.adopt(self._name, ledgers, query, epoch, time.time_ns, remember_s)
             return self.steps.perform(steps)
 
