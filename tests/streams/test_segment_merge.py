@@ -38,6 +38,8 @@ from pybk import (
 from pybk.admin.cli import main
 from pybk.manager.ledger_manager import backend_of
 from pybk.streams import ledger_list, ledger_steps, segment_merge
+from pybk.streams.ledger_spec import spec_of
+from pybk.streams.ledger_steps import LedgerSteps
 from pybk.streams.list_record import (
     LIST_FORMAT,
     MERGES,
@@ -377,7 +379,8 @@ def test_replaced_ledgers_are_kept_for_their_time_and_deleted_then(manager: Ledg
     assert Log.sweep(manager, password=PASSWORD) == []
     assert all(exists(manager, each) for each in old)
     assert len(record_of(manager).replaced) == 3
-    log._steps.perform(ledger_list.release("log", time.time_ns() + 101 * 10**9))
+    steps = LedgerSteps(manager, "log", spec_of(ListKind.LOG, PASSWORD, None, insecure=False))
+    steps.perform(ledger_list.release("log", time.time_ns() + 101 * 10**9))
     assert not any(exists(manager, each) for each in old)
     record = record_of(manager)
     assert (record.replaced, record.gone_pages, record.pending_deletes) == ((), (), ())
