@@ -107,7 +107,9 @@ def test_a_repeated_batch_is_deleted_and_a_repeated_commit_is_not(place: Connect
     assert sink.record().runs == ("run", "later")
 
 
-def test_a_skipped_batch_write_is_logged(cluster: Inside, place: Connection, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_skipped_batch_write_is_logged(
+    cluster: Inside, place: Connection, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     pytest.importorskip("pyspark", reason="no pyspark; install the extra spark-test to test Spark")
     from pyspark.sql.types import StructType
 
@@ -115,9 +117,11 @@ def test_a_skipped_batch_write_is_logged(cluster: Inside, place: Connection, cap
     from pybk.spark.sink.writer import BatchWriter, LedgerCommitMessage
 
     schema = StructType().add("payload", "binary")
+    secret = tmp_path / "cluster-secret"
+    secret.write_bytes(SECRET)
     written = []
     for version in (3, 0):  # the second is that of a stream that has a new checkpoint
-        given = {"metadatauri": cluster.url, "clustersecret": SECRET.decode(), "ensemblesize": "1", "writequorum": "1"}
+        given = {"metadatauri": cluster.url, "clustersecretfile": str(secret), "ensemblesize": "1", "writequorum": "1"}
         given |= {"ackquorum": "1", "txnappid": "each", "txnversion": str(version), "insecure": "true"}
         written.append(write(place, "each"))
         BatchWriter(sink_options(given, streaming=False), schema, False).commit([LedgerCommitMessage(written[-1])])

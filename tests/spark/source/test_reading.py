@@ -75,7 +75,7 @@ def test_entries_are_not_read_for_columns_that_are_known_without_them(
     options: SourceOptions, writer: LedgerWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delattr(LedgerReader, "read_batch")
-    monkeypatch.setattr(arrow_columns, "_NUMBERED_ROWS", 7)
+    monkeypatch.setattr(arrow_columns, "NUMBERED_ROWS", 7)
     schema = StructType([StructField("entry_id", LongType()), StructField("ledger_type", StringType(), False)])
     batches = list(read_ranges(options, schema, [EntryRange(writer.ledger_id, 2, 18)]))
     assert [batch.num_rows for batch in batches] == [7, 7, 3]

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 ROW_BYTES_MAX: Final = 512 << 20
 """The most bytes of a value in a row: Spark's JVM holds several copies of it at once."""
 
-_NUMBERED_ROWS: Final = 1 << 16
+NUMBERED_ROWS: Final = 1 << 16
 """Rows of a batch that has nothing of entries but their numbers."""
 
 
@@ -82,8 +82,8 @@ class ArrowRows:
 
 def number_ranges(first: int, last: int) -> Iterator[tuple[int, int]]:
     """Yield ranges of numbers from ``first`` to ``last``, both inclusive, one for each batch."""
-    for low in range(first, last + 1, _NUMBERED_ROWS):
-        yield low, min(last, low + _NUMBERED_ROWS - 1)
+    for low in range(first, last + 1, NUMBERED_ROWS):
+        yield low, min(last, low + NUMBERED_ROWS - 1)
 
 
 def repeated(value: Any, kind: pa.DataType, count: int) -> pa.Array:
