@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -227,7 +226,9 @@ def test_secrets_come_by_file_or_environment(tmp_path: Path, monkeypatch: pytest
 
 def test_an_option_names_an_environment_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     options = {**CLUSTER, "clusterSecretVariable": "OF_ALL", "passwordVariable": "ORDERS", "secretVariable": "NONE"}
-    found = pickle.loads(pickle.dumps(sink_options(lowered(options), streaming=True)))  # noqa: S301  # as Spark does
+    serializers = pytest.importorskip("pyspark.serializers", reason="no pyspark; install the extra spark-test")
+    as_spark = serializers.CloudPickleSerializer()
+    found = as_spark.loads(as_spark.dumps(sink_options(lowered(options), streaming=True)))
     monkeypatch.setenv("OF_ALL", "the cluster's")
     monkeypatch.setenv("ORDERS", "word")
     assert (found.where.secret.read(), found.given.password.read()) == (b"the cluster's", b"word")
