@@ -12,6 +12,7 @@ from pybk.errors import UsageError
 from pybk.flags import StorageHint
 from pybk.options.bookie import OPTIONS, config_of, rack_of
 from pybk.spark.executors.bookie_settings import BookieSettings
+from pybk.spark.executors.bookies import SETTINGS, configure
 from pybk.spark.executors.configuration import (
     KNOWN,
     LEFT_OUT,
@@ -25,12 +26,11 @@ from pybk.spark.executors.configuration import (
 from tests.paths import ROOT
 
 PLACE = {f"{PREFIX}cluster.metadata": "zk://zk1:2181/ledgers", f"{PREFIX}directory": "/data/bookies"}
-NOTHING: dict[str, Any] = {}
 
 
 def with_options(**more: str) -> BookieSettings:
     texts = {f"{PREFIX}{name.replace('__', '.')}": text for name, text in more.items()}
-    return settings_in({**PLACE, **texts, "spark.app.name": "mine"}, NOTHING)
+    return settings_in({**PLACE, **texts, "spark.app.name": "mine"})
 
 
 MEANINGS = {
@@ -87,14 +87,31 @@ def test_a_configuration_has_tiers_and_the_settings_of_the_store() -> None:
         StorageHint.HDD: ["/mnt/hdd/slot-3"],
     }
     assert BookieSettings.of(str(settings)) == settings
-    assert settings_in(configuration_of(settings), NOTHING) == settings
+    assert settings_in(configuration_of(settings)) == settings
 
 
 def test_arguments_count_before_the_configuration() -> None:
     given = {"metadata": "lmdb:///m", "directory": None, "rack": None}
-    settings = settings_in({**PLACE, f"{PREFIX}store.fill_ratio": "0.5"}, given, {"store.fill_ratio": "0.6"})
+    settings = settings_in({**PLACE, f"{PREFIX}store.fill_ratio": "0.5"}, {"store.fill_ratio": "0.6"}, **given)
     assert (settings.metadata, settings.directory) == ("lmdb:///m", "/data/bookies")
     assert config_of(resolve_for(settings, {})).fill_ratio == 0.6
+
+
+def test_options_of_a_builder_count_where_no_argument_names_another_value() -> None:
+    sql = pytest.importorskip("pyspark.sql", reason="no pyspark; install the extra spark-test")
+    options = {"rack": "/room", "linger_s": "30", "cluster.secret_file": "/secret", "tier.ssd": "/mnt/ssd"}
+    cases: list[tuple[dict[str, Any], tuple[str, float]]] = [
+        ({}, ("/room", 30.0)),
+        ({"rack": "/hall", "linger_s": 0.0}, ("/hall", 0.0)),
+    ]
+    for given, expected in cases:
+        builder = configure(
+            sql.SparkSession.Builder(), metadata="zk://zk1:2181/ledgers", directory="/data", options=options, **given
+        )
+        settings = BookieSettings.of(builder._options[f"spark.executorEnv.{SETTINGS}"])
+        assert (settings.rack, settings.linger_s, settings.options) == (*expected, {"tier.ssd": "/mnt/ssd"})
+        assert settings_in(builder._options) == settings
+        assert builder._options["spark.executorEnv.PYBK_CLUSTER_SECRET_FILE"] == settings.secret_file == "/secret"
 
 
 def test_the_environment_of_an_executor_has_what_differs_from_host_to_host(tmp_path: Path) -> None:
@@ -141,4 +158,4 @@ def test_a_secret_in_the_configuration_is_refused_and_not_shown() -> None:
 
 def test_the_place_is_needed() -> None:
     with pytest.raises(UsageError, match=r"set spark\.pybk\.bookie\.cluster\.metadata and spark\.pybk\.bookie\.dir"):
-        settings_in({"spark.app.name": "mine"}, NOTHING)
+        settings_in({"spark.app.name": "mine"})

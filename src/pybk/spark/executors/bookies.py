@@ -123,8 +123,8 @@ def configure(
     metadata: str,
     directory: str,
     cluster_secret_file: str | None = None,
-    rack: str = "",
-    linger_s: float = 0.0,
+    rack: str | None = None,
+    linger_s: float | None = None,
     options: Mapping[str, str] | None = None,
 ) -> SparkSession.Builder:
     """Configure a session: each executor starts a bookie at its first Python task, and filters are pushed down.
@@ -139,11 +139,11 @@ def configure(
         cluster_secret_file: The absolute path, on each host, of a file with the cluster's secret. With None, the
             executors' environment variable ``PYBK_CLUSTER_SECRET`` or ``PYBK_CLUSTER_SECRET_FILE`` gives the secret;
             if neither is set, there is none.
-        rack: The location of the bookies, for placement: ``zone``, ``zone/rack`` or ``zone/rack/host``.
+        rack: The location of the bookies, for placement: ``zone``, ``zone/rack`` or ``zone/rack/host``; None for none.
         linger_s: Seconds for which a bookie continues to serve reads after its executor has ended; its entries can be
-            re-replicated meanwhile. It ends earlier if another executor of the host takes its directory.
+            re-replicated meanwhile. It ends earlier if another executor of the host takes its directory. None for 0.
         options: Further options, such as ``{"tier.ssd": "/mnt/ssd", "store.free_bytes_low": "1GiB"}``: the names
-            after ``spark.pybk.bookie.`` in ``docs/howto/spark.md``.
+            after ``spark.pybk.bookie.`` in ``docs/howto/spark.md``. The arguments above count before them.
 
     Returns:
         The builder. The secret itself is never a setting, because Spark puts settings in the command line of its JVM.
@@ -154,14 +154,15 @@ def configure(
     # The import is in the function, because every worker imports this module, and drivers alone need the options.
     from pybk.spark.executors.configuration import configuration_of, settings_in
 
-    given = {
-        "metadata": metadata,
-        "directory": directory,
-        "secret_file": cluster_secret_file,
-        "rack": rack,
-        "linger_s": linger_s,
-    }
-    settings = settings_in({}, given, options)
+    settings = settings_in(
+        {},
+        options,
+        metadata=metadata,
+        directory=directory,
+        secret_file=cluster_secret_file,
+        rack=rack,
+        linger_s=linger_s,
+    )
     values = {
         "spark.python.daemon.module": "pybk.spark.executors.daemon",
         "spark.python.unix.domain.socket.enabled": "true",  # makes reads about a quarter faster
@@ -169,8 +170,8 @@ def configure(
         **configuration_of(settings),
         f"{_EXECUTOR}{SETTINGS}": str(settings),  # executors do not see the other settings
     }
-    if cluster_secret_file is not None:
-        values[f"{_EXECUTOR}{CLUSTER_SECRET}_FILE"] = cluster_secret_file
+    if settings.secret_file is not None:
+        values[f"{_EXECUTOR}{CLUSTER_SECRET}_FILE"] = settings.secret_file
     for name, value in values.items():
         builder = builder.config(name, value)
     return builder
@@ -223,14 +224,15 @@ def start_bookies(
     """
     from pybk.spark.executors.configuration import settings_in
 
-    given = {
-        "metadata": metadata,
-        "directory": directory,
-        "secret_file": cluster_secret_file,
-        "rack": rack,
-        "linger_s": linger_s,
-    }
-    settings = settings_in(spark.conf.getAll, given, options)
+    settings = settings_in(
+        spark.conf.getAll,
+        options,
+        metadata=metadata,
+        directory=directory,
+        secret_file=cluster_secret_file,
+        rack=rack,
+        linger_s=linger_s,
+    )
     until = time.monotonic() + timeout_s
     while True:
         there = executor_locations(spark)

@@ -75,14 +75,14 @@ KNOWN: Final = {short_name(option): option for option in (*OPTIONS, _LINGER) if 
 
 
 def settings_in(
-    configuration: Mapping[str, str], given: Mapping[str, Any], options: Mapping[str, str] | None = None
+    configuration: Mapping[str, str], options: Mapping[str, str] | None = None, **given: Any
 ) -> BookieSettings:
     """Return the settings of bookies in a session's configuration.
 
     Args:
         configuration: The configuration; keys that do not begin with ``PREFIX`` are other programs'.
-        given: Attributes of the settings that count before it; None for those that it may have.
         options: Texts of further options, which count before it.
+        given: Attributes of the settings that count before both; None for those that these may have.
 
     Raises:
         UsageError: A name or a value is wrong, or values contradict each other.
