@@ -107,7 +107,7 @@ def test_many_waiters_of_one_lock_hold_no_threads(manager: LedgerManager, kind: 
             return log.subscribe_async("s", wait=wait)
 
         async def own() -> None:
-            async with opening(WAIT_S):
+            async with opening(PROCESS_S):  # each takes over the log, one after the other
                 pass
 
         holder = await opening(0.0)

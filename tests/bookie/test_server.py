@@ -159,7 +159,7 @@ def test_a_bookie_ends_although_it_cannot_unregister(
     with monkeypatch.context() as patch:
         patch.setattr(RegisteredBookie, "close", failing)
         one.bookies[0].close()
-    assert bookie_threads() == []
+    wait_until(lambda: bookie_threads() == [], "the bookie's threads to end")
     one.open_bookie(0)
     assert one.connect().ledger_metadata(ledger_id).last_entry_id >= 0
 
@@ -176,7 +176,7 @@ def test_a_start_that_fails_once_it_is_registered_leaves_nothing(one: Inside, mo
         patch.setattr(ClusterMetadata, "close", lambda self: opened.append(self))  # its session stays
         with pytest.raises(StorageError, match="position"):
             one.open_bookie(0)
-    assert bookie_threads() == []
+    wait_until(lambda: bookie_threads() == [], "the bookie's threads to end")
     client = one.connect()
     assert cluster_backend_of(client).membership.metadata.list_bookies() == []
     for metadata in opened:
@@ -194,7 +194,7 @@ def test_a_bookie_may_be_closed_by_two_threads_and_again(one: Inside) -> None:
     for thread in threads:
         thread.join(WAIT_S)
     service.close()
-    assert bookie_threads() == []
+    wait_until(lambda: bookie_threads() == [], "the bookie's threads to end")
 
 
 def test_a_bookie_that_does_not_close_keeps_nothing_else_open(one: Inside, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -484,7 +484,9 @@ def test_an_open_ledger_whose_last_fragment_misses_entries_is_not_urgent_and_is_
         ledger_id = writer.ledger_id
         bookies = metadata.read_ledger(ledger_id).metadata.fragments[0].ensemble
         (manager,) = (each for each in four.bookies if service_of(each).bookie == bookies[0])
-        service_of(manager).replicas.delete(ledger_id)
+        replicas = service_of(manager).replicas
+        wait_until(lambda: replicas.count_entries(ledger_id) == 1, "the entry, which two others acknowledged")
+        replicas.delete(ledger_id)
         for bookie in bookies[:3]:
             metadata.mark_under_replicated(ledger_id, bookie, 0, reason=RepairReason.MISSING)
         worker = start(manager)

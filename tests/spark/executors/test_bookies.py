@@ -310,7 +310,8 @@ def test_a_bookie_that_lingers_gives_what_it_has_to_others(begin: Begin, setting
         wait_until(lambda: [there.bookie for there in metadata.list_bookies() if there.read_only] == [first.bookie])
         assert write_one(client) == [second.bookie]
         done = client.replicate(first.bookie_id)
-        assert (done.fragments, done.left) == (1, ())
+        assert done.fragments <= 1, "the cluster may have copied it already"
+        assert done.left == ()
         assert client.ledger_metadata(ledger_id).fragments[0].ensemble == (second.bookie,)
         read_again(client, ledger_id)
     third = ensure_bookie(settings, last.executor)
