@@ -204,6 +204,32 @@ def test_a_reader_that_is_overtaken_by_truncation_says_what_it_skipped(manager: 
             strict.read()
 
 
+def test_an_iteration_ends_if_all_that_is_left_of_it_is_truncated(manager: LedgerManager) -> None:
+    """It continues after the records that were there when it began, and does not wait for others."""
+    with opened(manager) as log, log.writer() as writer:
+        writer.append_many([b"%d" % number for number in range(10)])
+        reader = log.reader()
+        records = iter(reader)
+        assert next(records).data == b"0"
+        log.truncate(LogEnd.LATEST)
+        found: list[LogRecord] = []
+        thread = threading.Thread(target=found.extend, args=(records,), daemon=True)
+        thread.start()
+        thread.join(WAIT_S)
+        assert not thread.is_alive(), "it waits for a record that is not there"
+        assert (found, reader.skipped, reader.seq) == ([], 9, 10)
+
+        async def iterate() -> list[LogRecord]:
+            left = []
+            async for record in log.reader(start):
+                left.append(record)
+                log.truncate(LogEnd.LATEST)
+            return left
+
+        start = writer.append_many([b"a", b"b", b"c"])[0]
+        assert [each.data for each in asyncio.run(asyncio.wait_for(iterate(), WAIT_S))] == [b"a"]
+
+
 def test_one_writer_fences_the_other(tmp_path: Path) -> None:
     """DistributedLog's testTwoWritersOnLockDisabled."""
     with LedgerManager.open(tmp_path / "store") as manager, opened(manager) as log:

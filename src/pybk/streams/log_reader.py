@@ -158,11 +158,8 @@ class LogReader(RecordSource):
         wanted, seconds = whole_from(most, 1, "most", "a number of records"), seconds_of(timeout)
         self._look()
         while not (found := self._taken(wanted)):
-            try:
-                if not self._fill(seconds):
-                    return []
-            except TruncatedError:
-                self._jump()
+            if not self._fill(seconds):
+                return []
             self._look()
         return found
 
@@ -171,11 +168,8 @@ class LogReader(RecordSource):
         wanted, seconds = whole_from(most, 1, "most", "a number of records"), seconds_of(timeout)
         await self._look_async()
         while not (found := self._taken(wanted)):
-            try:
-                if not await self._fill_async(seconds):
-                    return []
-            except TruncatedError:
-                await in_thread(self._jump)
+            if not await self._fill_async(seconds):
+                return []
             await self._look_async()
         return found
 
@@ -201,11 +195,19 @@ class LogReader(RecordSource):
         return found
 
     def _fill(self, seconds: float | None) -> bool:
-        """Read the records that come next, to be taken; returns whether there are any."""
+        """Read the records that come next, to be taken; False if none came in time.
+
+        After a read that was cancelled or failed, or if the next record was truncated, the next call only finds the
+        place to continue at, which may be beyond all present records.
+        """
         if self._unsure:
             self._jump()
+            return True
         self._unsure = True
-        found = self._reader.read(timeout=seconds)
+        try:
+            found = self._reader.read(timeout=seconds)
+        except TruncatedError:
+            return True
         self._unsure = False
         return self._filled(found)
 
@@ -213,8 +215,12 @@ class LogReader(RecordSource):
         """Read as ``_fill`` does, without blocking the event loop."""
         if self._unsure:
             await in_thread(self._jump)
+            return True
         self._unsure = True
-        found = await self._reader.read_async(timeout=seconds)
+        try:
+            found = await self._reader.read_async(timeout=seconds)
+        except TruncatedError:
+            return True
         self._unsure = False
         return self._filled(found)
 
@@ -245,8 +251,6 @@ class LogReader(RecordSource):
             try:
                 if self._seq <= last and self._drained_all:
                     self._fill(None)
-            except TruncatedError:
-                self._jump()
             except LogSealedError:
                 return
 
@@ -260,8 +264,6 @@ class LogReader(RecordSource):
             try:
                 if self._seq <= last and self._drained_all:
                     await self._fill_async(None)
-            except TruncatedError:
-                await in_thread(self._jump)
             except LogSealedError:
                 return
 
