@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from pybk.streams.log import Log
     from pybk.streams.log_reader import Start
     from pybk.streams.namespace import Namespace
-    from pybk.streams.rebuild import RebuiltList
 
 _PLACES: Final = "a sequence number, a position, txid=NUMBER, or time=TIME as 2026-01-31T12:00:00+00:00"
 
@@ -42,9 +41,6 @@ class _LogVerbs(LogVerbs["Log"]):
         from pybk.streams.log import Log
 
         return Log
-
-    def span(self, log: Log) -> tuple[int, int]:
-        return log.first_seq(), log.last_seq()
 
     def described(self, log: Log) -> dict[str, Any]:
         ledgers = [each.ledger_id for each in log.segments()]
@@ -69,9 +65,6 @@ class _LogVerbs(LogVerbs["Log"]):
 
     def truncate(self, log: Log, parsed: argparse.Namespace) -> None:
         log.truncate(parsed.before, force=parsed.force)
-
-    def rebuild(self, manager: LedgerManager, name: str, first: int | None, given: Given) -> RebuiltList:
-        return self.sort().rebuild(manager, name, first_seq=first, **given, insecure=True)
 
     def create(self, manager: LedgerManager, name: str, given: Given, *, insecure: bool) -> None:
         with _names(manager, given, insecure=insecure) as logs:

@@ -8,11 +8,11 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Protocol, TypeVar
 
 from pybk.admin.cli.arguments import Verbs, is_url, secret_needed
 from pybk.admin.cli.credentials import Given, given_in, secret_of
-from pybk.admin.cli.log_settings import changed_settings, changes_settings, fields_of
 from pybk.admin.cli.output import (
     SOUND,
     base64,
@@ -26,17 +26,19 @@ from pybk.admin.cli.output import (
 )
 from pybk.admin.shown_text import shown_name
 from pybk.errors import LogExistsError, PybkError, UnauthorizedError
+from pybk.flags import StorageHint
 from pybk.streams.format import Position
 
 if TYPE_CHECKING:
     from pybk.manager.ledger_manager import LedgerManager
     from pybk.streams.appender import RecordFuture
-    from pybk.streams.named_list import NamedList
+    from pybk.streams.log import Log
     from pybk.streams.rebuild import RebuiltList
+    from pybk.streams.wal import WriteAheadLog
 
 _APPEND_AT_ONCE: Final = 512
 
-L = TypeVar("L", bound="NamedList")
+L = TypeVar("L", "Log", "WriteAheadLog")
 Append = Callable[[bytes], "RecordFuture[Any]"]
 
 
@@ -56,7 +58,7 @@ class LogVerbs(ABC, Generic[L]):
 
     Attributes:
         record: The word for a record in sentences, before its number.
-        number: The name of a record's number in JSON.
+        number: The name of a record's number, in JSON and in calls of Python, such as ``first_lsn``.
         contents: The contents of a log other than records.
         columns: The further columns of the table of logs.
     """
@@ -71,10 +73,6 @@ class LogVerbs(ABC, Generic[L]):
     @abstractmethod
     def sort(self) -> type[L]:
         """Return the class of the logs, which is imported late."""
-
-    @abstractmethod
-    def span(self, log: L) -> tuple[int, int]:
-        """Return the numbers of the first and the last record."""
 
     @abstractmethod
     def described(self, log: L) -> dict[str, Any]:
@@ -96,15 +94,15 @@ class LogVerbs(ABC, Generic[L]):
     def truncate(self, log: L, parsed: argparse.Namespace) -> None:
         """Drop the records before the one that a command names."""
 
-    @abstractmethod
-    def rebuild(self, manager: LedgerManager, name: str, first: int | None, given: Given) -> RebuiltList:
-        """Rebuild the record of a log."""
-
     def create(self, manager: LedgerManager, name: str, given: Given, *, insecure: bool) -> None:
         """Create a log that does not exist."""
         if name in self.sort().names(manager, name):
             raise LogExistsError(f"log {name!r} exists in {manager.location}; choose another name")
         self.sort().open(manager, name, **given, insecure=insecure).close()
+
+    def span(self, log: L) -> tuple[int, int]:
+        """Return the numbers of the first and the last record."""
+        return getattr(log, f"first_{self.number}")(), getattr(log, f"last_{self.number}")()
 
     # ---- verbs ---------------------------------------------------------------------------------------------------
 
@@ -206,7 +204,9 @@ class LogVerbs(ABC, Generic[L]):
 
     def _rebuild(self, parsed: argparse.Namespace) -> int:
         with manager_of(parsed, read_only=False) as manager:
-            found = self.rebuild(manager, parsed.name, parsed.first, given_in(parsed))
+            sort: Any = self.sort()  # the first record has another name in each sort
+            first = {f"first_{self.number}": parsed.first}
+            found: RebuiltList = sort.rebuild(manager, parsed.name, **first, **given_in(parsed), insecure=True)
         has = f"records {found.first_seq} to {found.last_seq} in ledgers {shown(found.ledgers)}"
         if found.last_seq < found.first_seq:
             has = f"no records; the next one is {self.record} {found.first_seq}"
@@ -228,17 +228,37 @@ class LogVerbs(ABC, Generic[L]):
         return print_result(parsed, {"deleted": parsed.name}, f"log {parsed.name} is deleted")
 
     def _settings(self, parsed: argparse.Namespace) -> int:
-        is_changed = changes_settings(parsed)
+        from pybk.streams.ledger_spec import LogSettings
+
+        given = _given_settings(parsed)
+        is_changed = bool(given) or parsed.defaults
         # It is open for reading, so that its owner keeps it.
         with (
             manager_of(parsed, read_only=not is_changed) as manager,
             self.open(parsed, manager, parsed.name, "r") as log,
         ):
             if is_changed:
-                log.set_settings(changed_settings(parsed, log.settings()))
-            fields = fields_of(log.settings())
+                log.set_settings(replace(LogSettings() if parsed.defaults else log.settings(), **given))
+            kept = log.settings()
+        quorums = None if kept.quorums == (None, None, None) else "/".join(map(str, kept.quorums))
+        fields = {**kept.described(), "quorums": quorums}
         text = "\n".join(f"{name:<16} {shown(value) or 'default'}" for name, value in fields.items())
         return print_result(parsed, fields, text)
+
+
+def _given_settings(parsed: argparse.Namespace) -> dict[str, Any]:
+    """Return the settings that the arguments name."""
+    from pybk.ledger.digest import DigestType
+
+    given = {
+        "quorums": parsed.quorums,
+        "digest_type": parsed.digest and DigestType[parsed.digest],
+        "storage_hints": parsed.storage_hint and {StorageHint(parsed.storage_hint)},
+        "segment_bytes": parsed.segment_bytes,
+        "segment_age_s": parsed.segment_age,
+        "segment_records": parsed.segment_records,
+    }
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def manager_of(parsed: argparse.Namespace, *, read_only: bool) -> LedgerManager:

@@ -8,12 +8,9 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from pybk.admin.cli.arguments import Verbs
-from pybk.admin.cli.credentials import Given
 from pybk.admin.cli.logs import Append, LogVerbs, Record
 
 if TYPE_CHECKING:
-    from pybk.manager.ledger_manager import LedgerManager
-    from pybk.streams.rebuild import RebuiltList
     from pybk.streams.wal import WriteAheadLog
 
 
@@ -27,9 +24,6 @@ class _WalVerbs(LogVerbs["WriteAheadLog"]):
         from pybk.streams.wal import WriteAheadLog
 
         return WriteAheadLog
-
-    def span(self, log: WriteAheadLog) -> tuple[int, int]:
-        return log.first_lsn(), log.last_lsn()
 
     def described(self, log: WriteAheadLog) -> dict[str, Any]:
         found = {"generation": log.generation(), "epoch": log.epoch(), "ledgers": list(log.ledgers())}
@@ -48,9 +42,6 @@ class _WalVerbs(LogVerbs["WriteAheadLog"]):
 
     def truncate(self, log: WriteAheadLog, parsed: argparse.Namespace) -> None:
         log.truncate_before(parsed.before)
-
-    def rebuild(self, manager: LedgerManager, name: str, first: int | None, given: Given) -> RebuiltList:
-        return self.sort().rebuild(manager, name, first_lsn=first, **given, insecure=True)
 
 
 VERBS: Final[Verbs] = _WalVerbs().verbs()
