@@ -54,7 +54,8 @@ def test_a_blob_reads_like_a_file(tmp_path: Path, size: int) -> None:
                 assert file.seek(position) == position
                 assert file.read(length) == data[position : position + length]
             assert file.seek(0, io.SEEK_END) == size
-            assert blob.problem() is None
+            assert blob.seek(0) == 0
+            assert blob.readall() == data
             with pytest.raises(ValueError, match="before the beginning"):
                 blob.seek(-1)
 

@@ -464,11 +464,8 @@ def test_a_copy_that_was_given_up_leaves_nothing(tmp_path: Path) -> None:
         blobs = opened(here)
         blobs.put("a", b"1")
         catalog = BlobCatalog(there, "blobs", spec_of("blob", PASSWORD, None, insecure=False), 0.0)
-        source = catalog.version("a")
-        reference = catalog.hold("b", source, "a")
-        blobs.sweep(older_than_s=0)
         with pytest.raises(BlobGivenUpError):
-            catalog.publish("b", source._replace(reference=reference), 1)
+            catalog.copy("a", catalog.version("a"), "b", 1, lambda _: blobs.sweep(older_than_s=0))
         blobs.delete("a")
         assert not blobs.exists("b")
         assert ledgers(here) == 0

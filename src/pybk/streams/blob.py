@@ -437,17 +437,6 @@ class BlobReader(io.RawIOBase):
             at += count
         return bytes(data)
 
-    def problem(self) -> PybkError | None:
-        """Read the blob to its end; return a description of the damage, None if the blob is sound."""
-        buffer = bytearray(8 << 20)
-        self.seek(0)
-        try:
-            while self.readinto(buffer):
-                pass
-        except (CorruptError, DigestMismatchError) as error:
-            return error
-        return None
-
     def close(self) -> None:
         """Release the ledger."""
         if not self.closed:

@@ -194,9 +194,7 @@ class BlobCatalog:
             raise
         return writer, reference
 
-    def publish(
-        self, name: str, version: BlobVersion, keep: int, check: Callable[[BlobRecord], object] = lambda _: None
-    ) -> BlobVersion:
+    def publish(self, name: str, version: BlobVersion, keep: int, check: Callable[[BlobRecord], object]) -> BlobVersion:
         """Make an upload or a copy the newest version of its name (rule B2).
 
         Args:
@@ -239,33 +237,43 @@ class BlobCatalog:
         self._in_use.uploads.discard(token)
         self._late.add(name)
 
-    def hold(self, name: str, source: BlobVersion, source_name: str) -> Reference:
-        """Name a copy in its own record, and hold its ledger at its home (rule B3).
+    def copy(
+        self, source: str, version: BlobVersion, name: str, keep: int, check: Callable[[BlobRecord], object]
+    ) -> BlobVersion:
+        """Publish a version under another name; both names refer to its ledger, which its home holds (rule B3).
+
+        Args:
+            source: The name that has the version.
+            version: The version.
+            name: The other name.
+            keep: As for ``publish``.
+            check: As for ``publish``.
 
         Raises:
-            NoSuchBlobError: The source was dropped meanwhile.
+            NoSuchBlobError: The version was dropped meanwhile.
+            BlobGivenUpError: The copy was given up.
         """
-        home = source.reference.home or source_name
-        reference = Reference(new_token(), source.reference.ledger_id, home, time.time_ns())
+        home = version.reference.home or source
+        reference = Reference(new_token(), version.reference.ledger_id, home, time.time_ns())
         hold = Hold(reference.ledger_id, reference.token, name)
         self._in_use.uploads.add(reference.token)
 
         def held(record: BlobRecord) -> BlobRecord:
             changed = record.held(hold)
             if changed is None:
-                raise NoSuchBlobError(f"version {source.number} of blob {source_name!r} was replaced or deleted")
+                raise NoSuchBlobError(f"version {version.number} of blob {source!r} was replaced or deleted")
             return changed
 
         try:
             self.update(name, lambda record: record.reserved(reference))
             self.update(home, held)
+            return self.publish(name, version._replace(reference=reference, created_ns=time.time_ns()), keep, check)
         except PybkError as error:
             if not error.outcome_unknown:
-                self.let_go(name, reference)
+                self._let_go(name, reference)
             raise
-        return reference
 
-    def let_go(self, name: str, reference: Reference) -> None:
+    def _let_go(self, name: str, reference: Reference) -> None:
         """Give up a copy that is not published, even if a sweep gave it up before it held its ledger."""
         with suppress(PybkError):  # a later change of the name, or a sweep, does it
             self.give_up(name, reference.token)
@@ -286,17 +294,20 @@ class BlobCatalog:
             ledger_id = record.latest.reference.ledger_id
             with suppress(NoSuchLedgerError):
                 if not self.spec.opens(self.manager, ledger_id):
-                    raise self.unauthorized(record.name, ledger_id)
+                    raise self._unauthorized(record.name, ledger_id)
 
-    def unauthorized(self, name: str, ledger_id: int) -> UnauthorizedError:
+    def _unauthorized(self, name: str, ledger_id: int) -> UnauthorizedError:
         """Return the error for a password that is not that of a blob's ledger."""
         return wrong_password(self.manager, ledger_id, f"blob {name!r}", self.spec.given)
 
-    def open_ledger(self, ledger_id: int, key: object) -> LedgerReader:
-        """Open a ledger for reading; it is not deleted by this process until ``close_ledger(key)``.
+    def open_ledger(self, name: str, ledger_id: int, key: object) -> LedgerReader:
+        """Open the ledger of a blob for reading; this process does not delete it until ``close_ledger(key)``.
+
+        That is to be called if this raises, too.
 
         Raises:
             NoSuchLedgerError: It was deleted.
+            UnauthorizedError: The password is not the blob's.
         """
         with self._in_use.lock:
             if ledger_id in self._in_use.dying:
@@ -304,9 +315,8 @@ class BlobCatalog:
             self._in_use.readers[key] = ledger_id
         try:
             return self.spec.open_ledger(self.manager, ledger_id, recover=False)
-        except BaseException:
-            self.close_ledger(key)
-            raise
+        except UnauthorizedError as error:
+            raise self._unauthorized(name, ledger_id) from error
 
     def close_ledger(self, key: object) -> None:
         """Release a ledger that was opened for reading. A finaliser may call this."""

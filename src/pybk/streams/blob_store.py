@@ -7,7 +7,7 @@ import io
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
@@ -24,7 +24,6 @@ from pybk.errors import (
     NoSuchBlobError,
     NoSuchLedgerError,
     PybkError,
-    UnauthorizedError,
     UsageError,
 )
 from pybk.flags import StorageHint
@@ -288,15 +287,7 @@ class BlobStore(Handle):
         check(record)
         for each in (catalog.read(source), record):
             catalog.check_password(each)
-        reference = catalog.hold(target, found, source)
-        try:
-            copied = found._replace(reference=reference, created_ns=time.time_ns())
-            made = catalog.publish(target, copied, self._keep, check)
-        except PybkError as error:
-            if not error.outcome_unknown:
-                catalog.let_go(target, reference)
-            raise
-        return _info(target, made)
+        return _info(target, catalog.copy(source, found, target, self._keep, check))
 
     copy_async = asyncio_form(copy)
 
@@ -466,8 +457,15 @@ class BlobUpload(BlobWriter[BlobInfo]):
             raise ClosedError(f"blob {self.name!r} is not published: its upload lasts, or was given up")
         return self._info
 
-    def _explaining(self) -> AbstractContextManager[object]:
-        return _given_up(self.name)
+    @contextmanager
+    def _explaining(self) -> Iterator[None]:
+        """Raise BlobGivenUpError if the ledger was deleted or fenced."""
+        try:
+            yield
+        except (NoSuchLedgerError, LedgerFencedError) as error:
+            raise BlobGivenUpError(
+                f"the upload of blob {self.name!r} was given up, by a sweep; put it again"
+            ) from error
 
     def _publish(self) -> BlobInfo:
         return self._published(self._catalog.publish(self.name, self._made(), self._keep, self._check))
@@ -558,10 +556,7 @@ class _StoredBlob(BlobReader):
         key, ledger_id = object(), version.reference.ledger_id
         with ExitStack() as undo:
             undo.callback(catalog.close_ledger, key)
-            try:
-                reader = undo.enter_context(catalog.open_ledger(ledger_id, key))
-            except UnauthorizedError as error:
-                raise catalog.unauthorized(name, ledger_id) from error
+            reader = undo.enter_context(catalog.open_ledger(name, ledger_id, key))
             blob = cls(catalog, name, reader, key)
             if (blob.size, blob.digest.hex()) != (version.size, version.digest):
                 raise CorruptError(
@@ -596,15 +591,6 @@ class _BlobFile(io.BufferedReader):
     ) -> None:
         """Close the file."""
         await in_own_thread(self.close)
-
-
-@contextmanager
-def _given_up(name: str) -> Iterator[None]:
-    """Raise BlobGivenUpError if the ledger of an upload was deleted or fenced."""
-    try:
-        yield
-    except (NoSuchLedgerError, LedgerFencedError) as error:
-        raise BlobGivenUpError(f"the upload of blob {name!r} was given up, by a sweep; put it again") from error
 
 
 def _info(name: str, found: BlobVersion) -> BlobInfo:
