@@ -62,6 +62,7 @@ def test_exported_names_exist_and_nothing_else_shows() -> None:
     ("owner", "name", "instead"),
     [
         (PYBK, "LogWriterOptions", "give the options as keyword arguments, as Log.writer takes them"),
+        (PYBK, "WalOptions", "give the options as keyword arguments, as WriteAheadLog.open takes them"),
         (PYBK.Subscription, "clear", "use skip_all()"),
         (PYBK.LedgerType, "is_bookie_record", "call pybk.flags.is_bookie_record(ledger_type)"),
         (PYBK.Secret, "read_next", "read() returns the secret"),

@@ -33,7 +33,7 @@ _RAISES: Final = re.compile(r" +[A-Z]\w+Error(, \w+)*: ")
 _DOCUMENT: Final = re.compile(r"``docs/([\w/-]+)\.md``|\bdocs/([\w/-]+)\.md\b")
 _CONSTRUCTED_BY_PYBK: Final = re.compile(r"Use ``\w+|Made by|Internal")
 
-_SHARED: Final = ("BlobWriter", "NamedList", "PieceWriter", "_Section")
+_SHARED: Final = ("BlobWriter", "NamedList", "PieceWriter", "RecordWriter", "_Section")
 """Base classes that are not public, whose members stand with the classes that inherit them."""
 
 _ONE_LINERS: Final = ("attribute", "data", "property")

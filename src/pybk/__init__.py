@@ -83,7 +83,7 @@ else:
         "streams.format": "Position Records",
         "streams.log": "Log LogSegment SubscriptionState",
         "streams.log_reader": "LogEnd LogReader Start TxId",
-        "streams.log_record": "LogRecord",
+        "streams.log_record": "LogRecord WalRecord",
         "streams.ledger_spec": "LogSettings",
         "streams.log_writer": "LogWriter NewRecord",
         "streams.namespace": "Namespace",
@@ -94,9 +94,8 @@ else:
         "streams.segment_merge": "SegmentMerge",
         "streams.snapshot_store": "SkippedSnapshot SnapshotContent SnapshotInfo SnapshotReport SnapshotStore",
         "streams.subscription": "Acked DeadLetters Subscription SubscriptionMode SubscriptionStats",
-        "streams.wal": "RecoveryInfo Transaction WalOptions WalStats WriteAheadLog",
+        "streams.wal": "RecoveryInfo Transaction WalStats WriteAheadLog",
         "streams.wal_follower": "WalFollower",
-        "streams.wal_record": "WalRecord",
         "manager.ledger_writer": "LedgerWriter Payload",
     }
     """The names of each module, as ``public`` has them for type checkers."""
@@ -104,7 +103,10 @@ else:
     __all__ = sorted(_homes_of(_NAMES))
 
     _first_use = _deferred(
-        __name__, _NAMES, LogWriterOptions="give the options as keyword arguments, as Log.writer takes them"
+        __name__,
+        _NAMES,
+        LogWriterOptions="give the options as keyword arguments, as Log.writer takes them",
+        WalOptions="give the options as keyword arguments, as WriteAheadLog.open takes them",
     )
 
     def __getattr__(name: str) -> object:

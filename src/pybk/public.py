@@ -142,7 +142,7 @@ from pybk.streams.format import Position, Records
 from pybk.streams.ledger_spec import LogSettings
 from pybk.streams.log import Log, LogSegment, SubscriptionState
 from pybk.streams.log_reader import LogEnd, LogReader, Start, TxId
-from pybk.streams.log_record import LogRecord
+from pybk.streams.log_record import LogRecord, WalRecord
 from pybk.streams.log_writer import LogWriter, NewRecord
 from pybk.streams.namespace import Namespace
 from pybk.streams.rebuild import RebuiltList
@@ -157,9 +157,8 @@ from pybk.streams.snapshot_store import (
     SnapshotStore,
 )
 from pybk.streams.subscription import Acked, DeadLetters, Subscription, SubscriptionMode, SubscriptionStats
-from pybk.streams.wal import RecoveryInfo, Transaction, WalOptions, WalStats, WriteAheadLog
+from pybk.streams.wal import RecoveryInfo, Transaction, WalStats, WriteAheadLog
 from pybk.streams.wal_follower import WalFollower
-from pybk.streams.wal_record import WalRecord
 
 __all__ = [
     "Acked",
@@ -344,7 +343,6 @@ __all__ = [
     "VersionConflictError",
     "WalCheckpoint",
     "WalFollower",
-    "WalOptions",
     "WalRecord",
     "WalStats",
     "Watch",

@@ -319,17 +319,23 @@ class Flaky(WriteAheadLog):
         super().__init__(*arguments, **options)
         self.held, self.let_go = threading.Event(), threading.Event()
 
-    def append_many_async(self, payloads: Iterable[bytes]) -> RecordFuture[range]:
+    def append_many_async(self, records: Iterable[bytes]) -> RecordFuture[range]:
         answer = next(self.answers)
         if answer == "refused":
             raise StorageFullError("no space")
-        done = super().append_many_async(payloads)
+        done = super().append_many_async(records)
         if answer == "done":
             return done
         if answer == "held":
             self.held.set()
             return Unknown(done, self.let_go)  # type: ignore[return-value]
         return Unknown(done)  # type: ignore[return-value]
+
+
+def flaky(manager: LedgerManager) -> Flaky:
+    wal = Flaky.open(manager, "events", insecure=True)
+    assert isinstance(wal, Flaky)
+    return wal
 
 
 class Unknown:
@@ -352,7 +358,7 @@ def test_an_insert_that_failed_is_tried_again_and_done_once(manager: LedgerManag
             yield source.choice(["refused", "unknown"])
             yield "done"
 
-    wal = Flaky.open(manager, "events", insecure=True)
+    wal = flaky(manager)
     wal.answers = answers(Random(seed))
     tracking = TrackingLog(WriteAheadLog.open(manager, "tracking", insecure=True), None)
     recorder, answered = PybkProcessRecorder(EventLog(wal, None), tracking), Acknowledged()
@@ -363,7 +369,7 @@ def test_an_insert_that_failed_is_tried_again_and_done_once(manager: LedgerManag
 
 
 def test_an_event_of_unknown_outcome_counts_when_one_after_it_is_durable(manager: LedgerManager) -> None:
-    wal = Flaky.open(manager, "events", insecure=True)
+    wal = flaky(manager)
     wal.answers = iter(["held", "done", "done"])
     recorder = PybkApplicationRecorder(EventLog(wal, None))
     with ThreadPoolExecutor(1) as pool:
@@ -380,7 +386,7 @@ def test_an_event_of_unknown_outcome_counts_when_one_after_it_is_durable(manager
 
 
 def test_an_originator_is_free_again_after_a_refusal(manager: LedgerManager) -> None:
-    wal = Flaky.open(manager, "events", insecure=True)
+    wal = flaky(manager)
     wal.answers = iter(["refused", "unknown", "done"])
     recorder = PybkApplicationRecorder(EventLog(wal, None))
     with pytest.raises(OperationalError) as refused:

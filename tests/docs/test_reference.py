@@ -133,7 +133,6 @@ OPTION_OBJECTS = {
     "TierPolicy",
     "ClusterOptions",
     "LedgerOptions",
-    "WalOptions",
     "LogSettings",
     "Retention",
     "RepairSettings",
@@ -150,7 +149,7 @@ def resolved(path: str) -> Any:
 
 
 def names_in(kind: Any) -> set[str]:
-    if inspect.isfunction(kind):
+    if inspect.isroutine(kind):
         return set(inspect.signature(kind).parameters) - {"self"}
     return {each.name for each in fields(kind)} if hasattr(kind, "__dataclass_fields__") else set(kind.__annotations__)
 

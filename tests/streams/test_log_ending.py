@@ -231,12 +231,13 @@ def test_a_fenced_writer_does_not_keep_the_others_open(tmp_path: Path) -> None:
 
 def test_a_namespace_closes_its_logs_again_after_an_interrupt(tmp_path: Path) -> None:
     line, fired = 0, True
+    files = tuple(f"pybk/streams/{name}" for name in ("namespace", "named_list", "log"))
     with LedgerManager.open(tmp_path) as manager:
         while fired:
             namespace = Namespace.open(manager, insecure=True)
             log = namespace.log("a")
             writer = log.writer(wait=WAIT_S)
-            fired = interrupted_at(line, ("pybk/streams/namespace", "pybk/streams/log"), namespace.close)
+            fired = interrupted_at(line, files, namespace.close)
             namespace.close()
             with pytest.raises(ClosedError):
                 writer.append(b"x")

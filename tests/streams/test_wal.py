@@ -36,8 +36,8 @@ from pybk.manager.ledger_reader import LedgerReader
 from pybk.streams import record_reader
 from pybk.streams.ledger_steps import LedgerSteps
 from pybk.streams.list_record import Segment
+from pybk.streams.log_record import WalRecord
 from pybk.streams.wal import WriteAheadLog
-from pybk.streams.wal_record import WalRecord
 from pybk.threads.workers import Background
 from tests.waiting import WAIT_S, wait_until
 

@@ -12,8 +12,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from pybk import LedgerManager
 from pybk.errors import LogFencedError, TruncatedError, TruncateGuardError
+from pybk.streams.log_record import WalRecord
 from pybk.streams.wal import WriteAheadLog
-from pybk.streams.wal_record import WalRecord
 from tests.sampling import some
 
 DATA = st.binary(max_size=40)

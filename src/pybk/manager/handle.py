@@ -49,7 +49,7 @@ P = ParamSpec("P")
 H = TypeVar("H", bound="Closing")
 
 
-def opening_form(call: Callable[P, H], watch: Callable[..., LockWatch] | None = None) -> Callable[P, Opening[H]]:
+def opening_form(call: Callable[P, H], watch: Callable[..., LockWatch | None] | None = None) -> Callable[P, Opening[H]]:
     """Return the method ``x_async`` for a method ``x`` that opens a handle: it returns its ``Opening``.
 
     The form calls the method of the object, so a subclass that overrides the method overrides the form. For a class
@@ -58,7 +58,7 @@ def opening_form(call: Callable[P, H], watch: Callable[..., LockWatch] | None = 
     Args:
         call: The method.
         watch: For a method that waits for a lock, with ``wait`` and ``steal``: takes the arguments of a call, and
-            returns the ``LockWatch`` of its lock.
+            returns the ``LockWatch`` of its lock, or None if it waits for no lock that can be watched.
     """
     call, name = getattr(call, "__func__", call), call.__name__
 
@@ -67,9 +67,10 @@ def opening_form(call: Callable[P, H], watch: Callable[..., LockWatch] | None = 
         method: Callable[..., H] = getattr(arguments[0], name)
         shown = ", ".join(f"{each!r:.200}" for each in arguments[1:])
         call_text, opens = f"{call.__qualname__}_async({shown})", partial(method, *arguments[1:])
-        if watch is None:
+        lock = None if watch is None else watch(*arguments, **options)
+        if lock is None:
             return opening.Opening(call_text, partial(opens, **options))
-        return opening.LockedOpening(call_text, opens, options, watch(*arguments, **options))
+        return opening.LockedOpening(call_text, opens, options, lock)
 
     signature = inspect.signature(call)
     form.__name__, form.__qualname__ = f"{name}_async", f"{call.__qualname__}_async"
@@ -165,7 +166,7 @@ _APPLICATIONS: Final = (
 """Modules that use managers as applications do: their frames do not hold locks of a store that is open. Repair calls
 ``progress``, which may close a manager; it holds the lock of a directory alone, which no manager has open meanwhile."""
 
-_LOGS: Final = frozenset({"pybk.streams.log", "pybk.streams.log_writer", "pybk.streams.namespace", "pybk.streams.wal"})
+_LOGS: Final = frozenset(f"pybk.streams.{name}" for name in ("log", "log_writer", "named_list", "namespace", "wal"))
 """Modules of the handles of logs. Their frames hold no locks of a log, as those of the modules that they call do."""
 
 _HANDLES: Final = ("pybk.manager.handle", "pybk.manager.ledger_manager")

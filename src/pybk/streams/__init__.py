@@ -9,19 +9,19 @@ if TYPE_CHECKING:
     from pybk.streams.checkpoint import CheckpointWriter as CheckpointWriter
     from pybk.streams.checkpoint import WalCheckpoint as WalCheckpoint
     from pybk.streams.group_members import LogMember as LogMember
+    from pybk.streams.log_record import wal_records as wal_records
     from pybk.streams.record_reader import RecordReader as RecordReader
     from pybk.streams.wal_follower import WalFollower as WalFollower
-    from pybk.streams.wal_record import wal_records as wal_records
 else:
     __getattr__ = deferred(
         __name__,
         {
             "checkpoint": "CheckpointWriter WalCheckpoint",
             "group_members": "LogMember",
+            "log_record": "wal_records",
             "rebuild": "rebuild",
             "record_reader": "RecordReader",
             "sweep": "sweep",
             "wal_follower": "WalFollower",
-            "wal_record": "wal_records",
         },
     )

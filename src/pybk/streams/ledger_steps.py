@@ -542,6 +542,16 @@ class LedgerSteps:
         """Return the last record for the error of one that does not exist; ``last`` is the result of ``last_seq``."""
         return f"its last is {last}" if last >= self.existing().record.first_seq else "it has no records"
 
+    def check_truncation(self, seq: int, last: int) -> None:
+        """Raise UsageError if records before one are to be dropped, and not all of them exist yet.
+
+        Args:
+            seq: The first record to keep.
+            last: The result of ``last_seq``.
+        """
+        if seq > last + 1:
+            raise UsageError(f"{self.title}: records before {seq} cannot be dropped; {self.last_shown(last)}")
+
     # ---- pages and bounds ----------------------------------------------------------------------------------------
 
     def bounds_of(self, record: ListRecord) -> Bounds:

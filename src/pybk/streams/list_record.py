@@ -760,11 +760,7 @@ class ListRecord:
                 f"after {kept_seq} were dropped; make another",
                 seq=kept_seq,
             )
-        if self.checkpoints and checkpoint.seq < self.checkpoints[-1].seq:
-            raise UsageError(
-                f"log {self.name!r}: a checkpoint of record {checkpoint.seq} is older than the newest one, of "
-                f"{self.checkpoints[-1].seq}"
-            )
+        self.check_checkpoint(checkpoint.seq)
         if checkpoint.seq < self.first_seq - 1:
             raise UsageError(
                 f"log {self.name!r}: a checkpoint of record {checkpoint.seq} is of no use, because those after it were "
@@ -778,6 +774,14 @@ class ListRecord:
             uploads=tuple(each for each in self.uploads if each != checkpoint.ledger_id),
             pending_deletes=(*self.pending_deletes, *dropped),
         )
+
+    def check_checkpoint(self, seq: int) -> None:
+        """Raise UsageError if a checkpoint exists that is newer than one of record ``seq``."""
+        if self.checkpoints and seq < self.checkpoints[-1].seq:
+            raise UsageError(
+                f"log {self.name!r}: a checkpoint of record {seq} is older than the newest one, of "
+                f"{self.checkpoints[-1].seq}"
+            )
 
     def check_cut(self, seq: int, end_seq: int, bounds: Bounds) -> None:
         """Raise UsageError unless the log, whose last record is the one before ``end_seq``, can end with ``seq``."""

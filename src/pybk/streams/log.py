@@ -9,7 +9,6 @@ from datetime import datetime
 from functools import partial
 from operator import attrgetter
 from typing import Final, NamedTuple
-from weakref import ref
 
 from pybk import streams
 from pybk.config import StoreConfig
@@ -109,13 +108,11 @@ class Log(NamedList, kinds=(ListKind.LOG, ListKind.CURSOR), first_seq=FIRST_SEQ)
     Cost: Calls that return facts about the log read its present record: a round trip in a cluster.
     """
 
-    __slots__ = ("__weakref__", "_opened_here", "_subscriptions")
+    __slots__ = ("__weakref__", "_subscriptions")
 
     def __init__(self, manager: LedgerManager, name: str, spec: LedgerSpec, *, owns: bool) -> None:
         """Use ``Log.open`` instead."""
         super().__init__(manager, name, spec, owns=owns)
-        self._opened_here: list[ref[LogReader | LogWriter]] = []
-        """Its readers and writers; not a WeakSet, which takes 800 bytes if it is empty."""
         self._subscriptions: Sequence[Subscription] = ()
         """The subscriptions that may be open; kept here because one that its user dropped is closed with the log."""
 
@@ -177,20 +174,8 @@ class Log(NamedList, kinds=(ListKind.LOG, ListKind.CURSOR), first_seq=FIRST_SEQ)
 
     rebuild_async = classmethod(asyncio_form(rebuild))
 
-    def close(self) -> None:
-        """Close its readers, writers and subscriptions, and its manager if ``open`` opened one.
-
-        A second call does nothing, or completes one that was interrupted.
-
-        Raises:
-            LogFencedError: Another writer has the log, or another owner a subscription.
-            IllegalOperationError: Called by a signal handler or a finaliser that interrupted a call of pybk; nothing
-                was done.
-            PybkError: Closing failed; the next writer recovers the log.
-        """
-        where_called("Log.close()", of_log=True)
-        self._closed = True
-        opened = [each() for each in list(self._opened_here)]
+    def _end(self) -> None:
+        opened = self._alive()
         for reader in opened:
             if isinstance(reader, LogReader):
                 reader.close()
@@ -208,12 +193,7 @@ class Log(NamedList, kinds=(ListKind.LOG, ListKind.CURSOR), first_seq=FIRST_SEQ)
         return f"<Log {self.name!r} in {self._manager.location}{', closed' if self._closed else ''}>"
 
     def _has_unreported_failures(self) -> bool:
-        opened = [each() for each in list(self._opened_here)]
-        return any(isinstance(each, LogWriter) and each._has_unreported_failures() for each in opened)
-
-    def _keep(self, opened: LogReader | LogWriter) -> None:
-        """Have something closed with the log."""
-        self._opened_here.append(ref(opened, self._opened_here.remove))
+        return any(isinstance(each, LogWriter) and each._has_unreported_failures() for each in self._alive())
 
     # ---- writing and reading -------------------------------------------------------------------------------------
 
@@ -724,10 +704,7 @@ class Log(NamedList, kinds=(ListKind.LOG, ListKind.CURSOR), first_seq=FIRST_SEQ)
         while True:
             record = self._record()
             seq, last = seq_of(self._steps, start), self.last_seq()
-            if seq > last + 1:
-                raise UsageError(
-                    f"log {self.name!r}: records before {seq} cannot be dropped; {self._steps.last_shown(last)}"
-                )
+            self._steps.check_truncation(seq, last)
             if seq > last >= record.first_seq and isinstance(start, TxId | datetime):
                 raise UsageError(
                     f"log {self.name!r} has no record from {start} on, so all would be dropped; to do that, truncate "

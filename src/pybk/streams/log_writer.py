@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from pybk.errors import OutOfOrderError, UsageError
 from pybk.manager.arguments import whole_from
-from pybk.manager.handle import Handle, where_called
+from pybk.manager.handle import where_called
 from pybk.streams.appender import RecordFuture, pieces_of, record_data
 from pybk.streams.format import (
     ITEM_EXTRA_BYTES,
@@ -25,6 +25,7 @@ from pybk.streams.format import (
 from pybk.streams.group_members import LogMember
 from pybk.streams.list_record import ListRecord
 from pybk.streams.list_writer import ListWriter
+from pybk.streams.named_list import RecordWriter
 from pybk.streams.retention import RetentionKeeper
 from pybk.streams.subscription_lag import SubscriptionLag
 from pybk.threads.call_threads import asyncio_form
@@ -64,7 +65,7 @@ def item_of(record: NewRecord, data_bytes_max: int) -> Item:
     )
 
 
-class LogWriter(Handle):
+class LogWriter(RecordWriter[bytes | NewRecord, list[Position]]):
     """The writer of a log, until it is closed or another writer takes the log over; made by ``Log.writer``.
 
     Threads: any. Appends of all threads share syncs. Signal handlers must not append.
@@ -172,34 +173,10 @@ class LogWriter(Handle):
             _One(self._order, self._item(NewRecord(data, txid, key, headers, time_ns)))
         )
 
-    def append_many(self, records: Iterable[bytes | NewRecord]) -> list[Position]:
-        """Append records as one transaction, and wait until they are durable; after a crash the log has all or none.
+    def _writing(self) -> ListWriter:
+        return self._writer
 
-        Args:
-            records: Any number, at least one.
-
-        Returns:
-            Their positions.
-
-        Raises:
-            PybkError: As ``append``. With ``outcome_unknown`` the log has all or none.
-
-        Cost: One sync for up to 4 MiB. Records share entries of 64 KiB.
-        """
-        return self._writer.result_of(self._writer.append_batch(self._many(records), kick=False))
-
-    def append_many_async(self, records: Iterable[bytes | NewRecord]) -> RecordFuture[list[Position]]:
-        """Append records as ``append_many`` does, without waiting for them to be durable.
-
-        It waits if ``max_outstanding_bytes`` are not durable yet; coroutines use ``append_many_coro``.
-        """
-        return self._writer.append_batch(self._many(records), kick=True)
-
-    async def append_many_coro(self, records: Iterable[bytes | NewRecord]) -> list[Position]:
-        """Append records as ``append_many`` does, without blocking the event loop."""
-        return await self._writer.append_coro(self._many(records))
-
-    def _many(self, records: Iterable[bytes | NewRecord]) -> _Many:
+    def _batch(self, records: Iterable[bytes | NewRecord]) -> _Many:
         try:
             given = list(records)
         except TypeError:
@@ -212,33 +189,13 @@ class LogWriter(Handle):
     def _item(self, record: NewRecord) -> Item:
         return item_of(record, self._data_bytes_max)
 
-    # ---- changing what there is ----------------------------------------------------------------------------------
-
-    def sync(self) -> int:
-        """Wait until all records that were appended so far are durable; return the last of their sequence numbers."""
-        last = self.last_seq
-        self._writer.flush()
-        return last
-
-    sync_async = asyncio_form(sync, own_thread=True)
-
-    def roll(self) -> None:
-        """Continue in a new segment now; appends wait only for the moment of the switch.
-
-        Raises:
-            LogFencedError: Another writer has the log.
-            IllegalOperationError: As for ``close``.
-        """
-        where_called("LogWriter.roll()", of_log=True)
-        self._writer.roll()
-
-    roll_async = asyncio_form(roll, own_thread=True)
+    # ---- the end -------------------------------------------------------------------------------------------------
 
     def seal(self) -> None:
         """End the log for good and close the writer: the log can be read, but takes no more records.
 
         Raises:
-            LogFencedError, IllegalOperationError, PybkError: As for ``close``.
+            LogFencedError, IllegalOperationError, PybkError: As for ``Log.close``.
         """
         where_called("LogWriter.seal()", of_log=True)
         self._keeper.close()
@@ -247,16 +204,10 @@ class LogWriter(Handle):
     seal_async = asyncio_form(seal, own_thread=True)
 
     def close(self) -> None:
-        """Wait for outstanding appends, close the segment, and release the log.
+        """Wait for outstanding appends, close the segment, and release the log; errors as for ``Log.close``.
 
         A second call does nothing, or completes one that was interrupted. A writer that is dropped without a close is
         closed in the background, with a ResourceWarning.
-
-        Raises:
-            LogFencedError: Another writer has it.
-            IllegalOperationError: Called by a signal handler or a finaliser that interrupted a call of pybk; nothing
-                was done.
-            PybkError: Closing failed; the next writer recovers the log.
         """
         where_called("LogWriter.close()", of_log=True)
         self._keeper.close()

@@ -34,8 +34,8 @@ from pybk.manager.ledger_reader import LedgerReader, position_of, woken_by
 from pybk.streams.format import Records, decode_batch
 from pybk.streams.ledger_steps import DAMAGE, FIRST_ENTRY, LedgerSteps, first_seq_of
 from pybk.streams.list_record import SEQ_MAX, ListRecord, Segment
+from pybk.streams.log_record import WalRecord
 from pybk.streams.record_damage import first_damaged, missing_error, next_sound, unreadable_error
-from pybk.streams.wal_record import WalRecord
 from pybk.threads.call_threads import WakeUp, call_in, in_thread
 
 READ_BYTES: Final = 4 << 20
@@ -115,14 +115,14 @@ class RecordReader:
             self._reader = None
 
     @property
-    def closed(self) -> bool:
-        """True if it was closed."""
-        return self._closed
-
-    @property
     def is_over(self) -> bool:
         """True if the log is sealed and read to its end."""
         return self._record.sealed and self.seq >= self._record.end_seq
+
+    def check_over(self) -> None:
+        """Raise ClosedError if reading ended because this was closed, and not because the log is sealed."""
+        if self._closed and not self.is_over:
+            raise ClosedError(f"log {self._record.name!r} was closed or promoted here while it was read; read it again")
 
     # ---- the record ----------------------------------------------------------------------------------------------
 

@@ -11,15 +11,12 @@ from contextlib import aclosing, closing, suppress
 from functools import partial
 from itertools import pairwise
 from types import TracebackType
-from typing import TYPE_CHECKING, Final, NamedTuple, Self, TypedDict, Unpack
-from weakref import WeakSet
+from typing import TYPE_CHECKING, Final, NamedTuple, Self
 
-from pybk import manager as handles
 from pybk import streams
 from pybk.config import StoreConfig
 from pybk.credentials import Secret
 from pybk.errors import (
-    ClosedError,
     CorruptError,
     IllegalOperationError,
     NoSuchEntryError,
@@ -41,19 +38,19 @@ from pybk.streams.ledger_spec import LedgerSpec, LogSettings, spec_of
 from pybk.streams.ledger_steps import LedgerSteps
 from pybk.streams.list_record import META_BYTES_MAX, SEQ_MAX, ListKind, checked_name
 from pybk.streams.list_writer import LOCK_LOOK_SECONDS, ListWriter, lock_name
-from pybk.streams.named_list import NamedList
+from pybk.streams.named_list import NamedList, RecordWriter
 from pybk.threads.call_threads import asyncio_form, in_thread
 from pybk.values import INT64_MAX
 
 if TYPE_CHECKING:
-    from pybk.manager.opening import Opening
+    from pybk.manager.opening import LockWatch
     from pybk.streams.checkpoint import CheckpointWriter, WalCheckpoint
     from pybk.streams.format import Records
     from pybk.streams.group_members import LogMember
+    from pybk.streams.log_record import WalRecord
     from pybk.streams.rebuild import RebuiltList
     from pybk.streams.record_reader import RecordReader
     from pybk.streams.wal_follower import WalFollower
-    from pybk.streams.wal_record import WalRecord
 
 logger = logging.getLogger(__name__)
 
@@ -108,25 +105,16 @@ class WalStats(NamedTuple):
     outstanding_records: int
 
 
-class WalOptions(TypedDict, total=False):
-    """Keyword arguments of ``WriteAheadLog.open``."""
-
-    mode: str
-    password: bytes | Secret | None
-    secret: bytes | Secret | None
-    insecure: bool
-    create: bool
-    wait: float
-    steal: bool
-    segment_bytes: int | None
-    segment_age_s: float | None
-    digest_type: DigestType | None
-    storage_hints: Iterable[StorageHint]
-    quorums: tuple[int | None, int | None, int | None]
-    config: StoreConfig | None
+def _lock_watch(
+    _: type[WriteAheadLog], where: str | os.PathLike[str] | LedgerManager, name: str = "wal", **__: object
+) -> LockWatch | None:
+    """Return the watch of the lock of a log that is opened; None in a directory, whose store has a lock of its own."""
+    if not isinstance(where, LedgerManager):
+        return None
+    return partial(backend_of(where).watch_lock, lock_name(ListKind.WAL, name))
 
 
-class WriteAheadLog(NamedList, kinds=(ListKind.WAL,), first_seq=_FIRST_LSN):
+class WriteAheadLog(RecordWriter[bytes, range], NamedList, kinds=(ListKind.WAL,), first_seq=_FIRST_LSN):
     """A durable log of records with dense log sequence numbers (LSNs).
 
     Example, which replays the log and appends to it::
@@ -152,8 +140,6 @@ class WriteAheadLog(NamedList, kinds=(ListKind.WAL,), first_seq=_FIRST_LSN):
         self._writer: ListWriter | None = None
         self._unapplied: tuple[int | None, int | None] | None = None
         """Generation and number of the first record that ``promote`` still has to apply, after a call that raised."""
-        self._readers: WeakSet[RecordReader] = WeakSet()
-        """The readers of calls that are under way, which end when the log is closed here."""
         self.recovery: RecoveryInfo | None = None
         """The result of opening for writing; None for a log that is open for reading."""
 
@@ -178,7 +164,7 @@ class WriteAheadLog(NamedList, kinds=(ListKind.WAL,), first_seq=_FIRST_LSN):
         storage_hints: Iterable[StorageHint] = (),
         quorums: tuple[int | None, int | None, int | None] = (None, None, None),
         config: StoreConfig | None = None,
-    ) -> Self:
+    ) -> WriteAheadLog:
         """Open a log.
 
         Args:
@@ -230,7 +216,7 @@ class WriteAheadLog(NamedList, kinds=(ListKind.WAL,), first_seq=_FIRST_LSN):
         spec = spec_of(ListKind.WAL, password, secret, insecure, asked)
         wait_s, create, steal = seconds_of(wait, "wait") or 0.0, flag_of(create, "create"), flag_of(steal, "steal")
 
-        def begin(wal: Self) -> None:
+        def begin(wal: WriteAheadLog) -> None:
             wal._config = config
             if mode == "w":
                 wal._take_over(create=create, wait_s=wait_s, steal=steal)
@@ -239,16 +225,7 @@ class WriteAheadLog(NamedList, kinds=(ListKind.WAL,), first_seq=_FIRST_LSN):
 
         return cls._opened(where, name, spec, mode, begin, create=create, config=config)
 
-    @classmethod
-    def open_async(
-        cls, where: str | os.PathLike[str] | LedgerManager, name: str = "wal", **options: Unpack[WalOptions]
-    ) -> Opening[Self]:
-        """Open as ``open`` does, in a thread; ``await`` it or use ``async with``."""
-        call_text, call = f"WriteAheadLog.open_async({name!r:.100})", partial(cls.open, where, name)
-        if not isinstance(where, LedgerManager):
-            return handles.Opening(call_text, partial(call, **options))
-        watch = partial(backend_of(where).watch_lock, lock_name(ListKind.WAL, name))
-        return handles.LockedOpening(call_text, call, options, watch)
+    open_async = classmethod(opening_form(open, _lock_watch))
 
     @classmethod
     def rebuild(
@@ -304,24 +281,8 @@ class WriteAheadLog(NamedList, kinds=(ListKind.WAL,), first_seq=_FIRST_LSN):
         if not self._owns_manager:
             weakref.finalize(self, writer.close_dropped).atexit = False
 
-    def close(self) -> None:
-        """Wait for outstanding appends, close the log's ledger, and release the log.
-
-        A second call does nothing, or completes one that was interrupted. A log that is dropped without a close is
-        closed in the background, with a ResourceWarning.
-
-        Raises:
-            LogFencedError: Another writer has it.
-            IllegalOperationError: Called by a signal handler or a finaliser that interrupted a call of pybk; nothing
-                was done.
-            PybkError: Closing failed; the next open recovers the log.
-        """
-        where_called("WriteAheadLog.close()", of_log=True)
-        self._closed = True
-        self._end(readers=True)
-
-    def _end(self, *, readers: bool) -> None:
-        for reader in list(self._readers) if readers else ():
+    def _end(self, *, readers: bool = True) -> None:
+        for reader in self._alive() if readers else ():
             reader.close()
         try:
             if self._writer is not None:
@@ -490,42 +451,10 @@ class WriteAheadLog(NamedList, kinds=(ListKind.WAL,), first_seq=_FIRST_LSN):
         data = self._checked(data, time_ns)
         return (await self._writing().append_coro(PlainBatch((data,), time_ns)))[0]
 
-    def append_many(self, payloads: Iterable[bytes]) -> range:
-        """Append records as one transaction, and wait until they are durable; after a crash the log has all or none.
-
-        Args:
-            payloads: As for ``append``, any number.
-
-        Returns:
-            Their LSNs, consecutive.
-
-        Raises:
-            PybkError: As ``append``. With ``outcome_unknown`` the log has all or none.
-
-        Cost: One sync for up to 4 MiB. Records share entries of 64 KiB, so batches replay several times faster than
-            single records.
-        """
-        return self._writing().result_of(self._many(payloads, kick=False))
-
-    def append_many_async(self, payloads: Iterable[bytes]) -> RecordFuture[range]:
-        """Append records as ``append_many`` does, without waiting for them to be durable.
-
-        It waits if ``max_outstanding_bytes`` are not durable yet; coroutines use ``append_many_coro``.
-        """
-        return self._many(payloads, kick=True)
-
-    async def append_many_coro(self, payloads: Iterable[bytes]) -> range:
-        """Append records as ``append_many`` does, without blocking the event loop; otherwise as ``append_coro``."""
-        return await self._writing().append_coro(self._checked_batch(payloads))
-
-    def _many(self, payloads: Iterable[bytes], *, kick: bool) -> RecordFuture[range]:
-        writer = self._writing()
-        return writer.append_batch(self._checked_batch(payloads), kick=kick)
-
-    def _checked_batch(self, payloads: object) -> PlainBatch:
-        if not isinstance(payloads, Iterable):
-            raise UsageError(f"payloads is {payloads!r:.50}; it takes the records, an iterable of bytes")
-        batch = [self._checked(data, None) for data in payloads]
+    def _batch(self, records: Iterable[bytes]) -> PlainBatch:
+        if not isinstance(records, Iterable):
+            raise UsageError(f"records is {records!r:.50}; it takes an iterable of bytes")
+        batch = [self._checked(data, None) for data in records]
         if not batch:
             raise UsageError("a transaction without records has no LSN; append at least one")
         return PlainBatch(batch)
@@ -533,15 +462,6 @@ class WriteAheadLog(NamedList, kinds=(ListKind.WAL,), first_seq=_FIRST_LSN):
     def transaction(self) -> Transaction:
         """Return a transaction: its records become durable at the end of its ``with``, all or none."""
         return Transaction(self)
-
-    def sync(self) -> int:
-        """Wait until all records that were appended so far are durable; return the last of their LSNs."""
-        writer = self._writing()
-        last = writer.appender.next_seq - 1
-        writer.flush()
-        return last
-
-    sync_async = asyncio_form(sync, own_thread=True)
 
     def _checked(self, data: object, time_ns: object) -> bytes:
         """Return a record's data as bytes, or say what is wrong with it."""
@@ -594,13 +514,10 @@ class WriteAheadLog(NamedList, kinds=(ListKind.WAL,), first_seq=_FIRST_LSN):
         self, first: int | None, last: int, generation: int | None = None
     ) -> Generator[tuple[RecordReader, Records], None, None]:
         """Yield records, each time with the reader that has read them; ClosedError if the log is closed meanwhile."""
-        reader = self._reader(first, generation)
-        try:
+        with closing(self._reader(first, generation)) as reader:
             while (records := reader.read(last=last)) is not None:
                 yield reader, records
-            self._check_over(reader)
-        finally:
-            reader.close()
+            reader.check_over()
 
     def read(self, lsn: int) -> WalRecord:
         """Return one record.
@@ -641,13 +558,10 @@ class WriteAheadLog(NamedList, kinds=(ListKind.WAL,), first_seq=_FIRST_LSN):
         last = self.durable_lsn()
         if wanted[-1] > last:
             raise NoSuchEntryError(f"log {self.name!r} has records up to {last}, and no record {wanted[-1]}")
-        reader = self._reader(wanted[0])
-        try:
+        with closing(self._reader(wanted[0])) as reader:
             for run in _runs(wanted):
                 reader.skip_to(run[0])
                 yield from self._read_run(reader, run)
-        finally:
-            reader.close()
 
     def _read_run(self, reader: RecordReader, run: list[int]) -> Iterator[WalRecord]:
         """Yield records that are near each other, from where the reader is."""
@@ -656,7 +570,7 @@ class WriteAheadLog(NamedList, kinds=(ListKind.WAL,), first_seq=_FIRST_LSN):
         while lsn is not None:
             records = reader.read(last=run[-1])
             if records is None:
-                self._check_over(reader)
+                reader.check_over()
                 raise NoSuchEntryError(f"log {self.name!r} has no record {lsn} any more")
             for record in reader.kept(streams.wal_records(records)):
                 if record.lsn == lsn:
@@ -719,31 +633,18 @@ class WriteAheadLog(NamedList, kinds=(ListKind.WAL,), first_seq=_FIRST_LSN):
             return self._reader(first), last
 
         reader, last = await in_thread(begin)
-        try:
+        with closing(reader):
             while (records := await reader.read_async(timeout=0.0, last=last)) is not None:
                 yield reader, records
-            self._check_over(reader)
-        finally:
-            reader.close()
+            reader.check_over()
 
     def _reader(self, seq: int | None, generation: int | None = None) -> RecordReader:
         self._check_open()
         reader = streams.RecordReader(self._steps, seq, generation)
-        self._readers.add(reader)
+        self._keep(reader)
         return reader
 
-    def _check_over(self, reader: RecordReader) -> None:
-        """Raise ClosedError if a reader ended because the log was closed or promoted here."""
-        if reader.closed and not reader.is_over:
-            raise ClosedError(f"log {self.name!r} was closed or promoted here while it was read; read it again")
-
     # ---- changing what there is ----------------------------------------------------------------------------------
-
-    def roll(self) -> None:
-        """Continue in a new ledger now; appends wait only for the moment of the switch."""
-        self._owner("roll").roll()
-
-    roll_async = asyncio_form(roll, own_thread=True)
 
     def checkpoint(
         self, lsn: int | None = None, *, meta: str = "", keep: int = 2, truncate: bool = True
@@ -786,9 +687,7 @@ class WriteAheadLog(NamedList, kinds=(ListKind.WAL,), first_seq=_FIRST_LSN):
                 f"a checkpoint cannot cover record {covered} of log {self.name!r}; {self._steps.last_shown(durable)} "
                 "so far"
             )
-        newest = max((each.lsn for each in self.checkpoints()), default=0)
-        if covered < newest:
-            raise UsageError(f"a checkpoint of record {covered} is older than the newest one, of {newest}")
+        self._record().check_checkpoint(covered)
         owner = writer.appender.epoch, writer.appender.generation
         return streams.CheckpointWriter(self._steps, owner, covered, meta, keep, writer, truncate=truncate)
 
@@ -842,11 +741,8 @@ class WriteAheadLog(NamedList, kinds=(ListKind.WAL,), first_seq=_FIRST_LSN):
         writer, lsn = self._owner("truncate_before"), _whole_lsn(lsn, "lsn")
 
         def truncate() -> None:
-            appender, durable = writer.appender, self.durable_lsn()
-            if lsn > durable + 1:
-                raise UsageError(
-                    f"log {self.name!r}: records before {lsn} cannot be dropped; {self._steps.last_shown(durable)}"
-                )
+            appender = writer.appender
+            self._steps.check_truncation(lsn, self.durable_lsn())
             self._steps.perform(ledger_list.truncate(self.name, appender.epoch, appender.generation, lsn))
 
         writer.operate(truncate)  # so that no cut comes between
@@ -958,7 +854,7 @@ class WriteAheadLog(NamedList, kinds=(ListKind.WAL,), first_seq=_FIRST_LSN):
         """
         path, key_ring = self._manager.location, backend_of(self._manager).key_ring
         manager = _opened_once_free(path, self._config, wait_s)
-        for reader in list(self._readers):
+        for reader in self._alive():
             reader.close()
         self._manager.close()
         try:
@@ -1022,12 +918,6 @@ class Transaction:
             )
         self._batch.append(self._wal._checked(data, None))
 
-    def _begin(self) -> Self:
-        if self._batch is not None:
-            raise IllegalOperationError("this transaction has begun already; begin another")
-        self._batch = []
-        return self
-
     def _end(self, kind: type[BaseException] | None) -> list[bytes]:
         """Return what to commit, and take no more records."""
         batch, self._batch = self._batch, None
@@ -1035,7 +925,10 @@ class Transaction:
 
     def __enter__(self) -> Self:
         """Begin it; returns the transaction itself."""
-        return self._begin()
+        if self._batch is not None:
+            raise IllegalOperationError("this transaction has begun already; begin another")
+        self._batch = []
+        return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Commit, unless the block raised."""
@@ -1044,7 +937,7 @@ class Transaction:
 
     async def __aenter__(self) -> Self:
         """Begin it; returns the transaction itself."""
-        return self._begin()
+        return self.__enter__()
 
     async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Commit, unless the block raised."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Self
 
-from pybk.errors import ClosedError
 from pybk.manager.handle import Handle, fork_error, in_children
+from pybk.streams.format import Records
+from pybk.streams.log_record import WalRecord, wal_records
 from pybk.streams.record_reader import RecordReader
-from pybk.streams.wal_record import WalRecord, wal_records
 from pybk.threads.call_threads import in_thread
 
 
@@ -19,6 +19,10 @@ class WalFollower(Handle):
     waits. It ends when the log is sealed, after its timeout, or when ``close`` is called.
 
     Threads: one at a time; ``close`` and ``applied`` from any.
+
+    Attributes:
+        applied: Generation and LSN of the last record that was yielded, as ``promote`` takes them; None before the
+            first.
     """
 
     def __init__(self, name: str, begin: Callable[[], RecordReader], timeout: float | None) -> None:
@@ -29,7 +33,7 @@ class WalFollower(Handle):
         self._reader: RecordReader | None = None
         self._ready: Iterator[WalRecord] = iter(())
         self._ready_generation = 0
-        self._applied: tuple[int, int] | None = None
+        self.applied: tuple[int, int] | None = None
         self._closed = False
         in_children(self, WalFollower._disable)
 
@@ -43,12 +47,7 @@ class WalFollower(Handle):
 
     def __repr__(self) -> str:
         """Name the log and the last record that was yielded."""
-        return f"<WalFollower of {self._name!r} after {self._applied}{', closed' if self._closed else ''}>"
-
-    @property
-    def applied(self) -> tuple[int, int] | None:
-        """Generation and LSN of the last record that was yielded, as ``promote`` takes them; None before the first."""
-        return self._applied
+        return f"<WalFollower of {self._name!r} after {self.applied}{', closed' if self._closed else ''}>"
 
     def close(self) -> None:
         """End it: a call that waits for a record ends the iteration."""
@@ -67,14 +66,12 @@ class WalFollower(Handle):
         while (record := self._taken()) is None:
             reader = self._begun()
             try:
-                records = reader.read(timeout=self._timeout)
+                found = reader.read(timeout=self._timeout)
             except BaseException:
                 reader.close()
                 raise
-            if records is None:
-                self._end(reader)
+            if not self._has_more(reader, found):
                 raise StopIteration
-            self._ready, self._ready_generation = reader.kept(wal_records(records)), reader.generation
         return record
 
     def __aiter__(self) -> Self:
@@ -86,20 +83,18 @@ class WalFollower(Handle):
         while (record := self._taken()) is None:
             reader = await in_thread(self._begun)
             try:
-                records = await reader.read_async(timeout=self._timeout)
+                found = await reader.read_async(timeout=self._timeout)
             except BaseException:
                 reader.close()
                 raise
-            if records is None:
-                self._end(reader)
+            if not self._has_more(reader, found):
                 raise StopAsyncIteration
-            self._ready, self._ready_generation = reader.kept(wal_records(records)), reader.generation
         return record
 
     def _taken(self) -> WalRecord | None:
         """Return a record that was read already."""
         for record in self._ready:
-            self._applied = self._ready_generation, record.lsn
+            self.applied = self._ready_generation, record.lsn
             return record
         return None
 
@@ -110,9 +105,18 @@ class WalFollower(Handle):
                 self._reader.close()
         return self._reader
 
-    def _end(self, reader: RecordReader) -> None:
-        """Let go of the log; raises ClosedError if this ends because the log was closed or promoted here."""
-        ended = self._closed or reader.is_over or not reader.closed
-        self.close()
-        if not ended:
-            raise ClosedError(f"log {self._name!r} was closed or promoted here while it was read; read it again")
+    def _has_more(self, reader: RecordReader, found: Records | None) -> bool:
+        """Keep records that were read, to be taken; if there are none, let go of the log, and return False.
+
+        Raises:
+            ClosedError: There are none because the log was closed or promoted here.
+        """
+        if found is not None:
+            self._ready, self._ready_generation = reader.kept(wal_records(found)), reader.generation
+            return True
+        try:
+            if not self._closed:
+                reader.check_over()
+        finally:
+            self.close()
+        return False
