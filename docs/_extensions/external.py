@@ -37,7 +37,7 @@ NOWHERE: Final = {
     "aliases that are not public, and say by their names what they are": {
         *("AsgiApplication", "AttributeValue", "Headers", "Int64s", "Labels", "Quorums", "StoreOrUrl"),
     },
-    "parameters of types": {"T", "H", "R"},
+    "parameters of types": {"T", "H", "R", "P"},
     "classes of libraries, of which a build without a network knows nothing": {
         *("AggregateRecorder", "ApplicationRecorder", "DataError", "EnvType", "Environment", "IntegrityError"),
         *("Notification", "OperationalError", "ProcessRecorder", "StoredEvent", "Tracking"),
