@@ -17,7 +17,7 @@ from typing import Final
 from tabulate import tabulate
 
 from bench.contest import Contest, Figure, Scale, hold
-from pybk.ledger.native import CORE
+from pybk.ledger import CORE
 
 HEADERS: Final = ["work", "by", "median", "lowest", "highest", "unit", "target", "reached"]
 

@@ -16,8 +16,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from pybk.ledger import keys
+from pybk.storage import preallocation
 from pybk.storage.format import catalog
-from pybk.storage.log import preallocation
 from tests.sampling import EVERYTHING, SEED, VARIABLE, all_are_tried, drawn
 from tests.storage.real_store import end_started
 

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from xxhash import xxh3_64_digest, xxh3_64_intdigest
 
 from pybk.errors import DigestMismatchError, UsageError
+from pybk.ledger import CORE
 from pybk.ledger import digest as digests
 from pybk.ledger.digest import KEY_BYTES, DigestType, EntryDigest, entry_digest
 from pybk.ledger.entry import ENTRY_HEADER_BYTES, Entry, EntryBatch, decode_entry
-from pybk.ledger.native import CORE
 from tests.paths import GOLDEN
 
 GOLDEN_ENTRIES = json.loads((GOLDEN / "entries.json").read_text(encoding="utf-8"))["entries"]

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from pybk.errors import UsageError
+from pybk.ledger import CORE
 from pybk.ledger import entry as entries_of
 from pybk.ledger.entry import ENTRY_HEADER_BYTES, Entry, EntryBatch, decode_entry, gather
-from pybk.ledger.native import CORE
 
 
 def encoded(entry: Entry, digest: bytes) -> bytes:

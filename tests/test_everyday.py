@@ -18,9 +18,9 @@ import pytest
 
 from pybk import __version__
 from pybk.errors import ClosedError, LedgerClosedError, ReadRangeError, UsageError
+from pybk.ledger import CORE
 from pybk.ledger.entry import EntryBatch
 from pybk.ledger.ledger_metadata import Bookie, LedgerMetadata
-from pybk.ledger.native import CORE
 from pybk.manager.ledger_manager import LedgerManager
 from pybk.metadata.registration import BookieRegistration
 from tests.paths import ROOT

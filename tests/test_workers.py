@@ -7,9 +7,9 @@ from concurrent.futures import Future, wait
 
 import pytest
 
+from pybk import threads as module
 from pybk.errors import StorageRefusedError
-from pybk.threads import workers as module
-from pybk.threads.workers import Workers
+from pybk.threads import Workers
 from tests.waiting import WAIT_S
 
 

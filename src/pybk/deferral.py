@@ -16,7 +16,7 @@ The error of a name that was removed from a package or a class names what to use
 All other imports stand at the beginning of a module. An import needs a file descriptor, and a process may have none
 left. While a store is open, a spare descriptor is closed for the import (``import_by``).
 
-Threads: any. One thread at a time imports, and none while the process forks (``storage/io/spare_descriptors.py``): a
+Threads: any. One thread at a time imports, and none while the process forks (``storage/io/failures.py``): a
 child would inherit the lock of the module that another thread was importing.
 """
 

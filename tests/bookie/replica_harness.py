@@ -14,7 +14,7 @@ from pybk.flags import LedgerType, StorageHint, WriteFlag
 from pybk.ledger import keys
 from pybk.ledger.digest import DigestType, entry_digest
 from pybk.replication.messages import EntryRun, Status
-from pybk.storage.log import preallocation
+from pybk.storage import preallocation
 from pybk.storage.repair.verify import verify_store
 from tests.simdisk import SimEnvironment, SimFileSystem
 from tests.storage.store_harness import CONFIG

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from pybk import threads
 from pybk.client.membership import Membership
 from pybk.client.remote_ledger import RemoteLedger
 from pybk.client.rereplication import FragmentCopy
@@ -42,7 +43,6 @@ from pybk.metrics import REPAIR_COPIED_BYTES, Histogram, MetricKey
 from pybk.operations import cluster_admin
 from pybk.operations.cluster_admin import ClusterAdmin
 from pybk.replication.messages import Event, WriteMetadata
-from pybk.threads import workers
 from tests.client.test_limbo_repair import PASSWORD, check, fill, service_of
 from tests.cluster.inside import Inside, inside
 from tests.healing.alone import LoneWorker
@@ -123,14 +123,14 @@ def test_copies_are_made_where_the_system_gives_one_thread(
     client = four.connect()
     ledgers = [fill(client, 4) for _ in range(3)]
     lost = lose(four, 0)
-    given = workers.start_thread
+    given = threads.start_thread
 
     def one_for_work(thread: threading.Thread) -> None:
         if thread.name.startswith("pybk-healing-work") and not thread.name.endswith("-0"):
             raise StorageRefusedError("no more threads")
         given(thread)
 
-    monkeypatch.setattr(workers, "start_thread", one_for_work)
+    monkeypatch.setattr(threads, "start_thread", one_for_work)
     start(four.bookies[1])
     start(four.bookies[2])
     start(four.bookies[3])

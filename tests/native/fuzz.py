@@ -16,9 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from pybk.errors import DigestMismatchError
+from pybk.ledger import CORE
 from pybk.ledger.digest import KEY_BYTES, DigestType, EntryDigest, entry_digest
 from pybk.ledger.entry import ENTRY_HEADER_BYTES, Entry, EntryBatch
-from pybk.ledger.native import CORE
 from pybk.storage.format.log_file import BLOCK_BYTES, COMMIT_HEADER_BYTES, encode_commit_header, encode_entries, padding
 
 if TYPE_CHECKING:

@@ -21,9 +21,9 @@ import numpy as np
 import pytest
 
 from pybk.errors import CorruptError
+from pybk.ledger import CORE
 from pybk.ledger.digest import KEY_BYTES, DigestType
 from pybk.ledger.entry import Entry
-from pybk.ledger.native import CORE
 from pybk.storage import store_reader
 from pybk.storage.format.log_file import RECORD_HEADER_BYTES
 from tests.native.fuzz import IDS, compare
@@ -193,7 +193,7 @@ def test_entries_hold_no_more_than_their_own_objects(core: NativeCore) -> None:
 
 @pytest.mark.parametrize(("value", "pure"), [("1", True), ("0", False), ("", False)])
 def test_the_environment_leaves_the_core_out(core: NativeCore, value: str, *, pure: bool) -> None:
-    program = "from pybk.ledger.native import CORE; print(CORE is None)"
+    program = "from pybk.ledger import CORE; print(CORE is None)"
     environment = {**os.environ, "PYBK_PURE": value, "PYTHONPATH": str(ROOT / "src")}
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
     assert done.stdout == f"{pure}\n"

@@ -12,7 +12,7 @@ from pybk.ledger import keys
 from pybk.ledger.ledger_metadata import Bookie, Fragment, LedgerMetadata
 from pybk.metadata.ledgers import StoredLedger
 from pybk.replication.messages import NEGATIVE, Status
-from pybk.storage.log import preallocation
+from pybk.storage import preallocation
 from tests.bookie.replica_harness import ROOT, add, content, describe, entry, make_run
 from tests.simdisk import SimEnvironment, SimFileSystem
 from tests.storage.store_harness import CONFIG

@@ -13,8 +13,8 @@ from pybk.ledger.digest import DigestType
 from pybk.manager.ledger_manager import LedgerManager
 from pybk.manager.ledger_writer import LedgerWriter
 from pybk.manager.local_backend import StoreBackend
+from pybk.storage import preallocation
 from pybk.storage.format import catalog
-from pybk.storage.log import preallocation
 from pybk.storage.store import Store
 from tests.internals import store_of
 from tests.simdisk import SimCrash, SimEnvironment, SimFileSystem

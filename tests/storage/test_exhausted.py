@@ -25,7 +25,7 @@ from pybk.errors import StorageError, StorageRefusedError
 from pybk.flags import ReadFlag, StorageHint
 from pybk.manager.ledger_manager import LedgerManager
 from pybk.manager.ledger_writer import LedgerWriter
-from pybk.storage.io import spare_descriptors
+from pybk.storage.io import failures
 from pybk.storage.io.failures import NotOpenedError, is_refused, syncing
 from pybk.storage.io.filesystem import OsFile, OsFileSystem, populate
 from tests.internals import store_of
@@ -341,29 +341,29 @@ def test_a_map_without_memory_is_refused_and_not_reported_as_a_device_failure(
 
 
 def test_spare_descriptors_are_used_and_made_up_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    spare_descriptors.acquire_spares()
+    failures.acquire_spares()
     try:
-        before = len(spare_descriptors.held)
-        assert before == spare_descriptors.SPARES
+        before = len(failures.held)
+        assert before == failures.SPARES
         refusals = [0]
         real_open = os.open
 
         def refuse(path: str, flags: int, mode: int = 0o777) -> int:
-            if len(spare_descriptors.held) == spare_descriptors.SPARES:
+            if len(failures.held) == failures.SPARES:
                 refusals[0] += 1
                 raise OSError(errno.EMFILE, "Too many open files")
             return real_open(path, flags, mode)
 
         with monkeypatch.context() as short:
             short.setattr(os, "open", refuse)
-            fd = spare_descriptors.open_with_spare(str(tmp_path), os.O_RDONLY)
+            fd = failures.open_with_spare(str(tmp_path), os.O_RDONLY)
         assert refusals == [1]
-        assert len(spare_descriptors.held) == before - 1
+        assert len(failures.held) == before - 1
         os.close(fd)
-        assert spare_descriptors.fill_spares() is None
-        assert len(spare_descriptors.held) == before
+        assert failures.fill_spares() is None
+        assert len(failures.held) == before
     finally:
-        spare_descriptors.release_spares()
+        failures.release_spares()
 
 
 if __name__ == "__main__":

@@ -15,8 +15,8 @@ from pybk.flags import StorageHint, WriteFlag
 from pybk.ledger.digest import DigestType
 from pybk.manager.ledger_manager import LedgerManager, create_when_full
 from pybk.manager.ledger_writer import LedgerWriter
+from pybk.storage import preallocation
 from pybk.storage.compaction import checkpoint
-from pybk.storage.log import preallocation
 from pybk.storage.tiers import LOG
 from tests.internals import backend_of, store_of
 from tests.simdisk import SimFileSystem

@@ -15,7 +15,7 @@ from pybk.flags import StorageHint
 from pybk.ledger.digest import DigestType
 from pybk.manager.ledger_manager import LedgerManager
 from pybk.manager.ledger_writer import LedgerWriter
-from pybk.storage import pack_reserve, space
+from pybk.storage import preallocation, space
 from pybk.storage.format.log_file import RECORD_HEADER_BYTES
 from tests.full_device import filled, small_device
 from tests.internals import store_of
@@ -46,7 +46,7 @@ _BYTES = 3200
 @contextmanager
 def small_stores_have_a_reserve() -> Iterator[None]:
     """Let the reserve for packing be a quarter of the store, because a store of 18 MB takes seconds to make."""
-    with mock.patch.multiple(pack_reserve, _SHARE=4, _SHARE_KEPT=1):
+    with mock.patch.multiple(preallocation, _PACK_SHARE=4, _PACK_SHARE_KEPT=1):
         yield
 
 
@@ -97,7 +97,7 @@ def delete(manager: LedgerManager, ledger_ids: list[int]) -> None:
 
 def ready(fs: SimFileSystem, hint: StorageHint) -> int:
     """Return the bytes of the reserve for packing."""
-    path = f"{ROOT}/{hint.value}/{pack_reserve.NAME}"
+    path = f"{ROOT}/{hint.value}/{preallocation.PACK_RESERVE}"
     return fs.disk_bytes(path) if fs.exists(path) else 0
 
 
@@ -202,7 +202,7 @@ def test_what_packing_frees_on_a_full_disk_takes_appends(hint: StorageHint) -> N
 def test_a_store_without_a_reserve_for_packing_gets_it_once_there_is_space(restart: str) -> None:
     fs, manager, ledger_ids = made(StorageHint.HDD)
     fs, manager = fill(fs, "live", manager)
-    fs.unlink(f"{ROOT}/hdd/{pack_reserve.NAME}")
+    fs.unlink(f"{ROOT}/hdd/{preallocation.PACK_RESERVE}")
     tick(manager)
     delete(manager, ledger_ids[:2])
     assert not ready(fs, StorageHint.HDD)
@@ -219,7 +219,7 @@ def test_a_store_without_a_reserve_for_packing_gets_it_once_there_is_space(resta
 @small_stores_have_a_reserve()
 def test_a_reserve_is_allocated_once_on_a_file_system_that_counts_no_blocks() -> None:
     fs, manager, _ = made(StorageHint.HDD)
-    path = f"{ROOT}/hdd/{pack_reserve.NAME}"
+    path = f"{ROOT}/hdd/{preallocation.PACK_RESERVE}"
     inode = fs.inode(path)
     inode.blocks = set()
     tick(manager)

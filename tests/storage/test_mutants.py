@@ -546,7 +546,7 @@ MUTANTS = [
     Mutant(
         "a new log file's name is synced before it is used",
         CRASH,
-        [Piece("log.preallocation:LogFileSupply.make", "volumes.fs.sync_directory(volumes.directory_of(row))", "pass")],
+        [Piece("preallocation:LogFileSupply.make", "volumes.fs.sync_directory(volumes.directory_of(row))", "pass")],
     ),
     Mutant(
         "the watermark follows the sync",
@@ -796,19 +796,19 @@ MUTANTS = [
     Mutant(
         "reserved files are put back",
         a_full_disk_takes_deletes,
-        [Piece("log.preallocation:LogFileSupply.retire", "put_back(self._volumes, row)", "False")],
+        [Piece("preallocation:LogFileSupply.retire", "put_back(self._volumes, row)", "False")],
     ),
     Mutant(
         "reserved files keep their blocks",
         a_full_disk_takes_deletes,
-        [Piece("log.preallocation:LogFileSupply.tidy", "file.size if keeps else used", "used")],
+        [Piece("preallocation:LogFileSupply.tidy", "file.size if keeps else used", "used")],
     ),
     Mutant(
         "acknowledgements leave reserved files to take-overs, and these to deletes",
         acknowledgements_leave_space,
         [
-            Piece("log.preallocation:LogReserve.take", "len(ready) <= use.value", "not ready"),
-            Piece("log.preallocation:LogFileSupply.has_reserve", "len(self.reserve.ready()) >= use.value", "True"),
+            Piece("preallocation:LogReserve.take", "len(ready) <= use.value", "not ready"),
+            Piece("preallocation:LogFileSupply.has_reserve", "len(self.reserve.ready()) >= use.value", "True"),
         ],
     ),
     Mutant(
@@ -860,7 +860,7 @@ MUTANTS = [
     Mutant(
         "a packed file is the next reserve",
         interleaved_ledgers_are_deleted,
-        [Piece("pack_reserve:put_back", "fs.rename(path, reserve)", "fs.unlink(path)")],
+        [Piece("preallocation:put_back_packed", "fs.rename(path, reserve)", "fs.unlink(path)")],
     ),
     Mutant(
         "a segment in the reserve ends where its file ends",
@@ -870,12 +870,12 @@ MUTANTS = [
     Mutant(
         "what an interrupted pack leaves is the reserve again",
         packing_stops,
-        [Piece("store:remove_leftovers", "pack_reserve.put_back(volumes, row, 1)", "False")],
+        [Piece("store:remove_leftovers", "put_back_packed(volumes, row, 1)", "False")],
     ),
     Mutant(
         "the reserve is not written while a reader has it mapped",
         packing.test_a_packed_file_that_a_reader_has_mapped_is_neither_written_nor_cut,
-        [Piece("pack_reserve:_ready_bytes", "fs.is_unused(path)", "True")],
+        [Piece("preallocation:_ready_bytes", "fs.is_unused(path)", "True")],
     ),
     Mutant(
         "a file that stays does not take the reserve",

@@ -20,7 +20,7 @@ from pybk.manager.ledger_writer import LedgerWriter
 from pybk.storage.descriptor import LedgerDescriptor
 from pybk.storage.io.filesystem import File
 from pybk.storage.log.log import Log
-from pybk.storage.log.preallocation import ReserveUse
+from pybk.storage.preallocation import ReserveUse
 from pybk.storage.repair.verify import verify_store
 from pybk.threads.group_commit import Completion
 from tests.internals import descriptor_of, store_of

@@ -23,8 +23,7 @@ from pybk.errors import CorruptError, IllegalOperationError, PybkError
 from pybk.feature_level import FeatureLevel
 from pybk.flags import StorageHint
 from pybk.storage.format.index_rows import CHAIN_TAIL, encode_value, entries_key, ledger_key
-from pybk.storage.index.index import Index, find_page
-from pybk.storage.index.update import IndexUpdate
+from pybk.storage.index.index import Index, IndexUpdate, find_page
 from pybk.storage.io.lmdb_environment import LmdbEnvironment, WriteTransaction
 from pybk.storage.repair.verify import verify_store
 from tests.internals import store_of
@@ -221,7 +220,7 @@ DAMAGE: dict[str, Damage] = {
         restored=("hdd",),
         later=lose_segments,
     ),
-    "lost watermark": Damage(lambda path: (path / "watermark").unlink(), ("storage/format/watermark.py:_REMEDY",)),
+    "lost watermark": Damage(lambda path: (path / "watermark").unlink(), ("storage/format/log_file.py:_REMEDY",)),
     "lost record of the SSD tier": Damage(
         lose_record, ("storage/tiers/lmdb_tier.py:LmdbTier.load",), restored=("ssd/entries",)
     ),

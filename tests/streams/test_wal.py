@@ -38,7 +38,7 @@ from pybk.streams.ledger_steps import LedgerSteps
 from pybk.streams.list_record import Segment
 from pybk.streams.log_record import WalRecord
 from pybk.streams.wal import WriteAheadLog
-from pybk.threads.workers import Background
+from pybk.threads import Background
 from tests.waiting import WAIT_S, wait_until
 
 PASSWORD = b"wal"

@@ -6,7 +6,7 @@ import os
 import sys
 
 from pybk.deferral import LateModule
-from pybk.ledger.native import CORE
+from pybk.ledger import CORE
 from pybk.version import __version__
 
 TYPE_CHECKING = False

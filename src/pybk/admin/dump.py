@@ -11,14 +11,12 @@ from pybk.storage.directories import find_cookie, lost_cookie, store_directories
 from pybk.storage.format.catalog import newest_catalog
 from pybk.storage.format.cookie import COOKIE_NAME
 from pybk.storage.format.index_rows import FileRow
-from pybk.storage.format.log_file import BLOCK_BYTES, RECORD_HEADER_BYTES, decode_file_header
-from pybk.storage.format.watermark import Watermark
+from pybk.storage.format.log_file import BLOCK_BYTES, RECORD_HEADER_BYTES, Watermark, decode_file_header
 from pybk.storage.io.filesystem import FileSystem, OsFileSystem
 from pybk.storage.log.recovery import OpenLogFile, scan_commits
 from pybk.storage.readonly import open_environment_read_only
 from pybk.storage.tiers import LOG, DumpRow, OpenedFiles, dumped_record
-from pybk.storage.tiers.registry import tier_of_kind
-from pybk.storage.volumes import Volumes
+from pybk.storage.volumes import Volumes, tier_of_kind
 
 
 def dump_store(path: str, *, contents: bool = True) -> Iterator[DumpRow]:

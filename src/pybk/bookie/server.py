@@ -75,7 +75,7 @@ from pybk.replication.messages import (
     Status,
     WriteLac,
 )
-from pybk.threads.workers import Workers, start_thread
+from pybk.threads import Workers, start_thread
 from pybk.transport.cluster_keys import HeldKeys, proves_right
 from pybk.transport.codec import Answer, Authorize, AuthorizeMember, LacPacket, WireReply, WireRequest
 from pybk.transport.logging_limit import LogLimit

@@ -55,8 +55,8 @@ from pybk.replication.messages import (
 from pybk.replication.reader import EntryMachine, LacMachine, ReadMachine
 from pybk.replication.recovery import RecoveryMachine
 from pybk.replication.writer import WriterMachine
+from pybk.threads import Workers, start_thread
 from pybk.threads.group_commit import Completion, GroupCommit
-from pybk.threads.workers import Workers, start_thread
 
 if TYPE_CHECKING:
     from pybk.client.remote_ledger import RemoteLedger

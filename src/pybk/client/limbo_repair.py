@@ -47,7 +47,7 @@ from pybk.health import listed
 from pybk.ledger.ledger_metadata import LedgerState
 from pybk.replication.fragments import fragment_end
 from pybk.replication.rereplication import RereplicationMachine
-from pybk.threads.workers import start_thread
+from pybk.threads import start_thread
 
 if TYPE_CHECKING:
     from pybk.client.driver import Driver

@@ -16,7 +16,7 @@ from concurrent.futures import wait as wait_for
 from typing import TYPE_CHECKING, Final
 
 from pybk.errors import PybkError
-from pybk.threads.workers import Workers
+from pybk.threads import Workers
 
 if TYPE_CHECKING:
     from pybk.client.remote_ledger import RemoteLedger

@@ -29,7 +29,7 @@ from functools import partial
 from typing import Final, Protocol, TypeVar
 
 from pybk.errors import PybkError
-from pybk.threads.workers import Workers, start_thread
+from pybk.threads import Workers, start_thread
 
 logger = logging.getLogger(__name__)
 

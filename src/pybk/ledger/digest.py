@@ -28,8 +28,8 @@ from xxhash import xxh3_64_intdigest
 
 from pybk.deferral import LateModule, np
 from pybk.errors import DigestMismatchError, UsageError
+from pybk.ledger import CORE
 from pybk.ledger.entry import ENTRY_HEADER_BYTES, Entry, EntryBatch, gather
-from pybk.ledger.native import CORE
 
 if TYPE_CHECKING:
     import crc32c

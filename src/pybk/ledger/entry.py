@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, SupportsIndex, TypeAli
 
 from pybk import ledger
 from pybk.deferral import np
-from pybk.ledger.native import CORE
+from pybk.ledger import CORE
 from pybk.values import whole
 
 if TYPE_CHECKING:

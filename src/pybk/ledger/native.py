@@ -1,128 +1,105 @@
-"""The choice, at import, whether the native core computes digests, decodes entries and frames commits of one entry.
-
-The core, ``pybk._native``, is an extension module in C. It is installed if there was a C compiler when pybk was
-installed, or if a wheel contained it. Its results are those of pure Python, byte for byte; ``PYBK_PURE=1`` in the
-environment leaves it out.
-"""
+"""The functions of the native core, for type checkers; nothing imports this module when it runs."""
 
 from __future__ import annotations
 
-import os
-import sys
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from typing import Any, Final, Protocol, TypeVar
 
     import numpy as np
     import numpy.typing as npt
 
-    EntryTuple = TypeVar("EntryTuple", bound=tuple[int, int, int, int, bytes])
-    """A named tuple of the numbers of an entry's header and its payload."""
-
-    class NativeCore(Protocol):
-        """The functions of the core; its docstrings say what they do."""
-
-        TYPES: frozenset[int]
-        """The digest types that this processor computes there."""
-
-        ALONE: frozenset[int]
-        """Those of them that it computes for a lone entry as fast as Python does."""
-
-        def decode(
-            self,
-            entry_type: type[EntryTuple],
-            buffer: bytes | memoryview,
-            prefix_bytes: int,
-            start: int,
-            end: int,
-            /,
-        ) -> EntryTuple:
-            """Return an encoded entry that was verified, as a named tuple."""
-
-        def matches(
-            self,
-            digest_type: int,
-            key: bytes,
-            ledger_id: int,
-            buffer: bytes | memoryview,
-            offsets: npt.NDArray[np.int64],
-            sizes: npt.NDArray[np.int64],
-            ids: npt.NDArray[np.int64],
-            /,
-        ) -> bool:
-            """Return whether all entries have their ids and digests."""
-
-        def open(
-            self,
-            entry_type: type[EntryTuple],
-            key: bytes,
-            buffer: bytes | memoryview,
-            digest_type: int,
-            ledger_id: int,
-            entry_id: int,
-            start: int,
-            end: int,
-            /,
-        ) -> EntryTuple | None:
-            """Return a copy of an encoded entry as a named tuple, verified; None if it is not what its writer made."""
-
-        def prefix(
-            self,
-            digest_type: int,
-            key: bytes,
-            ledger_id: int,
-            entry_id: int,
-            lac: int,
-            length: int,
-            payload: bytes | memoryview,
-            /,
-        ) -> bytes:
-            """Return header and digest of one entry."""
-
-        def prefixes(
-            self,
-            digest_type: int,
-            key: bytes,
-            ledger_id: int,
-            first_entry_id: int,
-            lac: int,
-            length_before: int,
-            payloads: Sequence[bytes],
-            /,
-        ) -> list[bytes]:
-            """Return header and digest of consecutive entries."""
-
-        def span(
-            self, file: memoryview, table: bytes | None, words: tuple[int, int, int, int], entry_id: int, /
-        ) -> tuple[int, int]:
-            """Return where an entry of a run starts and ends in its file; raise ValueError if it is not there."""
-
-        def entry_commit(
-            self,
-            ledger_id: int,
-            entry_id: int,
-            lsn: int,
-            file_id: int,
-            prefix: bytes | memoryview,
-            payload: bytes | memoryview,
-            /,
-        ) -> bytes:
-            """Return the bytes of a commit that has one entry and nothing else."""
+EntryTuple = TypeVar("EntryTuple", bound=tuple[int, int, int, int, bytes])
+"""A named tuple of the numbers of an entry's header and its payload."""
 
 
-def _chosen() -> NativeCore | None:
-    if os.environ.get("PYBK_PURE", "0") not in ("", "0"):
-        return None
-    try:
-        __import__("pybk._native")  # importlib takes a millisecond, for which `pybk --version` would wait
-    except ImportError:
-        return None
-    modules: dict[str, Any] = sys.modules
-    core: NativeCore = modules["pybk._native"]
-    return core
+class NativeCore(Protocol):
+    """The functions of the core; its docstrings say what they do."""
 
+    TYPES: frozenset[int]
+    """The digest types that this processor computes there."""
 
-CORE: Final = _chosen()
-"""The core; None if it is not installed or not wanted."""
+    ALONE: frozenset[int]
+    """Those of them that it computes for a lone entry as fast as Python does."""
+
+    def decode(
+        self,
+        entry_type: type[EntryTuple],
+        buffer: bytes | memoryview,
+        prefix_bytes: int,
+        start: int,
+        end: int,
+        /,
+    ) -> EntryTuple:
+        """Return an encoded entry that was verified, as a named tuple."""
+
+    def matches(
+        self,
+        digest_type: int,
+        key: bytes,
+        ledger_id: int,
+        buffer: bytes | memoryview,
+        offsets: npt.NDArray[np.int64],
+        sizes: npt.NDArray[np.int64],
+        ids: npt.NDArray[np.int64],
+        /,
+    ) -> bool:
+        """Return whether all entries have their ids and digests."""
+
+    def open(
+        self,
+        entry_type: type[EntryTuple],
+        key: bytes,
+        buffer: bytes | memoryview,
+        digest_type: int,
+        ledger_id: int,
+        entry_id: int,
+        start: int,
+        end: int,
+        /,
+    ) -> EntryTuple | None:
+        """Return a copy of an encoded entry as a named tuple, verified; None if it is not what its writer made."""
+
+    def prefix(
+        self,
+        digest_type: int,
+        key: bytes,
+        ledger_id: int,
+        entry_id: int,
+        lac: int,
+        length: int,
+        payload: bytes | memoryview,
+        /,
+    ) -> bytes:
+        """Return header and digest of one entry."""
+
+    def prefixes(
+        self,
+        digest_type: int,
+        key: bytes,
+        ledger_id: int,
+        first_entry_id: int,
+        lac: int,
+        length_before: int,
+        payloads: Sequence[bytes],
+        /,
+    ) -> list[bytes]:
+        """Return header and digest of consecutive entries."""
+
+    def span(
+        self, file: memoryview, table: bytes | None, words: tuple[int, int, int, int], entry_id: int, /
+    ) -> tuple[int, int]:
+        """Return where an entry of a run starts and ends in its file; raise ValueError if it is not there."""
+
+    def entry_commit(
+        self,
+        ledger_id: int,
+        entry_id: int,
+        lsn: int,
+        file_id: int,
+        prefix: bytes | memoryview,
+        payload: bytes | memoryview,
+        /,
+    ) -> bytes:
+        """Return the bytes of a commit that has one entry and nothing else."""

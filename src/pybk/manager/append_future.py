@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, NoReturn, Typ
 
 from pybk.deferral import asyncio
 from pybk.errors import AppendTimeoutError, PybkError, UsageError
+from pybk.threads import start_thread
 from pybk.threads.call_threads import LoopCalls, WakeUp, call_in, running_loop
 from pybk.threads.group_commit import Completion
-from pybk.threads.workers import start_thread
 
 if TYPE_CHECKING:
     from pybk.backend import AppendLog

@@ -172,7 +172,7 @@ _LOGS: Final = frozenset(f"pybk.streams.{name}" for name in ("log", "log_writer"
 _HANDLES: Final = ("pybk.manager.handle", "pybk.manager.ledger_manager")
 
 _CALLERS: Final = frozenset({"_run", "_make", "_logged", "_call_weakly"})
-"""Functions of ``pybk.threads.workers`` from which workers make calls."""
+"""Functions of ``pybk.threads`` from which workers make calls."""
 
 _GLOBAL_LOCKS: Final = {
     "threading": {"start", "enumerate", "active_count", "current_thread"},
@@ -216,9 +216,7 @@ def where_called(what: str, *, of_log: bool = False) -> Where:
             if name == "_run_callbacks" and not waits:
                 return Where.CALLBACK
             # ``__exit__`` holds no lock while it calls close, nor does a worker while it makes a call.
-            leaving = (module in _HANDLES and name == "__exit__") or (
-                module == "pybk.threads.workers" and name in _CALLERS
-            )
+            leaving = (module in _HANDLES and name == "__exit__") or (module == "pybk.threads" and name in _CALLERS)
             locks_log = of_log and module.startswith("pybk.streams.") and module not in _LOGS
             if not leaving and (locks_log or not module.startswith(_APPLICATIONS)):
                 inside = inside or f"{module}.{name}"

@@ -23,7 +23,7 @@ from pybk.storage.descriptor import LedgerDescriptor
 from pybk.storage.log.log import Log
 from pybk.storage.named_records import NamedChange, NamedRecords
 from pybk.storage.store import Store
-from pybk.threads.workers import start_thread
+from pybk.threads import start_thread
 
 if TYPE_CHECKING:
     from pybk import health

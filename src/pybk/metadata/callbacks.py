@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Final
 
 from pybk.errors import ClosedError, MetadataUnreachableError, StorageRefusedError
-from pybk.threads.workers import start_thread
+from pybk.threads import start_thread
 
 logger = logging.getLogger(__name__)
 

@@ -78,7 +78,7 @@ from pybk.storage.io.failures import is_full
 from pybk.storage.io.filesystem import OsFileSystem
 from pybk.storage.io.lmdb_environment import LMDB_LOCK, LmdbEnvironment, ReadTransaction, WriteTransaction
 from pybk.storage.io.permissions import PRIVATE, Access, access_of, excess_warning, paths_too_open
-from pybk.threads.workers import start_thread
+from pybk.threads import start_thread
 
 logger = logging.getLogger(__name__)
 

@@ -15,7 +15,6 @@ from pybk.feature_level import NEWEST_STORE_LEVEL, FeatureLevel
 from pybk.flags import StorageHint
 from pybk.ledger import keys
 from pybk.ledger.keys import SALT_BYTES_MIN
-from pybk.storage import pack_reserve
 from pybk.storage.format.catalog import (
     CATALOG_PREFIX,
     CatalogWriter,
@@ -35,16 +34,22 @@ from pybk.storage.format.cookie import (
     write_cookie,
 )
 from pybk.storage.format.index_rows import CheckpointMark, FileRow, NamedRow
-from pybk.storage.format.log_file import BLOCK_BYTES, decode_file_header
-from pybk.storage.format.watermark import Watermark
+from pybk.storage.format.log_file import BLOCK_BYTES, Watermark, decode_file_header
 from pybk.storage.index.index import Index
 from pybk.storage.io.filesystem import FileSystem, replace_file
 from pybk.storage.io.lmdb_environment import Environment
-from pybk.storage.log.preallocation import put_back
+from pybk.storage.preallocation import put_back, put_back_packed
 from pybk.storage.tiers import ENTRIES, LOG
 from pybk.storage.tiers.lmdb_tier import LOST_SUFFIX, environment_is_there
-from pybk.storage.tiers.registry import TIERS
-from pybk.storage.volumes import Directory, Volumes, load_directories, named_paths, plan_directories, save_directories
+from pybk.storage.volumes import (
+    TIERS,
+    Directory,
+    Volumes,
+    load_directories,
+    named_paths,
+    plan_directories,
+    save_directories,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -379,7 +384,7 @@ def remove_leftovers(volumes: Volumes, mark: CheckpointMark) -> None:
         volumes.reserve_ids(file_id + 1)
         if file_id not in volumes.rows and not (row.kind == LOG and file_id >= mark.first_log_file_id):
             logger.info("removing %s, which an interrupted checkpoint left", volumes.path_of(row))
-            if not (row.kind == LOG and put_back(volumes, row)) and not pack_reserve.put_back(volumes, row, 1):
+            if not (row.kind == LOG and put_back(volumes, row)) and not put_back_packed(volumes, row, 1):
                 volumes.unlink(row)
     for name in volumes.fs.list_directory(volumes.root):
         path = os.path.join(volumes.root, name)

@@ -25,9 +25,8 @@ from pybk.storage.io.failures import Troubles
 from pybk.storage.io.filesystem import FileSystem
 from pybk.storage.io.lmdb_environment import Environment
 from pybk.storage.log.log import Log
-from pybk.storage.log.preallocation import LogFileSupply
 from pybk.storage.named_records import NamedRecords
-from pybk.storage.pack_reserve import PackReserve
+from pybk.storage.preallocation import LogFileSupply, PackReserve
 from pybk.storage.tiers import Loaded
 from pybk.storage.volumes import Volumes
 

@@ -18,8 +18,7 @@ from pybk.storage.descriptor import LedgerDescriptor
 from pybk.storage.directories import INDEX, OpenEnvironment, checked_mark, find_cookie, store_directories
 from pybk.storage.format.cookie import Cookie
 from pybk.storage.format.index_rows import CheckpointMark
-from pybk.storage.format.log_file import BLOCK_BYTES, decode_file_header
-from pybk.storage.format.watermark import Watermark
+from pybk.storage.format.log_file import BLOCK_BYTES, Watermark, decode_file_header
 from pybk.storage.index.index import Index
 from pybk.storage.io.filesystem import FileSystem, OsFileSystem
 from pybk.storage.io.lmdb_environment import LMDB_FILE, Environment, LmdbEnvironment
@@ -28,7 +27,7 @@ from pybk.storage.store_cut import CutTail, StoreCut, merged, rows_of
 from pybk.storage.store_reader import StoreReader
 from pybk.storage.tiers import LOG
 from pybk.storage.volumes import Volumes
-from pybk.threads.workers import start_thread
+from pybk.threads import start_thread
 
 logger = logging.getLogger(__name__)
 

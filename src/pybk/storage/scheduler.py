@@ -30,9 +30,9 @@ from pybk.storage.descriptor import LedgerDescriptor
 from pybk.storage.format.log_file import RESERVED_FILE_BYTES
 from pybk.storage.index.catalog_and_index import CatalogAndIndex
 from pybk.storage.io.failures import is_passing, is_refused, refused, storage_error
-from pybk.storage.log.preallocation import LARGE_COMMIT_BYTES
+from pybk.storage.preallocation import LARGE_COMMIT_BYTES
 from pybk.storage.space import Garbage
-from pybk.threads.workers import start_thread
+from pybk.threads import start_thread
 
 if TYPE_CHECKING:
     from pybk.storage.compaction.checkpoint import Checkpoint

@@ -18,7 +18,7 @@ from pybk.deferral import np
 from pybk.errors import StorageFullError
 from pybk.flags import StorageHint
 from pybk.storage.format.log_file import LOCATION_BYTES, RECORD_HEADER_BYTES, RunLocations
-from pybk.storage.tiers.registry import tier_for, tier_of_kind
+from pybk.storage.volumes import tier_for, tier_of_kind
 
 if TYPE_CHECKING:
     from pybk.storage.index.catalog_and_index import CatalogAndIndex

@@ -110,10 +110,9 @@ from pybk.storage.io.lmdb_environment import LMDB_LOCK, Environment, LmdbEnviron
 from pybk.storage.io.permissions import PRIVATE, Access, access_of, excess_warning
 from pybk.storage.log.commit import Commit
 from pybk.storage.log.log import Log
-from pybk.storage.log.preallocation import LogFileSupply, ReserveUse
 from pybk.storage.log.recovery import RecoveredLog, make_log_durable, recover_log
 from pybk.storage.named_records import NamedChange
-from pybk.storage.pack_reserve import PackReserve
+from pybk.storage.preallocation import LogFileSupply, PackReserve, ReserveUse
 from pybk.storage.scheduler import Scheduler
 from pybk.storage.space import (
     CHANGES_WHEN_FULL_BYTES,

@@ -49,8 +49,7 @@ from pybk.storage.format.catalog import (
 )
 from pybk.storage.format.cookie import Cookie
 from pybk.storage.format.index_rows import CheckpointMark, FileRow
-from pybk.storage.format.log_file import BLOCK_BYTES, COMMIT_HEADER_BYTES, decode_commit_header, padding
-from pybk.storage.format.watermark import Watermark
+from pybk.storage.format.log_file import BLOCK_BYTES, COMMIT_HEADER_BYTES, Watermark, decode_commit_header, padding
 from pybk.storage.index.catalog_and_index import CatalogAndIndex
 from pybk.storage.index.index import Index
 from pybk.storage.io.filesystem import FileSystem

@@ -15,9 +15,9 @@ from pybk.config import StoreConfig
 from pybk.deferral import np
 from pybk.errors import ClosedError, CorruptError, ForkedProcessError, NoSuchLedgerError, PybkError
 from pybk.feature_level import FeatureLevel
+from pybk.ledger import CORE
 from pybk.ledger.entry import EntryBatch
 from pybk.ledger.ledger_metadata import LedgerMetadata
-from pybk.ledger.native import CORE
 from pybk.metrics import Metrics
 from pybk.storage.descriptor import LedgerDescriptor, Page
 from pybk.storage.directories import may_be_lost
@@ -31,8 +31,7 @@ from pybk.storage.io.filesystem import PAGE_BYTES, FileSystem
 from pybk.storage.io.lmdb_environment import Environment
 from pybk.storage.named_records import NamedRecords
 from pybk.storage.tiers import Loaded, checked_record
-from pybk.storage.tiers.registry import tiers_by_kind
-from pybk.storage.volumes import Volumes
+from pybk.storage.volumes import Volumes, tiers_by_kind
 
 if TYPE_CHECKING:
     import numpy.typing as npt

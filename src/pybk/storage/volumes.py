@@ -1,6 +1,7 @@
-"""The directories of a store: in which of them a file lies, and the open maps of files.
+"""The files of a store: their tiers, the directories in which they lie, and their open maps.
 
-A file id is used once and never again. The tier of a file's kind names it in its directory.
+A file id is used once and never again. The tier of a file's kind names it in its directory. A further tier is a
+module that implements ``Tier``, and an entry of ``TIERS``.
 """
 
 from __future__ import annotations
@@ -24,11 +25,37 @@ from pybk.storage.format.log_file import RESERVED_FILE_BYTES
 from pybk.storage.io.failures import is_passing, refused
 from pybk.storage.io.filesystem import CHUNK_BYTES, FileSystem, Mapped, populate, replace_file, unreadable
 from pybk.storage.tiers import LOG, Tier
-from pybk.storage.tiers.registry import tiers_by_kind
+from pybk.storage.tiers.file_tier import ColdTier, LogTier
+from pybk.storage.tiers.lmdb_tier import LmdbTier
 
 _DIRECTORIES_FORMAT: Final = 1
 _CHECKED_BYTES_MAX: Final = 1 << 20
 """So many bytes of a file of JSON and a checksum are read; none is so long."""
+
+
+TIERS: Final[tuple[Tier, ...]] = (LogTier(), LmdbTier(), ColdTier())
+"""All tiers; if two take one hint, the last of them gets its entries."""
+
+
+def tiers_by_kind() -> dict[str, Tier]:
+    """Return all tiers by the kind of their files; callers keep it, because a call would make each read slower."""
+    return {tier.kind: tier for tier in reversed(TIERS)}
+
+
+def tier_of_kind(kind: str) -> Tier:
+    """Return the tier that keeps files of a kind; KeyError if there is none."""
+    for tier in TIERS:
+        if tier.kind == kind:
+            return tier
+    raise KeyError(kind)
+
+
+def tier_for(hint: StorageHint) -> Tier:
+    """Return the tier that moved entries with a storage hint are written to; KeyError if there is none."""
+    for tier in reversed(TIERS):
+        if hint in tier.hints:
+            return tier
+    raise KeyError(hint)
 
 
 class Directory(NamedTuple):

@@ -91,7 +91,7 @@ from pybk.streams.list_record import (
 from pybk.streams.list_writer import ListWriter, RollPolicy
 from pybk.streams.range_set import Ranges
 from pybk.streams.record_reader import RecordReader
-from pybk.threads.workers import background, weakly
+from pybk.threads import background, weakly
 
 logger = logging.getLogger(__name__)
 

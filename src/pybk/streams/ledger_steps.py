@@ -80,7 +80,7 @@ from pybk.streams.list_record import (
     shard_of,
     title_of,
 )
-from pybk.threads.workers import background, weakly
+from pybk.threads import background, weakly
 from pybk.values import encode_json
 
 if TYPE_CHECKING:

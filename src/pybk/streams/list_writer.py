@@ -51,8 +51,8 @@ from pybk.streams.ledger_list import Adopted, Owned
 from pybk.streams.ledger_spec import LedgerSpec, LogSettings
 from pybk.streams.ledger_steps import LedgerSteps
 from pybk.streams.list_record import SEQ_MAX, Detached, ListKind, ListRecord, Segment, title_of
+from pybk.threads import background, weakly
 from pybk.threads.call_threads import in_thread
-from pybk.threads.workers import background, weakly
 
 if TYPE_CHECKING:
     from pybk.manager.atomic_group import GroupPart

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from pybk.backend import LedgerBackend
 from pybk.errors import ClosedError, PybkError
 from pybk.streams.list_record import ListKind
-from pybk.threads.workers import background
+from pybk.threads import background
 
 logger = logging.getLogger(__name__)
 

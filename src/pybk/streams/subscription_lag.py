@@ -25,7 +25,7 @@ from pybk.manager.ledger_manager import backend_of
 from pybk.metrics import Gauge, MetricKey, Metrics
 from pybk.streams.list_record import Segment
 from pybk.streams.list_writer import ListWriter
-from pybk.threads.workers import background, weakly
+from pybk.threads import background, weakly
 
 logger = logging.getLogger(__name__)
 

@@ -39,7 +39,7 @@ from typing import Any, Final, ParamSpec, TypeVar
 
 from pybk.deferral import asyncio
 from pybk.errors import StorageRefusedError
-from pybk.threads.workers import Workers, start_thread
+from pybk.threads import Workers, start_thread
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -16,7 +16,7 @@ from typing import Any, Final
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
-from pybk.storage.io.spare_descriptors import descriptor_max
+from pybk.storage.io.failures import descriptor_max
 from pybk.transport.curve import HANDSHAKE_MS, Socket
 from pybk.transport.logging_limit import LogLimit
 

@@ -17,7 +17,7 @@ from pybk.flags import StorageHint
 from pybk.healing.scrub import EmbeddedScrub
 from pybk.ledger import keys
 from pybk.manager.ledger_manager import LedgerManager
-from pybk.storage import pack_reserve
+from pybk.storage import preallocation
 from pybk.storage.format import catalog
 from pybk.storage.format.cookie import COOKIE_FORMATS, COOKIE_NAME
 from pybk.storage.index import catalog_and_index
@@ -218,7 +218,7 @@ def _no_space() -> Iterator[None]:
 @contextmanager
 def _reserves_for_packing() -> Iterator[None]:
     """Let a store have a reserve for packing that is as large as its files, because it is small."""
-    with mock.patch.multiple(pack_reserve, _BYTES_MIN=4096, _SHARE=1, _SHARE_KEPT=0):
+    with mock.patch.multiple(preallocation, _PACK_BYTES_MIN=4096, _PACK_SHARE=1, _PACK_SHARE_KEPT=0):
         yield
 
 

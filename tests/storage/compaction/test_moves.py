@@ -17,18 +17,18 @@ from pybk.config import TierPolicy
 from pybk.errors import NoSuchLedgerError, UnauthorizedError, UsageError
 from pybk.flags import StorageHint
 from pybk.manager.ledger_manager import LedgerManager
+from pybk.storage import preallocation
 from pybk.storage.compaction.checkpoint import Checkpoint
 from pybk.storage.compaction.compaction import Compaction
 from pybk.storage.compaction.mover import Mover
 from pybk.storage.format.index_rows import CHAIN_HEAD
 from pybk.storage.index.catalog_and_index import CatalogAndIndex
-from pybk.storage.index.update import IndexUpdate
+from pybk.storage.index.index import IndexUpdate
 from pybk.storage.io.filesystem import OsFile, OsFileSystem
 from pybk.storage.io.lmdb_environment import LmdbEnvironment, LmdbWrite
-from pybk.storage.log import preallocation
 from pybk.storage.log.commit import CommitWriter
-from pybk.storage.log.preallocation import LogFileSupply
 from pybk.storage.log.recovery import apply_commit
+from pybk.storage.preallocation import LogFileSupply
 from tests.internals import store_of
 from tests.storage.real_store import contents, numbered, open_quick
 

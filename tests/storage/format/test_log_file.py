@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from xxhash import xxh3_64_intdigest
 
 from pybk.errors import CorruptError, UnsupportedFormatError
-from pybk.ledger.native import CORE
+from pybk.ledger import CORE
 from pybk.storage.format import log_file
 from pybk.storage.format.log_file import (
     BLOCK_BYTES,

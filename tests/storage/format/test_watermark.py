@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from pybk.errors import CorruptError
-from pybk.storage.format.watermark import Watermark
+from pybk.storage.format.log_file import Watermark
 from pybk.storage.io.filesystem import FileSystem, OsFileSystem
 from tests.simdisk import SimFileSystem
 
@@ -144,7 +144,7 @@ def test_reader_in_another_process_sees_it_only_grow(tmp_path: Path) -> None:
     program = (
         "import sys\n"
         "from pybk.storage.io.filesystem import OsFileSystem\n"
-        "from pybk.storage.format.watermark import Watermark\n"
+        "from pybk.storage.format.log_file import Watermark\n"
         "watermark = Watermark.open(OsFileSystem(), sys.argv[1], bytes(range(16)), writable=False)\n"
         "print('open', flush=True)\n"
         "last = reads = 0\n"

@@ -11,7 +11,6 @@ from pybk.errors import CorruptError, NoSuchEntryError, NoSuchLedgerError, Usage
 from pybk.storage.format.index_rows import CHAIN_TAIL, FileRow, LedgerRow, Totals
 from pybk.storage.format.log_file import RECORD_HEADER_BYTES, RunLocations
 from pybk.storage.index import index as index_module
-from pybk.storage.index import update as update_module
 from pybk.storage.index.index import Index, differing_entries, untiled
 from pybk.storage.io.lmdb_environment import Environment, LmdbEnvironment
 from tests.golden.make_index import FILES, MARK, ledger_row, locations_of, made_index
@@ -268,7 +267,7 @@ def regroup(data: st.DataObject, ids: list[int], file_id: int) -> list[tuple[int
 def test_runs_against_a_list(data: st.DataObject) -> None:
     draw = data.draw
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(update_module, "PAGE_LOCATIONS_MAX", 4)
+        patch.setattr(index_module, "PAGE_LOCATIONS_MAX", 4)
         patch.setattr(index_module, "PAGES_AT_A_TIME", 2)
         index, environment = fresh()
         model: list[tuple[int, ...]] = []
@@ -347,7 +346,7 @@ def test_replace_refuses_other_entries_and_runs_that_are_not_there() -> None:
 
 
 def test_pages_read_during_a_move_miss_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(update_module, "PAGE_LOCATIONS_MAX", 4)
+    monkeypatch.setattr(index_module, "PAGE_LOCATIONS_MAX", 4)
     monkeypatch.setattr(index_module, "PAGES_AT_A_TIME", 1)
     index, _ = fresh()
     old = locations_of(*((i, 1, 2, 64 * i) for i in range(16)))

@@ -17,9 +17,8 @@ from pybk.storage.format.index_rows import (
     page_key,
     share_key,
 )
-from pybk.storage.index import update as update_module
-from pybk.storage.index.index import Index
-from pybk.storage.index.update import IndexUpdate
+from pybk.storage.index import index as index_module
+from pybk.storage.index.index import Index, IndexUpdate
 from tests.golden.make_index import FILES, ledger_row, locations_of, made_index
 from tests.paths import GOLDEN
 from tests.sampling import every, sample
@@ -197,7 +196,7 @@ def test_updates_refuse_a_broken_chain_and_lost_pages_and_shares() -> None:
 
 
 def test_lost_page_between_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(update_module, "PAGE_LOCATIONS_MAX", 2)
+    monkeypatch.setattr(index_module, "PAGE_LOCATIONS_MAX", 2)
     environment = MapEnvironment()
     made_index(environment)
     runs = locations_of(*((i, 1, 2, 64 * i) for i in range(6)))

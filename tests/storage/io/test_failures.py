@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from pybk.errors import StorageRefusedError
-from pybk.threads.workers import start_thread
+from pybk.threads import start_thread
 
 
 class _Refused(threading.Thread):

@@ -23,7 +23,7 @@ from tests.waiting import WAIT_S
 
 _FILES = ("writer", "group_commit", "storage/log/log", "storage/log/commit")
 APPEND_PATH = tuple(
-    f"pybk/{name}.py" for name in (*_FILES, "storage/descriptor", "storage/store", "storage/log/preallocation")
+    f"pybk/{name}.py" for name in (*_FILES, "storage/descriptor", "storage/store", "storage/preallocation")
 )
 _BIG = bytes(100_000)
 

@@ -1,4 +1,4 @@
-"""A further tier is one class and one entry of the registry."""
+"""A further tier is one class and one entry of ``volumes.TIERS``."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from pybk.config import StoreConfig
 from pybk.errors import CorruptError, UnsupportedFormatError
 from pybk.flags import StorageHint
 from pybk.manager.ledger_manager import LedgerManager
+from pybk.storage import volumes
 from pybk.storage.format.cold_segment import footer_dtype
 from pybk.storage.format.index_rows import FileRow
 from pybk.storage.format.log_file import (
@@ -38,7 +39,6 @@ from pybk.storage.tiers import (
     TierStore,
     TierWriter,
     checked_record,
-    registry,
 )
 from pybk.storage.tiers.file_tier import ColdTier
 from pybk.storage.tiers.lmdb_tier import LmdbTier
@@ -182,21 +182,21 @@ class CountingTier(ColdTier):
 
 
 def test_each_hint_has_a_tier() -> None:
-    assert {hint: type(registry.tier_for(hint)) for hint in StorageHint} == {
+    assert {hint: type(volumes.tier_for(hint)) for hint in StorageHint} == {
         StorageHint.NVME: ColdTier,
         StorageHint.SSD: LmdbTier,
         StorageHint.HDD: ColdTier,
     }
     with pytest.raises(KeyError):
-        registry.tier_of_kind("tape")
+        volumes.tier_of_kind("tape")
 
 
 def test_a_tier_that_is_registered_takes_the_entries_of_its_hint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tier = CountingTier()
-    tiers: tuple[Tier, ...] = (*registry.TIERS, tier)
-    monkeypatch.setattr(registry, "TIERS", tiers)
+    tiers: tuple[Tier, ...] = (*volumes.TIERS, tier)
+    monkeypatch.setattr(volumes, "TIERS", tiers)
     with LedgerManager.open(tmp_path / "store", config=StoreConfig(background=False)) as manager:
         with manager.create_ledger(password=b"pw") as writer:
             for payload in PAYLOADS:
@@ -218,7 +218,7 @@ def test_a_tier_that_is_registered_takes_the_entries_of_its_hint(
 @pytest.fixture
 def moved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, int]:
     """Return a store, and the id of its ledger, whose entries were moved to ``ObjectTier``."""
-    monkeypatch.setattr(registry, "TIERS", (*registry.TIERS, ObjectTier()))
+    monkeypatch.setattr(volumes, "TIERS", (*volumes.TIERS, ObjectTier()))
     BUCKET.clear()
     root = tmp_path / "store"
     with LedgerManager.open(root, config=StoreConfig(background=False)) as manager:
@@ -247,7 +247,7 @@ def test_dump_reports_files_of_a_tier_that_this_version_does_not_have_and_prints
     moved: tuple[Path, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root, _ = moved
-    monkeypatch.setattr(registry, "TIERS", registry.TIERS[:-1])
+    monkeypatch.setattr(volumes, "TIERS", volumes.TIERS[:-1])
     for refuse in (LedgerManager.open, lambda path: verify_store(str(path)), lambda path: rebuild_index(str(path))):
         with pytest.raises(UnsupportedFormatError, match="is of kind object"):
             refuse(root)
@@ -341,6 +341,6 @@ def test_a_store_with_files_of_an_unknown_tier_is_refused(
     moved: tuple[Path, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root, _ = moved
-    monkeypatch.setattr(registry, "TIERS", registry.TIERS[:-1])
+    monkeypatch.setattr(volumes, "TIERS", volumes.TIERS[:-1])
     with pytest.raises(UnsupportedFormatError, match="kind object"), LedgerManager.open(root):
         pass

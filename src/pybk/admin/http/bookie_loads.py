@@ -26,7 +26,7 @@ from pybk.admin.http.events import Events
 from pybk.admin.http.rates import Load, decode_load
 from pybk.admin.http.timed_connection import TimedConnection
 from pybk.errors import PybkError
-from pybk.threads.workers import start_thread
+from pybk.threads import start_thread
 
 logger = logging.getLogger(__name__)
 

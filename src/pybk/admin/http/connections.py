@@ -23,7 +23,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 from pybk.admin.http.admission import THREADS
-from pybk.storage.io.spare_descriptors import descriptor_max
+from pybk.storage.io.failures import descriptor_max
 
 CONNECTIONS_MAX: Final = THREADS
 REQUEST_SECONDS: Final = 5.0

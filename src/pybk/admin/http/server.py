@@ -26,7 +26,7 @@ from pybk.admin.http.shown import Shown
 from pybk.admin.http.tokens import Token
 from pybk.errors import UsageError
 from pybk.manager.ledger_manager import LedgerManager
-from pybk.threads.workers import start_thread
+from pybk.threads import start_thread
 
 if TYPE_CHECKING:
     from pybk.bookie.server import BookieServer

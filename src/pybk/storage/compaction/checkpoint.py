@@ -50,7 +50,7 @@ from pybk.storage.format.index_rows import CheckpointMark, FileRow, LedgerRow, N
 from pybk.storage.format.log_file import BLOCK_BYTES, RunLocations
 from pybk.storage.index.index import by_file, bytes_by_file
 from pybk.storage.io.failures import is_refused, undoing
-from pybk.storage.log.preallocation import was_reserved
+from pybk.storage.preallocation import was_reserved
 from pybk.storage.space import (
     check_catalog_space,
     check_index_space,
@@ -64,7 +64,7 @@ from pybk.storage.tiers.lmdb_tier import room_of
 if TYPE_CHECKING:
     from pybk.storage.descriptor import LedgerDescriptor
     from pybk.storage.index.catalog_and_index import CatalogAndIndex
-    from pybk.storage.index.update import IndexUpdate
+    from pybk.storage.index.index import IndexUpdate
     from pybk.storage.live_store import LiveStore
     from pybk.storage.space import Garbage
 

@@ -55,12 +55,12 @@ from pybk.storage.space import (
     check_tier_space,
     record_bytes,
 )
-from pybk.storage.tiers.registry import tier_of_kind
+from pybk.storage.volumes import tier_of_kind
 
 if TYPE_CHECKING:
     from pybk.storage.descriptor import LedgerDescriptor
     from pybk.storage.index.catalog_and_index import CatalogAndIndex
-    from pybk.storage.index.update import IndexUpdate
+    from pybk.storage.index.index import IndexUpdate
     from pybk.storage.live_store import LiveStore
     from pybk.storage.space import Garbage
     from pybk.storage.tiers import ReservedFile

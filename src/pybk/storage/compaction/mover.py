@@ -25,7 +25,7 @@ from pybk.storage.format.log_file import (
 )
 from pybk.storage.store_reader import locate_entries
 from pybk.storage.tiers import Loaded, ReservedFile
-from pybk.storage.tiers.registry import tier_for, tier_of_kind
+from pybk.storage.volumes import tier_for, tier_of_kind
 
 if TYPE_CHECKING:
     from pybk.storage.live_store import LiveStore

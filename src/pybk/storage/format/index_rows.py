@@ -1,6 +1,6 @@
 """Rows of the index: the bytes of its keys and values.
 
-This file defines layouts and does not use LMDB; ``index/index.py`` reads them and ``index/update.py`` changes them. See
+This file defines layouts and does not use LMDB; ``index/index.py`` reads and changes them. See
 ``docs/reference/format.md``.
 """
 

@@ -5,12 +5,5 @@ from pybk.deferral import deferred
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from pybk.storage.index.check import problems as problems
-    from pybk.storage.index.update import IndexUpdate as IndexUpdate
 else:
-    __getattr__ = deferred(
-        __name__,
-        {
-            "check": "problems",
-            "update": "IndexUpdate",
-        },
-    )
+    __getattr__ = deferred(__name__, {"check": "problems"})

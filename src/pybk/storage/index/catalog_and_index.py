@@ -26,12 +26,11 @@ from pybk.storage.format.catalog import (
 from pybk.storage.format.cookie import format_of
 from pybk.storage.format.index_rows import CheckpointMark, EncodedLedger, FileRow, LedgerRow, NamedRow
 from pybk.storage.io.failures import is_refused, undoing
-from pybk.storage.tiers.registry import tier_of_kind
+from pybk.storage.volumes import tier_of_kind
 
 if TYPE_CHECKING:
     from pybk.storage.format.cookie import Cookie
-    from pybk.storage.index.index import Index
-    from pybk.storage.index.update import IndexUpdate
+    from pybk.storage.index.index import Index, IndexUpdate
     from pybk.storage.volumes import Volumes
 
 logger = logging.getLogger(__name__)

@@ -37,24 +37,22 @@ from typing import Any, Final, NamedTuple, Protocol, Self, cast
 from pybk.deferral import np
 from pybk.errors import CorruptError, StorageError, StoreLockedError
 from pybk.storage.io.failures import (
+    KEPT_FOR_SYNCS,
     IrregularFileError,
     NotOpenedError,
-    is_full,
-    is_passing,
-    refused,
-    storage_error,
-    undoing,
-)
-from pybk.storage.io.permissions import PRIVATE, Access, paths_too_open
-from pybk.storage.io.spare_descriptors import (
-    KEPT_FOR_SYNCS,
     acquire_spares,
     fill_spares,
+    is_full,
+    is_passing,
     maps_limit,
     open_with_spare,
+    refused,
     release_spares,
+    storage_error,
+    undoing,
     with_spare,
 )
+from pybk.storage.io.permissions import PRIVATE, Access, paths_too_open
 
 _MOVE_AWAY: Final = (
     "move it away and restore the file from a backup; without one, the next open makes the file again or says what does"

@@ -28,12 +28,12 @@ from pybk.storage.format.log_file import (
     padding,
 )
 from pybk.storage.io.failures import refused
-from pybk.storage.log.preallocation import ReserveUse
+from pybk.storage.preallocation import ReserveUse
 from pybk.threads.group_commit import Completion
 
 if TYPE_CHECKING:
     from pybk.errors import PybkError
-    from pybk.storage.format.watermark import Watermark
+    from pybk.storage.format.log_file import Watermark
     from pybk.storage.io.filesystem import File
 
 Control = tuple[Callable[[int], bytes], Callable[[], None]]

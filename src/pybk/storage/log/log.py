@@ -69,13 +69,13 @@ from pybk.storage.log.commit import (
     LogFiles,
     StagedGroup,
 )
+from pybk.threads import start_thread
 from pybk.threads.group_commit import Completion, GroupCommit
-from pybk.threads.workers import start_thread
 
 if TYPE_CHECKING:
     from pybk.spans import OnSpan
     from pybk.storage.descriptor import LedgerDescriptor
-    from pybk.storage.format.watermark import Watermark
+    from pybk.storage.format.log_file import Watermark
 
 BUFFERED_NS: Final = 50_000_000
 """The time for which entries that no thread waits for stay in memory; below the 100 ms that the API promises."""

@@ -68,7 +68,7 @@ from pybk.storage.format.log_file import (
     padding,
 )
 from pybk.storage.io.filesystem import whole_file
-from pybk.storage.log.preallocation import put_back
+from pybk.storage.preallocation import put_back
 from pybk.storage.tiers import LOG
 from pybk.storage.volumes import Volumes
 

@@ -31,12 +31,12 @@ from pybk.storage.format.log_file import (
     BLOCK_BYTES,
     COMMIT_HEADER_BYTES,
     LogFileHeader,
+    Watermark,
     decode_commit_header,
     decode_file_header,
     file_header_is_whole,
     padding,
 )
-from pybk.storage.format.watermark import Watermark
 from pybk.storage.io.filesystem import FileSystem
 from pybk.storage.log.recovery import (
     LSN_MAX,

@@ -22,7 +22,7 @@ from pybk.storage.format.log_file import (
 )
 from pybk.storage.log.recovery import OpenLogFile, ReplayedCommit, scan_commits
 from pybk.storage.tiers import LOG, TierFiles
-from pybk.storage.tiers.registry import tier_of_kind, tiers_by_kind
+from pybk.storage.volumes import tier_of_kind, tiers_by_kind
 
 Run = tuple[int, int, int, int, int, int, int]
 """A row of ``location_dtype()``."""

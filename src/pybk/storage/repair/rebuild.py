@@ -33,8 +33,7 @@ from pybk.storage.format.catalog import CatalogState, CatalogWriter, catalog_ids
 from pybk.storage.format.cold_segment import ColdSegmentWriter, footer_dtype
 from pybk.storage.format.cookie import Cookie
 from pybk.storage.format.index_rows import CheckpointMark, FileRow, LedgerRow
-from pybk.storage.format.log_file import RecordKind, RunLocations
-from pybk.storage.format.watermark import Watermark
+from pybk.storage.format.log_file import RecordKind, RunLocations, Watermark
 from pybk.storage.index.index import Index
 from pybk.storage.io.filesystem import FileSystem, OsFileSystem
 from pybk.storage.io.lmdb_environment import Environment, LmdbEnvironment

@@ -60,8 +60,7 @@ from pybk.storage.format.catalog import CatalogState, catalog_path, newest_catal
 from pybk.storage.format.cookie import COOKIE_NAME, Cookie
 from pybk.storage.format.extent import Extent
 from pybk.storage.format.index_rows import CheckpointMark, FileRow, LedgerRow
-from pybk.storage.format.log_file import RunLocations, entry_ends
-from pybk.storage.format.watermark import Watermark
+from pybk.storage.format.log_file import RunLocations, Watermark, entry_ends
 from pybk.storage.index.index import NOTHING, Index, last_entry, untiled
 from pybk.storage.io.filesystem import FileSystem, OsFileSystem
 from pybk.storage.io.lmdb_environment import Environment

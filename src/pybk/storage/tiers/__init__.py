@@ -2,9 +2,9 @@
 
 A tier keeps records of entries in files of one kind (``FileRow.kind``). The index says in which file each record lies;
 its tier does everything else with the file. A reader, the mover, compaction, ``verify`` and
-``rebuild-index`` ask the registry for the tier of a file's kind, or for the tier that takes a storage hint.
+``rebuild-index`` ask ``volumes`` for the tier of a file's kind, or for the tier that takes a storage hint.
 
-A further tier is one module, and one line in ``registry.TIERS``. The module provides:
+A further tier is one module, and one line in ``volumes.TIERS``. The module provides:
 
 - ``kind``, ``hints`` and the attributes of ``Tier`` whose defaults do not fit. ``kind`` stands in the index and the
   catalog for as long as a file exists, so it never changes.

@@ -10,8 +10,8 @@ import pytest
 
 from pybk.flags import WriteFlag
 from pybk.ledger.digest import DigestType
-from pybk.storage.log import preallocation
-from pybk.storage.log.preallocation import FIRST_FILE_BYTES, LogFileSupply
+from pybk.storage import preallocation
+from pybk.storage.preallocation import FIRST_FILE_BYTES, LogFileSupply
 from tests.internals import store_of
 from tests.storage.real_store import contents, open_quick
 
