@@ -190,7 +190,6 @@ def test_an_interrupt_at_any_line_of_a_change_lets_no_other_begin_from_its_versi
         "storage/named_records.py",
         "storage/log/log.py",
         "storage/log/commit.py",
-        "storage/log/commit.py",
     )
     monkeypatch.setattr(test_interrupts, "APPEND_PATH", rooms)
     manager = open_world(SimFileSystem(1))

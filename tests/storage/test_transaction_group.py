@@ -537,7 +537,6 @@ def test_an_interrupt_at_any_line_leaves_a_group_whole_or_not_there(monkeypatch:
         "group_commit.py",
         "storage/log/log.py",
         "storage/log/commit.py",
-        "storage/log/commit.py",
     )
     monkeypatch.setattr(test_interrupts, "APPEND_PATH", rooms)
     manager = open_store(SimFileSystem(1))

@@ -21,9 +21,14 @@ from tests.simdisk import SimFileSystem
 from tests.storage.store_harness import open_store
 from tests.waiting import WAIT_S
 
-_FILES = ("writer", "group_commit", "storage/log/log", "storage/log/commit")
-APPEND_PATH = tuple(
-    f"pybk/{name}.py" for name in (*_FILES, "storage/descriptor", "storage/store", "storage/preallocation")
+APPEND_PATH = (
+    "pybk/manager/ledger_writer.py",
+    "pybk/threads/group_commit.py",
+    "pybk/storage/log/log.py",
+    "pybk/storage/log/commit.py",
+    "pybk/storage/descriptor.py",
+    "pybk/storage/store.py",
+    "pybk/storage/preallocation.py",
 )
 _BIG = bytes(100_000)
 
