@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Final
 
 COMMON: Final = "options of all commands"
 """The title of the group of options that all commands have."""
@@ -39,13 +39,7 @@ def _metavar(action: argparse.Action) -> str:
 
 def help_of(parser: argparse.ArgumentParser, action: argparse.Action) -> str:
     """Return what an argument does, with its default."""
-    text = parser._get_formatter()._expand_help(action) if action.help else ""
-    default: Any = action.default
-    silent = default in (None, False, argparse.SUPPRESS, "", [], ()) or not action.option_strings
-    if silent or "default" in text:
-        return text
-    shown = f"{default:g}" if isinstance(default, float) else str(default)
-    return f"{text} (default: {shown})"
+    return parser._get_formatter()._expand_help(action) if action.help else ""
 
 
 def synopsis_of(parser: argparse.ArgumentParser) -> str:

@@ -186,7 +186,7 @@ class BookieOptions(Rst):
             if option.variable:
                 default = "required" if option.required else option.shown_default
                 text = default.replace("`", "``")
-                yield from row(f"``{option.variable}``", option.kind.name, text, option.row.help)
+                yield from row(f"``{option.variable}``", option.reader.name, text, option.help)
 
 
 def table(*heads: str) -> Iterator[str]:

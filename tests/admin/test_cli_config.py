@@ -15,7 +15,8 @@ from pybk.config import StoreConfig
 from pybk.errors import UsageError
 from pybk.flags import StorageHint
 from pybk.options.bookie import OPTIONS, STORE_LEFT_OUT, resolved
-from pybk.options.settings import Option, read_file
+from pybk.options.rows import Option
+from pybk.options.settings import read_file
 from tests.paths import ROOT
 
 SECRET = b"0123456789abcdef0123456789abcdef"
@@ -79,9 +80,9 @@ def markdown_table(options: Sequence[Option]) -> str:
             f"`{option.flag}`" if option.flag else "",
             f"`{option.variable}`" if option.variable else "",
             f"`[{option.section}]` `{option.key}`" if option.in_file else "",
-            "" if option.once else option.kind.name,
+            "" if option.once else option.reader.name,
             "needed" if option.required else option.shown_default,
-            option.row.help,
+            option.help,
         )
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"

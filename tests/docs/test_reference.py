@@ -236,7 +236,7 @@ def test_each_variable_is_listed() -> None:
     }
     assert listed - read == {*secrets, "PYBK_CLUSTER_SECRET_NEXT"}
     assert directives("bookie-options", page("settings.md")), "the variables of a bookie"
-    assert all(option.row.help for option in OPTIONS)
+    assert all(option.help for option in OPTIONS)
 
 
 def test_each_parameter_of_a_url_is_listed() -> None:

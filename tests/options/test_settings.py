@@ -10,9 +10,9 @@ import pytest
 from pybk.admin.cli.arguments import CommandParser, fill
 from pybk.errors import UsageError
 from pybk.options.rows import Command, Table
-from pybk.options.settings import DEFAULT, Option, missing, read_file, resolve
+from pybk.options.settings import DEFAULT, missing, read_file, resolve
 
-ROWS = Table("""
+TABLE = Table("""
 @options
   [bookie]
   id --id NAME:text ! | its name
@@ -28,8 +28,8 @@ ROWS = Table("""
   file FILE:path = | file
   [cluster]
   secret :secret | secret
-""").rows("options")
-OPTIONS = tuple(map(Option, ROWS))
+""")
+OPTIONS = TABLE.options("options")
 
 
 def written(tmp_path: Path, text: str) -> str:
@@ -40,7 +40,7 @@ def written(tmp_path: Path, text: str) -> str:
 
 def flags(*arguments: str) -> dict[str, Any]:
     parser = CommandParser()
-    fill(parser, Command(("pybk", "serve"), "", ROWS, "", ""))
+    fill(parser, Command(("pybk", "serve"), "", OPTIONS, "", ""))
     return vars(parser.parse_args(arguments))
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from typing import Any, Final
 
@@ -14,8 +15,8 @@ from pybk.credentials import CLUSTER_SECRET, Secret
 from pybk.errors import UsageError
 from pybk.flags import StorageHint
 from pybk.metadata.url import SCHEMES, parse_url
-from pybk.options.rows import THE_TABLE
-from pybk.options.settings import DEFAULT, ConfigFile, Option, Setting, resolve
+from pybk.options.rows import THE_TABLE, Option
+from pybk.options.settings import DEFAULT, ConfigFile, Setting, resolve
 
 CREDENTIALS: Final = "CREDENTIALS_DIRECTORY"
 """The variable in which systemd passes the directory of a service's credentials."""
@@ -37,10 +38,10 @@ STORE_LEFT_OUT: Final = {
 """Settings of a store that are not options of a bookie, and the reasons."""
 
 
-OPTIONS: Final[Sequence[Option]] = tuple(map(Option, THE_TABLE.rows("options")))
+OPTIONS: Final[Sequence[Option]] = THE_TABLE.options("options")
 """All options of ``pybk bookie``."""
 
-RELOADED: Final = frozenset(option.name for option in OPTIONS if "reload" in option.row.words)
+RELOADED: Final = frozenset(option.name for option in OPTIONS if "reload" in option.words)
 """The options that a reload follows; the others are those of the next start."""
 
 
@@ -76,28 +77,28 @@ def check(settings: Mapping[str, Setting]) -> None:
     from pybk.storage.volumes import check_distinct
     from pybk.transport.curve import check_address
 
-    with _named(settings["bookie.listen"]):
-        for address in settings["bookie.listen"].value:
-            check_address(address, secret=True)
-    with _named(settings["bookie.advertise"]):
-        for address in settings["bookie.advertise"].value:
-            check_advertised(address)
-    name = settings["bookie.id"]
-    if name.value is not None:
-        with _named(name):
-            check_new_name(name.value)
-    metadata = settings["cluster.metadata"]
-    if metadata.value is not None:
-        with _named(metadata):
-            url = parse_url(metadata.value)
-            if url.parts.scheme not in SCHEMES:
-                raise url.invalid(" has an unknown scheme")
-    with _named(settings["bookie.rack"]):
-        Location.parse(settings["bookie.rack"].value)
+    checks: Mapping[str, Callable[[str], object]] = {
+        "bookie.listen": partial(check_address, secret=True),
+        "bookie.advertise": check_advertised,
+        "bookie.id": check_new_name,
+        "cluster.metadata": _check_url,
+        "bookie.rack": Location.parse,
+    }
+    for name, checking in checks.items():
+        value = settings[name].value
+        with _named(settings[name]):
+            for each in value if isinstance(value, tuple) else () if value is None else (value,):
+                checking(each)
     with _of_section(settings, "tier"):
         tiers = tiers_of({name: each.value for name, each in settings.items()}) or {}
         check_distinct(settings["bookie.directory"].value, tiers)
     config_of(settings)
+
+
+def _check_url(text: str) -> None:
+    url = parse_url(text)
+    if url.parts.scheme not in SCHEMES:
+        raise url.invalid(" has an unknown scheme")
 
 
 @contextmanager

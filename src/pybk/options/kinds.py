@@ -8,15 +8,19 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from pybk.config import BYTE_LIMITS
 from pybk.credentials import cut_value
 from pybk.values import INT64_MAX
 
+T = TypeVar("T")
+N = TypeVar("N", int, float)
+
 SHOWN_MAX: Final = 100
 """Characters of a wrong value that its error shows."""
 
+_WHOLE: Final = re.compile("[0-9]{1,19}")
 _BYTES: Final = re.compile(r"([0-9]{1,19}) ?(?:([KMGT])iB|([kmgt]))?")
 _TIME: Final = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,15})?|\.[0-9]{1,15})([smhd]?)")
 _SECONDS: Final = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0}
@@ -48,42 +52,37 @@ class Kind:
         return takes if self is KINDS["secret"] else f"{cut_value(value, SHOWN_MAX)} is not accepted, {takes}"
 
 
-def text_of(text: object) -> str:
+def _accepted(value: T, accepted: object) -> T:
+    """Return a value that is accepted; raises ValueError for another one."""
+    if not accepted:
+        raise ValueError
+    return value
+
+
+def text_of(text: Any) -> str:
     """Return a text that is not empty and printable; raises ValueError for anything else."""
-    if not isinstance(text, str) or not text or not text.isprintable():
-        raise ValueError
-    return text
+    return str(_accepted(text, isinstance(text, str) and text and text.isprintable()))
 
 
-def _file(text: object) -> str:
-    if not isinstance(text, str) or not text:
-        raise ValueError
-    return text
+def _file(text: Any) -> str:
+    return str(_accepted(text, isinstance(text, str) and text))
 
 
 def _texts(name: str) -> Kind:
-    def of_toml(value: object) -> tuple[str, ...]:
-        if not isinstance(value, list) or not value:
-            raise ValueError
-        return tuple(map(text_of, value))
+    def of_toml(value: Any) -> tuple[str, ...]:
+        return tuple(map(text_of, _accepted(value, isinstance(value, list) and value)))
 
     takes = 'a list of texts, such as ["one", "two"]'
     return Kind(f"list of {name}", takes, of_toml, lambda text: of_toml([each.strip() for each in text.split(",")]))
 
 
 def _switch(value: object) -> bool:
-    if not isinstance(value, bool):
-        raise ValueError
-    return value
+    return bool(_accepted(value, isinstance(value, bool)))
 
 
 def _one_of(*choices: str) -> Kind:
-    def of_text(text: object) -> str:
-        if not isinstance(text, str) or text not in choices:
-            raise ValueError
-        return text
-
-    return Kind(" or ".join(choices), " or ".join(choices), of_text)
+    named = " or ".join(choices)
+    return Kind(named, named, lambda text: str(_accepted(text, text in choices)))
 
 
 def _matched(pattern: re.Pattern[str], value: object) -> re.Match[str]:
@@ -93,10 +92,8 @@ def _matched(pattern: re.Pattern[str], value: object) -> re.Match[str]:
     return found
 
 
-def _within(number: Any, least: float, most: float) -> Any:
-    if not least <= number <= most:
-        raise ValueError
-    return number
+def _within(number: N, least: float, most: float) -> N:
+    return _accepted(number, least <= number <= most)
 
 
 def size_of(value: object) -> int:
@@ -113,19 +110,17 @@ def seconds_of(value: object) -> float:
 
 def _size(least: int, most: int) -> Kind:
     takes = f'a number of bytes from {least} to {most}, such as {least or 1 << 20} or "64MiB"'
-    return Kind("bytes", takes, lambda value: int(_within(size_of(value), least, most)))
+    return Kind("bytes", takes, lambda value: _within(size_of(value), least, most))
 
 
 def _time(most: float) -> Kind:
     limit = "" if most == float("inf") else f" from 0 to {most:g} s"
     takes = f"a time{limit}, such as 90, 30s, 10m, 2h or 1d"
-    return Kind("seconds", takes, lambda value: float(_within(seconds_of(value), 0, most)))
+    return Kind("seconds", takes, lambda value: _within(seconds_of(value), 0, most))
 
 
-def _number(value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, str | int | float):
-        raise ValueError
-    return float(value)
+def _number(value: Any) -> float:
+    return float(_accepted(value, isinstance(value, str | int | float) and not isinstance(value, bool)))
 
 
 def host_and_port(text: str) -> tuple[str, int]:
@@ -134,16 +129,10 @@ def host_and_port(text: str) -> tuple[str, int]:
     Raises:
         ValueError: It is not such an address.
     """
-    host, colon, port = text.rpartition(":")
-    if not colon or not port.isascii() or not port.isdecimal() or not int(port) < 1 << 16:
-        raise ValueError
-    if host.startswith("[") and host.endswith("]"):
-        host = host[1:-1]
-    elif ":" in host:
-        raise ValueError
-    if not host:
-        raise ValueError
-    return host, int(port)
+    given, _, port = text.rpartition(":")
+    host = given[1:-1] if given.startswith("[") and given.endswith("]") else given
+    _accepted(port, port.isascii() and port.isdecimal() and int(port) < 1 << 16)
+    return _accepted(host, host and (host != given or ":" not in host)), int(port)
 
 
 def _host_port(text: object) -> str:
@@ -152,25 +141,13 @@ def _host_port(text: object) -> str:
     return found
 
 
-def _secret(text: str) -> str:
-    if not text:
-        raise ValueError
-    return text
-
-
-def _no_toml(value: object) -> str:
-    raise ValueError
-
-
 def _whole(value: object, least: int = 0) -> int:
-    return int(_within(int(_matched(re.compile("[0-9]{1,19}"), value)[0]), least, INT64_MAX))
+    return _within(int(_matched(_WHOLE, value)[0]), least, INT64_MAX)
 
 
 def _quorums(text: object) -> tuple[int, int, int]:
     ensemble, write, ack = map(_whole, re.split("[/,]", text_of(text)))
-    if not ensemble >= write >= ack >= 1:
-        raise ValueError
-    return ensemble, write, ack
+    return _accepted((ensemble, write, ack), ensemble >= write >= ack >= 1)
 
 
 KINDS: Final[Mapping[str, Kind]] = {
@@ -178,7 +155,7 @@ KINDS: Final[Mapping[str, Kind]] = {
     "url": Kind("text", "a text that is not empty", text_of),
     "path": Kind("path", "a path", text_of),
     "file": Kind("path", "the name of a file", _file),
-    "secret": Kind("secret", "a secret", _no_toml, _secret),
+    "secret": Kind("secret", "a secret", lambda _: _accepted("", None), _file),
     "switch": Kind(
         "true or false", "true or false", _switch, lambda text: _switch({"true": True, "false": False}.get(text))
     ),

@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Final
+from dataclasses import fields
+from functools import cached_property
+from typing import Any, Final
 
+from pybk.config import StoreConfig
+from pybk.metadata.store import without_secrets
+from pybk.options.kinds import Kind, kind_of
 from pybk.options.table import TABLE
 
+PREFIX: Final = "PYBK"
+"""The beginning of the variables of all options of services."""
+
 _COUNTS: Final = ("...", "?", "*", "+")
+_STORE_DEFAULTS: Final[Mapping[str, Any]] = {each.name: each.default for each in fields(StoreConfig)}
 
 
 class Row:
@@ -27,16 +36,19 @@ class Row:
         section: The table in TOML of an option of a service; empty for others.
         key: The key of the option there.
         help: Its meaning.
-        shown_default: The default in words; empty for none.
+        default_words: The default in words; empty for none.
+        variable: Its environment variable; empty for none.
     """
+
+    variable = ""
 
     def __init__(self, text: str, title: str = "", section: str = "") -> None:
         left, _, self.help = text.partition(" | ")
         words = left.split()
-        self.title, self.section, self.key, self.shown_default = title, section, "", ""
+        self.title, self.section, self.key, self.default_words = title, section, "", ""
         if section:
             self.key = words.pop(0)
-            self.help, _, self.shown_default = self.help.partition(" | ")
+            self.help, _, self.default_words = self.help.partition(" | ")
         self.flags, self.metavar, self.count, self.kind = [word for word in words if word[0] == "-"], "", "", ""
         self.default: str | None = None
         self.dest, self.const, self.excludes = "", "", ""
@@ -61,6 +73,11 @@ class Row:
             self.count = next((count for count in _COUNTS if word.endswith(count)), "")
             self.metavar = word.removesuffix(self.count)
 
+    @cached_property
+    def reader(self) -> Kind:
+        """What reads its values; raises KeyError for a kind that does not exist."""
+        return kind_of(self.kind, self.key)
+
     @property
     def choices(self) -> list[str]:
         """The values that it may have; empty if any value is allowed."""
@@ -70,6 +87,78 @@ class Row:
     def is_switch(self) -> bool:
         """True if it takes no value."""
         return bool(self.flags) and not self.metavar and not self.kind
+
+    @property
+    def notes(self) -> list[str]:
+        """What ``--help`` says after its meaning: its default, whether it may be repeated, and its variable."""
+        shown = "" if self.is_switch else self.shown_default
+        repeated = "may be repeated" if self.count == "..." else ""
+        notes = (f"default: {shown}", shown), (repeated, repeated), (f"variable: {self.variable}", self.variable)
+        return [note for note, applies in notes if applies]
+
+    @property
+    def shown_default(self) -> str:
+        """Its default as text for people; empty for none."""
+        return self.default_words or self.default or ""
+
+
+class Option(Row):
+    """An option of a service, which a flag, a variable or a file may give.
+
+    Attributes:
+        required: Whether the service needs it.
+        once: Whether it concerns one start only; it may then stand neither in a file nor in the environment.
+        secret: Whether it is a secret, which only the environment may have, and which is never shown.
+        unset: Its value if none is given.
+    """
+
+    def __init__(self, text: str, title: str = "", section: str = "") -> None:
+        super().__init__(text, title, section)
+        self.required, self.once, self.secret = "!" in self.words, "once" in self.words, self.kind == "secret"
+        self.variable = "" if self.once else f"{PREFIX}_{section}_{self.key}".upper()
+        self.unset: Final[Any] = self._unset()
+
+    def _unset(self) -> Any:
+        if self.section == "store":
+            return _STORE_DEFAULTS[self.key]
+        if self.count or self.once:
+            return () if self.count else False
+        return self.reader.of_text(self.default) if self.default else self.default
+
+    @property
+    def name(self) -> str:
+        """Its name: section and key."""
+        return f"{self.section}.{self.key}"
+
+    @property
+    def flag(self) -> str:
+        """Its flag, or ``PATH`` for an argument without one; "" for a secret."""
+        if self.secret or self.metavar == "PATH":
+            return "" if self.secret else "PATH"
+        return self.flags[0] if self.flags else f"--{self.section}-{self.key}".replace("_", "-")
+
+    @property
+    def in_file(self) -> bool:
+        """True if a file may have it."""
+        return not self.once and not self.secret
+
+    @property
+    def shown_default(self) -> str:
+        """Its default as text for people; empty for none."""
+        return self.default_words or self.shown(self.unset)
+
+    def shown(self, value: Any) -> str:
+        """Return a value as text for ``config show`` and the documents."""
+        if value is None or value == ():
+            return ""
+        if self.secret:
+            return "(hidden)"
+        if isinstance(value, bool):
+            return str(value).lower()
+        if isinstance(value, float):
+            return f"{value:g}"
+        text = ", ".join(value) if isinstance(value, tuple) else str(value)
+        return without_secrets(text) if self.kind == "url" else text
 
 
 class Command:
@@ -114,6 +203,10 @@ class Table:
         """Return the rows of a set, with those of the sets that it includes."""
         return self._rows(f"@{name}", "")
 
+    def options(self, name: str) -> tuple[Option, ...]:
+        """Return the options of a service that a set has."""
+        return tuple(row for row in self.rows(name) if isinstance(row, Option))
+
     def verbs(self, *words: str) -> list[Command]:
         """Return the verbs of a command, in order; the nouns if no word is given."""
         count = len(words)
@@ -153,7 +246,7 @@ class Table:
             elif line.startswith("== "):
                 title = line[3:]
             else:
-                yield Row(line.replace("{}", text), title, section)
+                yield (Option if section else Row)(line.replace("{}", text), title, section)
 
 
 def _blocks(text: str) -> Iterator[tuple[str, list[str]]]:

@@ -9,96 +9,16 @@ from __future__ import annotations
 import difflib
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields
 from typing import Any, Final, NamedTuple
 
-from pybk.config import StoreConfig
 from pybk.errors import UsageError
-from pybk.metadata.store import without_secrets
-from pybk.options.kinds import SHOWN_MAX, Kind, kind_of
-from pybk.options.rows import Row
+from pybk.options.kinds import SHOWN_MAX
+from pybk.options.rows import PREFIX, Option
 from pybk.storage.io.filesystem import read_regular
 
-PREFIX: Final = "PYBK"
 DEFAULT: Final = "default"
 
 _FILE_BYTES_MAX: Final = 1 << 20
-_STORE_DEFAULTS: Final[Mapping[str, Any]] = {each.name: each.default for each in fields(StoreConfig)}
-
-
-class Option:
-    """One option of a service, from a row of the table.
-
-    Attributes:
-        row: The row.
-        section: Its table in TOML, and a part of its variable's name.
-        key: Its key there.
-        kind: The kind of its values.
-        default: Its value if none is given.
-        required: Whether the service needs it.
-        once: Whether it concerns one start only; it may then stand neither in a file nor in the environment.
-        secret: Whether it is a secret, which only the environment may have, and which is never shown.
-    """
-
-    def __init__(self, row: Row) -> None:
-        self.row: Final = row
-        self.section: Final = row.section
-        self.key: Final = row.key
-        self.kind: Final[Kind] = kind_of(row.kind, row.key)
-        self.required: Final = "!" in row.words
-        self.once: Final = "once" in row.words
-        self.secret: Final = row.kind == "secret"
-        self.default: Final[Any] = self._default()
-
-    def _default(self) -> Any:
-        if self.section == "store":
-            return _STORE_DEFAULTS[self.key]
-        if self.row.count or self.once:
-            return () if self.row.count else False
-        return self.kind.of_text(self.row.default) if self.row.default else self.row.default
-
-    @property
-    def name(self) -> str:
-        """Its name: section and key."""
-        return f"{self.section}.{self.key}"
-
-    @property
-    def variable(self) -> str:
-        """Its environment variable; "" if it has none."""
-        return "" if self.once else f"{PREFIX}_{self.section}_{self.key}".upper()
-
-    @property
-    def flag(self) -> str:
-        """Its flag, or ``PATH`` for an argument without one; "" for a secret."""
-        if self.secret or self.row.metavar == "PATH":
-            return "" if self.secret else "PATH"
-        return self.row.flags[0] if self.row.flags else f"--{self.section}-{self.key}".replace("_", "-")
-
-    @property
-    def in_file(self) -> bool:
-        """True if a file may have it."""
-        return not self.once and not self.secret
-
-    @property
-    def shown_default(self) -> str:
-        """Its default as text for people; "" for none."""
-        return self.row.shown_default or self.shown(self.default)
-
-    def shown(self, value: Any) -> str:
-        """Return a value as text for ``config show`` and the documents."""
-        if value is None or value == ():
-            return ""
-        if self.secret:
-            return "(hidden)"
-        if isinstance(value, bool):
-            return str(value).lower()
-        if isinstance(value, float):
-            return f"{value:g}"
-        text = ", ".join(value) if isinstance(value, tuple) else str(value)
-        return without_secrets(text) if self.row.kind == "url" else text
-
-
-# ---- where values come from ----------------------------------------------------------------------------------------
 
 
 class Setting(NamedTuple):
@@ -155,9 +75,9 @@ def read_file(path: str, options: Sequence[Option]) -> ConfigFile:
             problems.append(f"{path}: {_shown(name, found, option)}: {_no_such_key(name, option, options)}")
             continue
         try:
-            values[name] = option.kind.of_toml(found)
+            values[name] = option.reader.of_toml(found)
         except ValueError:
-            problems.append(f"{path}: {_shown(name, found, option)}: it takes {option.kind.takes}")
+            problems.append(f"{path}: {_shown(name, found, option)}: it takes {option.reader.takes}")
     return ConfigFile(path, values, problems)
 
 
@@ -224,18 +144,14 @@ def resolve(
     found = _of_environment(options, environment, problems, frozenset(variables))
     if problems:
         raise UsageError("; ".join(problems))
+    in_file, path = (file.values, file.path) if file is not None else ({}, "")
     settings = {}
     for option in options:
-        name = option.name
-        if name in flags:
-            value = tuple(flags[name]) if option.row.count else flags[name]
-            settings[name] = Setting(option, value, option.flag)
-        elif name in found:
-            settings[name] = Setting(option, found[name], option.variable)
-        elif file is not None and name in file.values:
-            settings[name] = Setting(option, file.values[name], file.path)
-        else:
-            settings[name] = Setting(option, option.default, DEFAULT)
+        name, setting = option.name, Setting(option, option.unset, DEFAULT)
+        for values, origin in (in_file, path), (found, option.variable), (flags, option.flag):  # the last one counts
+            if name in values:
+                setting = Setting(option, tuple(values[name]) if option.count else values[name], origin)
+        settings[name] = setting
     return settings
 
 
@@ -257,9 +173,9 @@ def _of_environment(
         if not text:
             continue  # as unset, so that a unit or a manifest can have the variable without a value
         try:
-            values[option.name] = option.kind.of_text(text)
+            values[option.name] = option.reader.of_text(text)
         except ValueError:
-            problems.append(f"{variable}: {option.kind.wrong(text)}")
+            problems.append(f"{variable}: {option.reader.wrong(text)}")
     return values
 
 

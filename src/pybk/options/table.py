@@ -45,25 +45,18 @@ TABLE: Final = """
 @storage
   --storage-options FILE | TOML file with options of fsspec for the URL, such as key and secret, which are then
       not in the URL; default: PYBK_STORAGE_OPTIONS_FILE
-@store
+@store @output
   PATH | the directory of the store
-  @output
-@cluster
+@cluster @output @secret
   PATH:cluster | the metadata URL of a cluster: zk://host:port/path, lmdb:///path
-  @output @secret
-@either
+@either @output @secret
   PATH:either | the directory of a store, or the metadata URL of a cluster: zk://host:port/path, lmdb:///path
-  @output @secret
-@export
-  PATH:export | the metadata URL of a cluster: zk://host:port,host:port/path, or lmdb:///path; or a file of `pybk
-      metadata export`
-  @output @secret
-@url
+@export @output @secret
+  PATH:export | the metadata URL of a cluster: zk://host:port/path, lmdb:///path; or a file of `pybk metadata export`
+@url @output @secret
   PATH | the metadata URL of a cluster: zk://host:port,host:port/path, or lmdb:///path
-  @output @secret
-@backup
+@backup @output @storage
   PATH | the directory of the backup, or a URL of fsspec, such as s3://bucket/path
-  @output @storage
 @confirm
   --yes | do it without asking; otherwise the command asks, on a terminal only
   --dry-run | {}, and change nothing
@@ -80,15 +73,14 @@ TABLE: Final = """
 @finalize
   --finalize | raise the level; it cannot be lowered again
 @probe
-  --entries NUMBER:whole =10 | number of entries; default: 10
-  --bytes NUMBER:whole =1024 | bytes of each; default: 1024
+  --entries NUMBER:whole =10 | number of entries
+  --bytes NUMBER:whole =1024 | bytes of each
 
 cluster | show the state of a cluster; create, probe, balance and upgrade it; change its settings
 cluster init @cluster | create a cluster in a metadata store; a cluster that exists stays as it is
   --insecure | create it without a secret, for one host only
 cluster probe @cluster @probe | write, read and delete a small ledger, and show how long that takes; exit 1 if it fails
-cluster destroy @cluster | delete the metadata of a cluster for good; all its ledgers are lost then; exit 3 if a
-      bookie runs
+cluster destroy @cluster | delete the metadata of a cluster for good; all ledgers are lost then; exit 3 if a bookie runs
   @confirm | show what would be deleted
 cluster status @cluster @watch | show the state of a cluster, its reasons, and the repairs; exit 1 unless it is ok
   --exit-when-healthy | repeat the output until the state is ok
@@ -143,18 +135,15 @@ ledger list @either | list the ledgers
   --after LEDGER:whole | only ledgers with a higher id
   --limit NUMBER:positive | list at most this number; the JSON has `next` for --after
 ledger show @either @ledgers | show the metadata of ledgers, and the bookies that have their copies
-ledger cat @either @ledger @password | print the payloads of a ledger's entries as they are, one after the other
-  --first ENTRY:whole =0 | first entry; default: 0
+ledger cat @either @ledger @password @shape | print the payloads of a ledger's entries as they are, one after another
+  --first ENTRY:whole =0 | first entry
   --last ENTRY:whole | last entry; default: the last one confirmed
-  --recover | recover an open ledger first, which fences its writer and closes it; asks before, unless
-      --yes is given
+  --recover | recover an open ledger first, which fences its writer and closes it; asks before, unless --yes is given
   --yes | do it without asking; otherwise the command asks, on a terminal only
-  @shape
-ledger tail @either @ledger @password | print the last entries of a ledger, and with --follow those that are confirmed
-      later, until it is closed
+ledger tail @either @ledger @password @shape | print the last entries of a ledger, and with --follow those that
+      are confirmed later, until it is closed
   -n ENTRIES:whole =10 | number of entries; default: 10
   @follow | ledger is closed
-  @shape
 ledger reseal @either @ledgers @password | check every entry of closed ledgers, and seal them
 ledger delete @either @ledgers @password | delete ledgers for good; exit 5 if some of them could not be deleted
   @confirm | show what would be deleted
@@ -166,15 +155,14 @@ repair | list, run, pause and resume the repairs of a cluster
 repair list @cluster @watch | list the ledgers that wait for a repair, the most urgent first
   --reason :lost,damaged,missing,draining,misplaced,rebalance | list only ledgers with this reason
   --stuck | list only ledgers that no worker can repair now
-repair status @cluster @watch | show how many ledgers wait, by reason and state; the bytes left to copy; and why
-      repairs wait
+repair status @cluster @watch | show how many ledgers wait by reason and state, the bytes to copy, and why repairs wait
 repair run @cluster | copy the missing entries of ledgers now, or all entries of a bookie; exit 5 if some are left
   --bookie NAME ^! | move all ledgers off this bookie, as if it were lost, even if it runs
   --ledger ID:whole ^! | repair this ledger
   --all ^! | repair all ledgers that are listed as queued or stuck
   --dry-run | show the ledgers and the bytes to copy, and copy nothing
 repair pause @cluster @by | pause repairs for some time; they resume by themselves
-  --for TIME:seconds =1h >seconds | the length of the pause, such as 30m or 2h; default: 1h; at most 1d
+  --for TIME:seconds =1h >seconds | the length of the pause, such as 30m or 2h; at most 1d
 repair resume @cluster @by | end a pause of repairs, and accept losses for which repairs wait
   --accept-loss-of NAME+ = | bookies whose loss no longer makes repairs wait
 repair losses @cluster @by | list the bookies whose loss is accepted, so their absence does not put repairs on hold;
@@ -184,8 +172,7 @@ repair losses @cluster @by | list the bookies whose loss is accepted, so their a
 scrub (run) | check stored entries, and show the progress of these checks
 scrub run @either | of a directory: check the checksum of each stored entry now, even while another process writes to
       it; of a cluster: ask all bookies to do so, and return at once. Exit 1 for damage
-  --kind :quick,light,deep =deep | of a cluster: every checksum (the default), the index against the files, or a few
-      entries of each
+  --kind :quick,light,deep =deep | of a cluster: every checksum, the index against the files, or a few entries of each
   --ledger ID:whole | of a cluster: read this ledger from all of its bookies now
 scrub status @either @watch | show since when all entries were checked, and the damaged ones; exit 1 for damage
 
@@ -194,17 +181,15 @@ metadata export @cluster | write the metadata to a new file, with their MACs and
   FILE | the file, which must not exist
 metadata check @export | decode and verify everything in a metadata store, or in an export; exit 1 if there are problems
   --repair | first replace damaged values of deleted ids: their ids without a ledger then count as deleted
-metadata restore @url | restore an export to an empty metadata store, or accept a store that was put back; all bookies
-      must be closed
+metadata restore @url @directories | restore an export to an empty metadata store, or accept a store that was put
+      back; all bookies must be closed
   FILE? | the export; without it the store is accepted as it is
-  --directory DIRECTORY... | a bookie's directory; may be repeated
+  --directory DIRECTORY... | a bookie's directory
   --new-epoch | the default: ids jump, and bookies do not rely on what they knew
   --same-epoch | the export is the newest state, because the cluster is being moved
   --overwrite | remove the contents of the store before FILE is restored
-  @directories
-metadata rebuild @url | rebuild the metadata from bookies' directories; all bookies must be closed
+metadata rebuild @url @directories | rebuild the metadata from bookies' directories; all bookies must be closed
   DIRECTORY+ | a bookie's directory
-  @directories
 @directories
   --all-directories | all other directories of bookies are lost for good
   @confirm | show what would be done
@@ -221,21 +206,17 @@ secret retire @cluster | refuse the old secret; exit 3 if something still uses i
 store | look at the files of a store, verify and mend it
 store dump @store | print the contents of the files, record by record
 store files @store | list the directories and files of the store
-store status @store | show how far the log is durable, and what the last checkpoint has; possible while another
-      process writes to the store
-store verify @store @passwords | check everything up to the durable watermark; the store may be open for writing
-      meanwhile
+store status @store | show how far the log is durable and what the last checkpoint has, even while a process writes
+store verify @store @passwords | check everything up to the durable watermark, even while the store is open for writing
 store rebuild-index @store | rebuild the index from the catalog and the files
   --accept-loss | rebuild even if entries or commits are missing; reads of these fail from then on
-  --tier-directory TIER=DIRECTORY...:store.tier_directory >tiers | a tier's directory, if the store does not
-      record it; repeat it for more
+  --tier-directory TIER=DIRECTORY...:store.tier_directory >tiers | a tier's directory, if the store does not record it
 store upgrade @either @finalize | show the feature level, or raise it to the newest
 
 backup (make) | make, verify, show and prune backups of stores, bookies and clusters' ledgers
 backup make @either @passwords @storage | copy new entries since the last run to a backup, while writers continue; of a
       cluster, the confirmed entries of the ledgers; exit 1 if an entry is damaged, or a ledger was left out
-  TARGET | the directory of the backup, or a URL of fsspec, such as s3://bucket/path; empty, new, or that of the
-      backup to continue
+  TARGET | the directory or URL of fsspec, such as s3://bucket/path: empty, new, or of the backup to continue
   --dry-run | show what would be copied, and write nothing
   --skip-damaged | copy a ledger of a store that has a damaged entry up to the entry before it, and continue; the backup
       records this
@@ -256,8 +237,7 @@ restore @backup @passwords @secret | restore a backup: a store to a new director
 
 permissions @output | show the files that other users may use, or narrow that
   PATH | the directory of a store or bookie, or the URL of a metadata store: lmdb:///path, zk://host:port/path?...
-  --narrow | give access to files to their owner only, or with --group to its members; to znodes, to the URL's
-      identity only
+  --narrow | give access to files to their owner, or with --group to its members; to znodes, to the URL's identity
   --group GROUP | name or number of the group that shares the files
 
 @logs @either @password
@@ -266,9 +246,7 @@ permissions @output | show the files that other users may use, or narrow that
   NAME | the log's name
 wal | list, read and change write-ahead logs
 log | list, read and change named logs
-wal list @logs | list the logs with their records, ledgers and checkpoints
-  @prefix | list only names that begin with it
-log list @logs | list the logs with their records, ledgers and subscriptions
+wal,log list @logs | list the logs with their records and ledgers, and their checkpoints or subscriptions
   @prefix | list only names that begin with it
 wal,log create @log | create a log without records
 wal cat @log | print the data of a log's records, a line each
@@ -279,7 +257,7 @@ log cat @log | print the data of a log's records, a line each
       2026-01-31T12:00:00+00:00; default: the first that was not truncated
   --last SEQ:whole | number of the last record
 wal,log tail @log | print the last records of a log, a line each
-  -n RECORDS:whole =10 | how many; default: 10
+  -n RECORDS:whole =10 | how many
   @follow | log is sealed
 wal append @log | append each line of standard input as a record; creates the log if needed
 log append @log | append each line of standard input as a record; creates the log if needed
@@ -296,12 +274,11 @@ log truncate @log | drop the records of a log before one of them
 wal,log seal @log | end a log for good
 wal,log sweep @logs | delete ledgers that were left behind by processes that died
   @prefix | sweep only logs whose names begin with it
-wal rebuild @log | rebuild a log whose record is lost or damaged from its ledgers
-  --first LSN:whole | first record to keep; earlier records are given up
-log rebuild @log | rebuild a log whose record is lost or damaged from its ledgers
-  --first SEQ:whole | first record to keep; earlier records are given up
-wal delete @log @delete | delete a log with its records and checkpoints
-log delete @log @delete | delete a log with its records and subscriptions
+wal,log rebuild @log | rebuild a log whose record is lost or damaged from its ledgers
+  --first NUMBER:whole | first record to keep; earlier records are given up
+wal,log delete @log | delete a log with its records, and its checkpoints or subscriptions
+  --steal | delete it even if it has a live writer, or subscriptions with live owners
+  @confirm | check that the log exists
 wal,log settings @log | show the settings of a log's ledgers, or change them for all later openings
   --quorums E/W/A:quorums | ensemble size, write and ack quorum: 3/2/2
   --digest :CRC32C,NONE,HMAC_SHA256,XXH3 | digest of the records
@@ -314,15 +291,12 @@ log merge @log @watch | merge small segments of a log into few, large ledgers; w
   --segment-bytes SIZE:bytes | the most bytes of a merged segment: 64MiB; default: that in the log's settings, or 64MiB
   --segment-age TIME:seconds | the longest time that a merged segment spans: 30m, 4h; default: likewise, or 4h
   --segment-records RECORDS:positive | the most records of a merged segment; default: likewise, or no limit
-  --keep TIME:seconds =1h | the time for which the ledgers that it replaces are kept for readers; default: 1h
+  --keep TIME:seconds =1h | the time for which the ledgers that it replaces are kept for readers
 log rename @log | give a log another name
   NEW >target | its new name
 log subscriptions @log | list the subscriptions of a log, with their unacknowledged records
 @prefix
   PREFIX? = | {}
-@delete
-  --steal | delete it even if it has a live writer, or subscriptions with live owners
-  @confirm | check that the log exists
 
 config | check and show the options of a bookie
 config check | check a file of options of a bookie, and nothing else; exit 2 if it has a wrong name or value
@@ -352,8 +326,7 @@ spark copy @either @job @selection @password @open-too @quorums | copy ledgers t
   TARGET | the metadata URL of the other cluster
   --target-secret-file FILE | file that holds the other cluster's secret
 spark collect @cluster @password | delete the ledgers that writes from Spark, imports and copies left without a commit
-  --older-than AGE:seconds =1d | only ledgers older than this: 90s, 12h, 30d; default: 1d. Writes that take longer are
-      refused afterwards
+  --older-than AGE:seconds =1d | only ledgers older than this: 90s, 12h, 30d; longer writes are refused afterwards
 @job
   --master URL | Spark's master; default: that of spark-submit, or all cores of this machine
 @selection
@@ -362,8 +335,7 @@ spark collect @cluster @password | delete the ledgers that writes from Spark, im
 @open-too
   --open-too | include open ledgers, up to their last add confirmed
 @quorums
-  --quorums E/W/A:quorums | ensemble size, write quorum and ack quorum of the new ledgers; default: those of the
-      original ledgers
+  --quorums E/W/A:quorums | ensemble size, write and ack quorum of new ledgers; default: those of the original ledgers
 
 dev | run a cluster of real processes on this host, and try faults
 dev up @output | create a cluster and start it, or start those of its processes that do not run
@@ -377,7 +349,7 @@ dev status @output | show the processes and their addresses; exit 1 unless all r
   --prometheus | print the scrape configuration for Prometheus
 dev logs @output | show the last lines of the logs
   NAME* >names | a bookie, such as b2, or console
-  -n --lines N:whole =20 | number of lines of each log (default: 20)
+  -n --lines N:whole =20 | number of lines of each log
   -f --follow | also show lines as they are added, until Ctrl-C
 dev down @output | end all processes; their data stay
 dev purge @output | end all processes, and remove their data and the profile
@@ -390,14 +362,14 @@ dev kill @output @processes | kill a bookie with SIGKILL
 dev pause @output @processes | stop a bookie with SIGSTOP: it neither answers nor ends
 dev resume @output @processes | let a paused bookie continue
 dev slow @output @processes | make each durable write of a bookie take longer
-  --ms MS:number =200 | additional time, milliseconds (default: 200)
+  --ms MS:number =200 | additional time, milliseconds
   --end | end the delay
 dev fill @output @processes | make the devices of a bookie full
   --tier :nvme,ssd,hdd | only the devices of one tier (default: all)
   --end | give them free space again
 dev wipe @output @processes | kill a bookie and remove all its files, as if its disks were lost
 dev corrupt @output @processes | flip a bit in sealed records of a bookie
-  --records N:positive =1 | number of records (default: 1)
+  --records N:positive =1 | number of records
 @processes
   NAME+ >names | a bookie, such as b2, or console
 
@@ -405,11 +377,10 @@ console @cluster | show and administer a cluster over HTTP, with a page, until S
   --name NAME | name of the cluster on the page (default: the name of the profile, or the beginning of the cluster's id)
   == HTTP
   --http HOST:PORT:host_port =127.0.0.1:9460 | address to serve on; beyond loopback it needs tokens and a certificate
-      (default: 127.0.0.1:9460)
   --http-tokens FILE = | file with the valid tokens; see `pybk token`
   --http-certificate FILE = | serve HTTPS with this certificate, in PEM
   --http-key FILE = | its key, if it is in another file
-  --http-host NAME... | a further host name that browsers may use for it; repeat it for more
+  --http-host NAME... | a further host name that browsers may use for it
   == what bookies do
   --bookies FILE | TOML file with the HTTP port of each bookie: b1 = "http://127.0.0.1:9464"
   --bookies-token FILE = | file that holds a token for these ports
@@ -435,20 +406,17 @@ support bundle @either | write the output of commands that change nothing to a f
   --metrics URL+ = | include the metrics at these URLs, such as http://host:9461/metrics
 
 completion SHELL | print the completion of pybk's commands for bash or zsh
-completion bash | print the completion for bash; use: pybk completion bash >
-      ~/.local/share/bash-completion/completions/pybk
+completion bash | print the completion for bash, to be kept as ~/.local/share/bash-completion/completions/pybk
 completion zsh | print the completion for zsh; use: pybk completion zsh > DIRECTORY/_pybk, for a DIRECTORY of $fpath
 
-@service
+@service @options
   PATH? = | the bookie's directory; write ./list for a directory named like a verb
   --json | print JSON
   --config FILE | TOML file of options; flags and variables override it
-  @options
 @options
   [bookie]
   directory PATH:path ! | the bookie's own directory
-  listen --listen ADDRESS...:addresses ! | tcp://host:port (port * for any) or ipc://path; repeat it for more
-      addresses; the first one is registered for clients
+  listen --listen ADDRESS...:addresses ! | tcp://host:port (port * for any) or ipc://path; clients get the first one
   advertise --advertise ADDRESS...:addresses | address to register for clients instead, such as
       tcp://bookie1.example.org:3181; needed with tcp://0.0.0.0:...
   advertise_check --advertise-check :switch =true | before it registers, the bookie connects to itself at the registered
@@ -490,12 +458,10 @@ completion zsh | print the completion for zsh; use: pybk completion zsh > DIRECT
   cold_compression :zstd | compression of cold segments | none
   group :text | group whose members may use the directories as well | the owner alone
   [tier]
-  nvme DIRECTORY...:directories | directory of the log, on its own device; repeat it for more devices | `nvme` in
-      the bookie's directory, or where it was
-  ssd DIRECTORY...:directories | directory of the SSD tier and the index, on its own device; repeat it for more
-      devices | `ssd` in the bookie's directory, or where it was
-  hdd DIRECTORY...:directories | directory of cold segments, on its own device; repeat it for more devices | `hdd`
-      in the bookie's directory, or where it was
+  nvme DIRECTORY...:directories | directory of the log, on its own device | `nvme` in `directory`, or where it was
+  ssd DIRECTORY...:directories | directory of the SSD tier and the index, on its own device | `ssd` in
+      `directory`, or where it was
+  hdd DIRECTORY...:directories | directory of cold segments, on its own device | `hdd` in `directory`, or where it was
   [log]
   format :text,json =text | format of lines on the standard error
   level :debug,info,warning,error =info reload | the least level that is written

@@ -52,7 +52,7 @@ def markdown_table() -> str:
     lines = ["| setting | takes | default | meaning |", "|---|---|---|---|"]
     for name, option in KNOWN.items():
         default = "needed" if option.required else DEFAULTS.get(name, option.shown_default)
-        cells = (f"`{PREFIX}{name}`", option.kind.name, default, MEANINGS.get(name, option.row.help))
+        cells = (f"`{PREFIX}{name}`", option.reader.name, default, MEANINGS.get(name, option.help))
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 

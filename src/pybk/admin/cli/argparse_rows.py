@@ -7,9 +7,8 @@ from collections.abc import Callable, Iterable
 from importlib import import_module
 from typing import Any, Final
 
-from pybk.options.kinds import Kind, kind_of, text_of
-from pybk.options.rows import Row
-from pybk.options.settings import Option
+from pybk.options.kinds import KINDS, Kind, text_of
+from pybk.options.rows import Option, Row
 
 WATCH_SECONDS: Final = 2.0
 """The value of a flag without one, such as ``--watch``."""
@@ -28,18 +27,16 @@ def add_rows(parser: argparse.ArgumentParser, rows: Iterable[Row]) -> None:
             groups[name] = parser.add_mutually_exclusive_group(required=name == "^!")
         elif name not in groups:
             groups[name] = parser.add_argument_group(name)
-        if not row.section:
-            groups[name].add_argument(*(row.flags or (row.dest or row.metavar.lower(),)), **_of_argument(row))
-            continue
-        option = Option(row)
-        if option.flag not in ("", "PATH"):
-            groups[name].add_argument(option.flag, **_of_option(option))
+        notes = f" ({'; '.join(row.notes)})" if row.notes else ""
+        found = {"help": f"{row.help}{notes}".replace("%", "%%")}
+        if not isinstance(row, Option):
+            groups[name].add_argument(*(row.flags or (row.dest or row.metavar.lower(),)), **found, **_of_argument(row))
+        elif row.flag not in ("", "PATH"):
+            groups[name].add_argument(row.flag, **found, **_of_option(row))
 
 
 def _of_argument(row: Row) -> dict[str, Any]:
-    found: dict[str, Any] = {"help": row.help.replace("%", "%%")}
-    if row.flags and row.dest:
-        found["dest"] = row.dest
+    found: dict[str, Any] = {"dest": row.dest} if row.flags and row.dest else {}
     if row.is_switch:
         if row.const:
             return {**found, "action": "store_const", "const": row.const, "default": row.default}
@@ -54,9 +51,9 @@ def _of_argument(row: Row) -> dict[str, Any]:
     if row.choices:
         found["choices"] = row.choices
     elif row.kind and row.metavar != "PATH":
-        found["type"] = _named(*row.kind.split(".")) if "." in row.kind else _reading(kind_of(row.kind))
+        found["type"] = _named(*row.kind.split(".")) if "." in row.kind else _reading(row.reader)
     elif row.metavar == "FILE" and row.default is None:
-        found["type"] = _reading(kind_of("file"))
+        found["type"] = _reading(KINDS["file"])
     if "!" in row.words:
         found["required"] = True
     return found
@@ -72,29 +69,21 @@ def _named(module: str, function: str) -> Callable[[str], Any]:
 
 
 def _of_option(option: Option) -> dict[str, Any]:
-    notes = [f"default: {option.shown_default}"] if option.shown_default else []
-    if option.variable:
-        notes.append(f"variable: {option.variable}")
-    text = f"{option.row.help} ({'; '.join(notes)})" if notes else option.row.help
-    found = {"dest": option.name, "default": argparse.SUPPRESS, "help": text.replace("%", "%%")}
+    found: dict[str, Any] = {"dest": option.name, "default": argparse.SUPPRESS}
     if option.once:
         return {**found, "action": "store_true"}
-    if option.row.kind == "switch":
+    if option.kind == "switch":
         return {**found, "action": argparse.BooleanOptionalAction}
-    action = "append" if option.row.count else "store"
-    return {
-        **found,
-        "metavar": option.row.metavar or option.key.upper(),
-        "type": _reading(option.kind, count=option.row.count),
-        "action": action,
-    }
+    # A list has one value for each time that its flag is given, so that the value may contain a comma.
+    reading = _reading(option.reader, text_of if option.count else option.reader.of_text)
+    action = "append" if option.count else "store"
+    return {**found, "metavar": option.metavar or option.key.upper(), "type": reading, "action": action}
 
 
-def _reading(kind: Kind, count: str = "") -> Callable[[str], Any]:
+def _reading(kind: Kind, read: Callable[[str], Any] | None = None) -> Callable[[str], Any]:
     def convert(text: str) -> Any:
         try:
-            # A list has one value for each time that its flag is given, so that the value may contain a comma.
-            return text_of(text) if count else kind.of_text(text)
+            return (read or kind.of_text)(text)
         except ValueError:
             raise argparse.ArgumentTypeError(kind.wrong(text)) from None
 

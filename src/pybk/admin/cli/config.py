@@ -48,7 +48,7 @@ def _as_json(setting: Setting) -> dict[str, Any]:
     option, value, origin = setting
     plain = value is None or isinstance(value, bool | int | float)
     shown = list(value) if isinstance(value, tuple) else value if plain else option.shown(value)
-    return {"option": option.name, "value": shown, "origin": origin, "takes": option.kind.name}
+    return {"option": option.name, "value": shown, "origin": origin, "takes": option.reader.name}
 
 
 VERBS: Final[Verbs] = {"check": _check, "show": _show}

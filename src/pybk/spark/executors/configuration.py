@@ -16,8 +16,8 @@ from pybk.credentials import cut_value
 from pybk.errors import UsageError
 from pybk.flags import StorageHint
 from pybk.options.bookie import OPTIONS, check, resolved, tiers_of
-from pybk.options.rows import Row
-from pybk.options.settings import Option, Setting
+from pybk.options.rows import Option
+from pybk.options.settings import Setting
 from pybk.spark.executors.bookie_settings import BookieSettings
 
 PREFIX: Final = "spark.pybk.bookie."
@@ -48,11 +48,9 @@ LEFT_OUT: Final = {
 """Options of ``pybk bookie`` that Spark's configuration does not have, and the reasons."""
 
 _LINGER: Final = Option(
-    Row(
-        "linger_s --linger-s SECONDS:seconds_of_day =0 | the time for which a bookie still serves reads after its "
-        "executor has ended; its entries are copied to other bookies meanwhile",
-        section="bookie",
-    )
+    "linger_s --linger-s SECONDS:seconds_of_day =0 | the time for which a bookie still serves reads after its "
+    "executor has ended; its entries are copied to other bookies meanwhile",
+    section="bookie",
 )
 
 FIELDS: Final = {
@@ -141,10 +139,10 @@ def _values(texts: Mapping[str, str]) -> dict[str, Any]:
         if option is None:
             raise UsageError(_unknown(name))
         try:
-            values[name] = option.kind.of_text(text)
+            values[name] = option.reader.of_text(text)
         except ValueError:
-            raise UsageError(f"{PREFIX}{name}: {option.kind.wrong(text)}") from None
-        paths = values[name] if option.row.count else (text,) if option.row.kind == "path" else ()
+            raise UsageError(f"{PREFIX}{name}: {option.reader.wrong(text)}") from None
+        paths = values[name] if option.count else (text,) if option.kind == "path" else ()
         if not all(map(os.path.isabs, paths)):
             raise UsageError(
                 f"{PREFIX}{name} is {cut_value(text, 200)}; it takes absolute paths, as executors run elsewhere"
