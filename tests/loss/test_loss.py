@@ -61,6 +61,13 @@ def creation() -> Iterator[Run]:
         yield Run.of("creation", 1, path)
 
 
+@pytest.fixture(scope="module")
+def full() -> Iterator[Run]:
+    """Return a run that takes reserved files, exchanges catalogs and packs files."""
+    with room() as path:
+        yield Run.of("full", 1, path)
+
+
 def needed(run: Run, system_call: str, *lines: str) -> bool:
     """Return whether a cut shows that the one call site with these lines is needed."""
     [call] = [each for each in run.syncs if each.startswith(system_call) and all(line in each for line in lines)]
@@ -151,46 +158,40 @@ def test_nothing_is_lost_with_what_a_covered_sync_wrote_until_the_next_sync(site
 
 
 @pytest.mark.sampled
-def test_the_name_of_a_log_file_that_was_taken_from_the_reserve_is_durable() -> None:
+def test_the_name_of_a_log_file_that_was_taken_from_the_reserve_is_durable(full: Run) -> None:
     """And what is lost is no file that was put there without a sync, and zeroed when it was taken again."""
-    with room() as path:
-        run = Run.of("full", 1, path)
-        taken = [
-            number
-            for number, each in enumerate(run.records)
-            if each.name.startswith("reserve-") and each.name.endswith(".log")
-        ]
-        assert len(taken) > 3
-        cuts = [Cut(number + after, loss, 1) for number in taken for after in range(5) for loss in _LOSSES_OF_NAMES]
-        assert not list(run.failures(sample("taken from the reserve", cuts, 12)))
-        [call] = [each for each in run.syncs if "preallocation.py" in each and "_sync_directory" in each]
-        [*syncs] = [next(sync for sync in run.syncs[call] if sync > number) for number in taken]
-        cuts = [Cut(position, Loss.ALL, 1) for sync in syncs for position in range(sync + 1, sync + 8)]
-        assert next(run.wrong_after(cuts, call), None)
+    taken = [
+        number
+        for number, each in enumerate(full.records)
+        if each.name.startswith("reserve-") and each.name.endswith(".log")
+    ]
+    assert len(taken) > 3
+    cuts = [Cut(number + after, loss, 1) for number in taken for after in range(5) for loss in _LOSSES_OF_NAMES]
+    assert not list(full.failures(sample("taken from the reserve", cuts, 12)))
+    [call] = [each for each in full.syncs if "preallocation.py" in each and "_sync_directory" in each]
+    [*syncs] = [next(sync for sync in full.syncs[call] if sync > number) for number in taken]
+    cuts = [Cut(position, Loss.ALL, 1) for sync in syncs for position in range(sync + 1, sync + 8)]
+    assert next(full.wrong_after(cuts, call), None)
 
 
 @pytest.mark.sampled
-def test_nothing_is_lost_when_catalogs_change_places_with_the_spare_file() -> None:
-    with room() as path:
-        run = Run.of("full", 1, path)
-        moved = [
-            number
-            for number, each in enumerate(run.records)
-            if "/" in each.name and "reserve-catalog" in each.name.split("/")
-        ]
-        assert len(moved) > 3
-        cuts = [Cut(number + after, loss, 1) for number in moved for after in range(5) for loss in _LOSSES_OF_NAMES]
-        assert not list(run.failures(sample("change places with the spare file", cuts, max(1, len(cuts) // 20))))
+def test_nothing_is_lost_when_catalogs_change_places_with_the_spare_file(full: Run) -> None:
+    moved = [
+        number
+        for number, each in enumerate(full.records)
+        if "/" in each.name and "reserve-catalog" in each.name.split("/")
+    ]
+    assert len(moved) > 3
+    cuts = [Cut(number + after, loss, 1) for number in moved for after in range(5) for loss in _LOSSES_OF_NAMES]
+    assert not list(full.failures(sample("change places with the spare file", cuts, max(1, len(cuts) // 20))))
 
 
 @pytest.mark.sampled
-def test_nothing_is_lost_when_a_packed_file_changes_places_with_the_reserve() -> None:
-    with room() as path:
-        run = Run.of("full", 1, path)
-        moved = [number for number, each in enumerate(run.records) if "reserve-pack" in each.name]
-        assert any(run.records[number].name.endswith(".cold") for number in moved)
-        cuts = [Cut(number + after, loss, 1) for number in moved for after in range(5) for loss in _LOSSES_OF_NAMES]
-        assert not list(run.failures(sample("changes places with the reserve", cuts, max(1, len(cuts) // 20))))
+def test_nothing_is_lost_when_a_packed_file_changes_places_with_the_reserve(full: Run) -> None:
+    moved = [number for number, each in enumerate(full.records) if "reserve-pack" in each.name]
+    assert any(full.records[number].name.endswith(".cold") for number in moved)
+    cuts = [Cut(number + after, loss, 1) for number in moved for after in range(5) for loss in _LOSSES_OF_NAMES]
+    assert not list(full.failures(sample("changes places with the reserve", cuts, max(1, len(cuts) // 20))))
 
 
 def test_the_sync_of_an_append_is_needed(creation: Run) -> None:

@@ -28,7 +28,7 @@ from tests.spark.stream_query import StreamQuery
 from tests.storage.real_store import python
 from tests.waiting import PROCESS_S
 
-pytestmark = pytest.mark.sampled(one_in=3, using="store")
+pytestmark = [pytest.mark.sampled(one_in=3, using="store"), pytest.mark.usefixtures("process_of_a_driver")]
 
 PASSWORD = b"pw"
 
@@ -90,9 +90,6 @@ class Store:
     def end(self) -> None:
         """End the writer."""
         self._process.communicate(timeout=PROCESS_S)
-
-
-pytestmark = pytest.mark.usefixtures("process_of_a_driver")
 
 
 @pytest.fixture
