@@ -116,6 +116,10 @@ def untidy(path: Path, *groups: list[Path]) -> Iterator[tuple[object, str]]:
         advice = "test what it does; or make the name package-level; or add an accessor to internals.py"
         found = ((line, name) for line, name in private_uses(nodes) if name.split(".")[-1] not in OF_PYSPARK)
         yield from ((each, advice) for each in found)
+        marks = [
+            each for each in tree.body if isinstance(each, ast.Assign) and ast.unparse(each).startswith("pytestmark =")
+        ]
+        yield from ((each.lineno, "put all marks in one list: this replaces the first ones") for each in marks[1:])
 
 
 def test_sources_are_tidy() -> None:
@@ -132,6 +136,7 @@ def test_sources_are_tidy() -> None:
         (LIBRARY, "utils.py", '"""X."""\n', "by what it knows"),
         (USERS, "x.py", "manager._backend.close()\n", "documented member"),
         (TESTS, "x.py", "manager._backend.close()\n", "package-level"),
+        (TESTS, "x.py", "pytestmark = x\npytestmark = y\n", "in one list"),
     ],
 )
 def test_what_is_untidy_is_reported(group: list[Path], name: str, text: str, advice: str, tmp_path: Path) -> None:
