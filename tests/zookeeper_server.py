@@ -104,6 +104,7 @@ class ZooKeeperServer:
                 [
                     *("java", "-Xmx128m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", *archive.mapping(directory)),
                     *("-Dzookeeper.admin.enableServer=false", "-Dzookeeper.4lw.commands.whitelist=srvr"),
+                    "-Dzookeeper.forceSync=no",  # tests kill the process alone: what it wrote stays without a sync
                     *("-cp", archive.class_path(directory), "org.apache.zookeeper.server.ZooKeeperServerMain"),
                     self._settings,
                 ],
