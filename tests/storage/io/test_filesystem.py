@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
 import errno
-import mmap
 import os
 import resource
 import subprocess
@@ -18,6 +16,7 @@ import pytest
 from pybk.errors import StoreLockedError
 from pybk.storage.io.filesystem import FileSystem, OsFileSystem, replace_file
 from tests.simdisk import SimFileSystem
+from tests.storage.page_cache import drop, resident_pages
 
 Disk = tuple[FileSystem, str]
 
@@ -356,37 +355,20 @@ def test_durable_write_carries_the_flag_and_other_errors_are_not_tried_again(
     assert flags_seen == [os.RWF_DSYNC]
 
 
-def cached(path: Path) -> bool:
-    """Say whether a page of the file is in the page cache."""
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) as mapped:
-        pages = (ctypes.c_ubyte * (-(-len(mapped) // mmap.PAGESIZE)))()
-        start = ctypes.c_char.from_buffer(mapped)
-        try:
-            address = ctypes.c_void_p(ctypes.addressof(start))
-            assert ctypes.CDLL(None).mincore(address, ctypes.c_size_t(len(mapped)), pages) == 0
-        finally:
-            del start
-        return any(page & 1 for page in pages)
-
-
 @pytest.fixture
-def uncached(tmp_path: Path) -> Path:
+def uncached(on_disk: Path) -> Path:
     """A file of 1 MiB that is not in the page cache."""
-    path = tmp_path / "cold"
+    path = on_disk / "cold"
     path.write_bytes(b"x" * (1 << 20))
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-    if cached(path):
-        pytest.skip("this file system keeps its pages")
+    drop(path)
     return path
 
 
 def test_direct_read_leaves_nothing_in_the_page_cache(uncached: Path) -> None:
     assert bytes(OsFileSystem().read_direct(str(uncached), 5000, 100_000)) == b"x" * 100_000
-    assert not cached(uncached)
+    assert not resident_pages(uncached)
     OsFileSystem().open(str(uncached)).read(5000, 10)
-    assert cached(uncached)
+    assert resident_pages(uncached)
 
 
 def refuse_direct(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -404,13 +386,13 @@ def test_direct_read_where_it_is_refused_drops_the_pages(uncached: Path, monkeyp
     refuse_direct(monkeypatch)
     assert bytes(OsFileSystem().read_direct(str(uncached), 0, 1 << 20)) == b"x" * (1 << 20)
     monkeypatch.undo()
-    assert not cached(uncached)
+    assert not resident_pages(uncached)
 
 
 def test_zeros_leave_nothing_in_the_page_cache(uncached: Path) -> None:
     file = OsFileSystem().open(str(uncached), writable=True)
     file.write_zeros(0, 1 << 20)
-    assert not cached(uncached)
+    assert not resident_pages(uncached)
 
 
 def test_zeros_where_direct_writes_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
