@@ -23,8 +23,17 @@ from pybk.flags import LedgerType
 from pybk.metadata.cluster import ClusterMetadata
 from pybk.spark.connection import Connection, StoreOrCluster, close_connections, connection
 from pybk.spark.sink import manifest, sink_record
-from pybk.spark.sink.manifest import SINK_KEY, SINKS, Sink, WrittenLedger, collect_orphans, committed, sink_ledgers
-from pybk.spark.sink.sink_record import Attempt, SinkRecord
+from pybk.spark.sink.manifest import (
+    SINK_KEY,
+    SINKS,
+    FollowedSink,
+    Sink,
+    WrittenLedger,
+    collect_orphans,
+    committed,
+    sink_ledgers,
+)
+from pybk.spark.sink.sink_record import Attempt, SinkRecord, one_off_app_id
 from tests.cluster.inside import SECRET, Inside, inside
 from tests.internals import backend_of
 from tests.storage.real_store import open_quick
@@ -259,6 +268,61 @@ def test_readers_see_all_commits_while_manifests_are_folded(place: Connection, m
     assert len(left(place, "fold", manifests=True)) == len(sink.record().chain) == 1
     assert [found == expected[: len(found)] for found in seen] == [True] * len(seen)
     assert len({len(found) for found in seen}) > 2
+
+
+def test_a_fold_leaves_out_what_was_deleted(place: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And nothing that is merely not seen: a missing key does not prove a deletion."""
+    monkeypatch.setattr(sink_record, "FOLD", 4)
+    sink, written = sink_of(place, "shrink"), [write(place, "shrink") for _ in range(4)]
+    for number, each in enumerate(written[:3]):
+        assert commit(sink, number, each)
+    place.manager.delete_ledger(written[1].ledger_id)
+    read = ClusterMetadata.read_ledgers
+
+    def late(self: ClusterMetadata, ledger_ids: Any, **more: Any) -> Any:
+        found = read(self, ledger_ids, **more)
+        pairs = zip(ledger_ids, found, strict=True)
+        return [None if ledger_id == written[0].ledger_id else each for ledger_id, each in pairs]
+
+    monkeypatch.setattr(ClusterMetadata, "read_ledgers", late)
+    assert commit(sink, 3, written[3])
+    assert len(sink.record().chain) == 1
+    assert sink.committed() == [written[at].ledger_id for at in (0, 2, 3)]
+
+
+def test_a_followed_sink_names_each_ledger_once(place: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sink_record, "FOLD", 3)
+    sink, followed, seen = sink_of(place, "followed"), FollowedSink(place, "followed"), list[int]()
+    assert followed.look() == []
+    for number in range(10):
+        written = write(place, "followed")
+        assert commit(sink, number, written)
+        new = followed.look()
+        assert new == [written.ledger_id]
+        seen += new
+    assert (seen, followed.committed) == (sink.committed(), {*seen})
+    assert followed.look() == []
+
+
+def test_nothing_stays_of_a_write_whose_ledgers_are_gone(place: Connection) -> None:
+    """Of a sink that has a name, the number of its last commit stays; of one that never committed, its floor."""
+    gone, there, empty, died = (one_off_app_id() for _ in range(4))
+    written = {app: write(place, app) for app in (gone, there, "shrunk", died)}
+    for app in (gone, there, "shrunk"):
+        assert commit(sink_of(place, app), 0, written[app], run="", query="")
+    assert commit(sink_of(place, empty), 0, run="", query="")
+    manifests = {app: sink_of(place, app).record().chain[0][0] for app in (gone, "shrunk")}
+    for app in manifests:
+        place.manager.delete_ledger(written[app].ledger_id)
+    assert gone not in collect_orphans(place, older_than=3600.0), "its manifest is new"
+    found = collect_orphans(place, older_than=0.0)
+    assert {app: found[app] for app in manifests} == {app: [each] for app, each in manifests.items()}
+    names = {*metadata_of(place).pointer_names(SINKS)}
+    assert names.intersection((gone, there, empty, "shrunk", died)) == {there, "shrunk", died}
+    assert left(place, gone, manifests=True) == left(place, "shrunk", manifests=True) == set()
+    assert sink_of(place, there).committed() == [written[there].ledger_id]
+    assert (sink_of(place, "shrunk").record().last, sink_of(place, "shrunk").committed()) == (0, [])
+    assert not {gone, "shrunk", there, empty}.intersection(collect_orphans(place, older_than=0.0))
 
 
 def test_a_manifest_that_is_gone_or_open_is_damage(place: Connection) -> None:

@@ -31,9 +31,10 @@ commit in step 2 and skips it. A skipped attempt's ledgers are deleted unless a 
 finds its own commit deletes nothing.
 
 Chains of manifests stay short: seven manifests of a tier and the new one are written as one of the next tier, whose
-compare-and-set also drops the seven from the record; then they are deleted (``sink_record.fold``). A reader that finds
-a named manifest deleted reads the record again. If the record has changed, the manifest was folded; if not, the sink is
-damaged.
+compare-and-set also drops the seven from the record; then they are deleted (``sink_record.fold``). The new manifest
+leaves out ledgers that were deleted since, so what a sink keeps is in proportion to the ledgers that there are. A
+reader that finds a named manifest deleted reads the record again. If the record has changed, the manifest was folded;
+if not, the sink is damaged.
 
 The deletion of orphans must not race with a commit whose compare-and-set is still under way, however late that takes
 effect. Two rules ensure this without synchronised clocks:
@@ -51,7 +52,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -59,9 +60,12 @@ from pybk.credentials import NO_CREDENTIALS, Credentials, CredentialSources, Sec
 from pybk.errors import (
     CorruptError,
     IllegalOperationError,
+    LedgerDeletedError,
+    MetadataForgedError,
     MetadataVersionError,
     NoSuchLedgerError,
     PybkError,
+    UnsupportedFormatError,
     UsageError,
 )
 from pybk.flags import LedgerType
@@ -78,6 +82,7 @@ from pybk.spark.sink.sink_record import (
     decode_rows,
     encode_rows,
     fold,
+    is_one_off,
 )
 
 if TYPE_CHECKING:
@@ -229,10 +234,28 @@ class Sink:
         if not written:
             return None, chain, ()
         kept, folded, tier = fold(chain)
-        rows = [row for ledger_id in folded for row in self._rows(ledger_id)]
+        rows = self._not_deleted([row for ledger_id in folded for row in self._rows(ledger_id)])
         rows += [(each.ledger_id, each.entries, each.payload_bytes) for each in written]
         manifest = self._write_manifest(encode_rows(number, rows))
         return manifest, (*kept, (manifest, tier)), folded
+
+    def _not_deleted(self, rows: ManifestRows) -> ManifestRows:
+        """Return the rows of ledgers that were not deleted; a missing key alone does not prove that."""
+        kept: ManifestRows = []
+        for at in range(0, len(rows), _PAGE):
+            page = rows[at : at + _PAGE]
+            found = self.metadata.read_ledgers([row[0] for row in page], damaged=lambda *_: None)
+            kept += [row for row, each in zip(page, found, strict=True) if each or not self._is_deleted(row[0])]
+        return kept
+
+    def _is_deleted(self, ledger_id: int) -> bool:
+        try:
+            self.metadata.read_ledger(ledger_id)
+        except LedgerDeletedError:
+            return True
+        except (NoSuchLedgerError, CorruptError, MetadataForgedError, UnsupportedFormatError):
+            return False
+        return False
 
     def _write_manifest(self, entries: list[bytes]) -> int:
         ensemble_size, write_quorum, ack_quorum = self._quorums
@@ -298,14 +321,29 @@ class Sink:
                 f"the record of sink {self._app_id!r} names a manifest ledger that does not exist: {error}; restore it"
             ) from error
 
+    def manifests(self) -> dict[int, ManifestRows]:
+        """Return the rows of the manifests that the record names, in the order of commits.
+
+        Cost: As ``committed``.
+        """
+        while True:
+            record, version = self._read()
+            try:
+                return self._manifests_of(record)
+            except NoSuchLedgerError as error:
+                self._check_changed(version, error)
+
     def _named_by(self, record: SinkRecord) -> list[int]:
+        return [ledger_id for rows in self._manifests_of(record).values() for ledger_id, _, _ in rows]
+
+    def _manifests_of(self, record: SinkRecord) -> dict[int, ManifestRows]:
         sink = (self.metadata.cluster_id, self._app_id)
         read = MANIFESTS_READ.get(sink, {})
         manifests = {
             ledger_id: read[ledger_id] if ledger_id in read else self._rows(ledger_id) for ledger_id, _ in record.chain
         }
         MANIFESTS_READ[sink] = manifests
-        return [ledger_id for rows in manifests.values() for ledger_id, _, _ in rows]
+        return manifests
 
     # ---- deleting ------------------------------------------------------------------------------------------------
 
@@ -331,6 +369,33 @@ class Sink:
                 self.collect(sink_ledgers(self.metadata, self._app_id), before_ns)
             except PybkError as error:
                 logger.warning("sink %r: orphans were not collected: %s", self._app_id, error)
+
+    def shrink(self, old: Collection[int], *, one_off: bool) -> list[int]:
+        """Delete the manifests if all ledgers that they name were deleted; return the deleted manifests.
+
+        Args:
+            old: The ledgers among which all manifests have to be.
+            one_off: Whether the sink gets no further commit. Then its record is removed, too; unless nothing was
+                committed, because the record's floor refuses a commit that comes late.
+        """
+        record, version, named = self._read_committed()
+        manifests = [ledger_id for ledger_id, _ in record.chain]
+        one_off = one_off and record.last >= 0
+        is_over = version is not None and (bool(manifests) or one_off) and {*manifests} <= {*old}
+        if not is_over or not all(map(self._is_deleted, named)) or not self._dropped(record, version, one_off=one_off):
+            return []
+        MANIFESTS_READ.pop((self.metadata.cluster_id, self._app_id), None)
+        return self._delete(manifests, NO_CREDENTIALS)
+
+    def _dropped(self, record: SinkRecord, version: int | None, *, one_off: bool) -> bool:
+        """Remove the manifests from the record, or the record; return False if it was changed meanwhile."""
+        if not one_off or version is None:
+            return self.swap(replace(record, chain=()), version)
+        try:
+            self.metadata.delete_pointer(SINKS, self._app_id, version)
+        except MetadataVersionError:
+            return False
+        return True
 
     def collect(self, ledgers: Iterable[LedgerMetadata], before_ns: int) -> list[int]:
         """Delete orphans, and return those deleted.
@@ -380,16 +445,65 @@ def committed(connection: Connection, app_id: str) -> set[int]:
     Cost: A read of the metadata store; each manifest is read once in a process.
     """
     if connection.metadata is None:
-        raise IllegalOperationError(
-            f"sink {app_id!r}: {connection.manager!r} is not a cluster, and sinks write to clusters"
-        )
+        raise _not_in_a_cluster(connection, app_id)
     return set(Sink(connection.manager, connection.metadata, app_id).committed())
+
+
+class FollowedSink:
+    """The committed ledgers of one sink, as commits add to them.
+
+    Args:
+        connection: The cluster.
+        app_id: The sink's app id.
+
+    Attributes:
+        committed: The committed ledgers as of the last look.
+
+    Threads: one.
+    """
+
+    def __init__(self, connection: Connection, app_id: str) -> None:
+        if connection.metadata is None:
+            raise _not_in_a_cluster(connection, app_id)
+        self._sink: Final = Sink(connection.manager, connection.metadata, app_id)
+        self._seen: set[int] = set()
+        """The manifests whose ledgers are in ``committed``."""
+        self.committed: set[int] = set()
+
+    def look(self) -> list[int]:
+        """Return the ledgers that were committed since the last look.
+
+        Raises:
+            CorruptError: The record or a manifest is damaged or missing.
+            PybkError: As the metadata store and ledgers.
+
+        Cost: A read of the metadata store, and of the manifests that this process has not read.
+        """
+        manifests = self._sink.manifests()
+        new = {
+            ledger_id: None
+            for manifest, rows in manifests.items()
+            if manifest not in self._seen
+            for ledger_id, _, _ in rows
+            if ledger_id not in self.committed
+        }
+        self.committed.update(new)
+        self._seen = {*manifests}
+        return list(new)
+
+
+def _not_in_a_cluster(connection: Connection, app_id: str) -> IllegalOperationError:
+    return IllegalOperationError(
+        f"sink {app_id!r}: {connection.manager!r} is not a cluster, and sinks write to clusters"
+    )
 
 
 def collect_orphans(
     connection: Connection, *, older_than: float = ORPHAN_AGE_S, given: Credentials = NO_CREDENTIALS
 ) -> dict[str, list[int]]:
-    """Delete the orphans of all sinks of a cluster.
+    """Delete the orphans of all sinks of a cluster, and manifests that name only deleted ledgers.
+
+    The sink of a batch write without ``txnAppId`` leaves nothing then.
 
     Args:
         connection: The cluster.
@@ -415,10 +529,14 @@ def collect_orphans(
     for each in sink_ledgers(connection.metadata):
         if each.creation_time_ns <= before_ns:
             old.setdefault(each.custom_metadata[SINK_KEY].decode(errors="replace"), []).append(each)
-    collected = {
-        app_id: Sink(connection.manager, connection.metadata, app_id, given=given).collect(ledgers, before_ns)
-        for app_id, ledgers in old.items()
-    }
+    for app_id in filter(is_one_off, connection.metadata.pointer_names(SINKS)):
+        old.setdefault(app_id, [])  # it may have committed no rows
+    collected: dict[str, list[int]] = {}
+    for app_id, ledgers in old.items():
+        sink = Sink(connection.manager, connection.metadata, app_id, given=given)
+        deleted = sink.collect(ledgers, before_ns) if ledgers else []
+        deleted += sink.shrink([each.ledger_id for each in ledgers], one_off=is_one_off(app_id))
+        collected[app_id] = deleted
     return {app_id: deleted for app_id, deleted in collected.items() if deleted}
 
 
@@ -431,6 +549,9 @@ def collect(
     older_than: float = ORPHAN_AGE_S,
 ) -> dict[str, list[int]]:
     """Delete ledgers that writes from Spark, imports and copies left without a commit; this does not need Spark.
+
+    It also deletes the manifests of sinks whose ledgers were all deleted. The sink of a batch write without
+    ``txnAppId`` leaves nothing then.
 
     Args:
         metadata: The URL of the cluster's metadata.

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import re
+import secrets
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
@@ -21,10 +23,22 @@ FOLD: Final = 8
 ORPHAN_AGE_S: Final = 86_400.0
 """The age at which a commit collects an orphan."""
 
+_ONE_OFF: Final = re.compile(r"write-[0-9a-f]{32}")
+
 _ROWS_PER_ENTRY: Final = 20_000
 
 Chain = tuple[tuple[int, int], ...]
 """Manifest ledgers and their tiers, oldest first."""
+
+
+def one_off_app_id() -> str:
+    """Return the app id of the sink of a batch write without one; nothing is committed to it a second time."""
+    return f"write-{secrets.token_hex(16)}"
+
+
+def is_one_off(app_id: str) -> bool:
+    """Return whether ``one_off_app_id`` made an app id."""
+    return _ONE_OFF.fullmatch(app_id) is not None
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,6 @@ names.
 from __future__ import annotations
 
 import logging
-import secrets
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -25,7 +24,7 @@ from pybk.errors import IllegalOperationError, LedgerRecoveryError, PybkError, U
 from pybk.spark.connection import connection, task_connection
 from pybk.spark.new_tables import refuse_new_table
 from pybk.spark.sink.manifest import SINK_KEY, Sink, WrittenLedger
-from pybk.spark.sink.sink_record import Attempt
+from pybk.spark.sink.sink_record import Attempt, one_off_app_id
 from pybk.spark.worker_errors import one_line_errors
 
 if TYPE_CHECKING:
@@ -215,7 +214,7 @@ class BatchWriter(DataSourceArrowWriter):
         refuse_overwrite(overwrite)
         check_schema(schema)
         self._options = options
-        self._app_id = options.txn_app_id or f"write-{secrets.token_hex(16)}"
+        self._app_id = options.txn_app_id or one_off_app_id()
 
     @one_line_errors()
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
