@@ -184,7 +184,7 @@ def test_plain_values_of_any_bytes(data: st.DataObject) -> None:
     quietly(data.draw(st.sampled_from(calls)))
 
 
-OFFSET = Offset({1: 2}, {3: 4}, ((5, 6),), 7, 8, ((9, 9),), "of")
+OFFSET = Offset({1: 2}, {3: 4}, ((99, ((5, 6),)),), 7, 8, ((9, 9),), "of")
 
 
 @patient

@@ -121,6 +121,17 @@ class Pointers(AuthenticatedValues):
         """Call ``callback`` after pointers of a group were created or removed, as ``MetadataStore.watch`` does."""
         return self._store.watch(f"{POINTERS_KEY}/{name_in_key(group)}", callback)
 
+    def feed_pointers(self, group: str, callback: Callable[[frozenset[str] | None], None]) -> Watch:
+        """Call ``callback`` with the names of pointers of a group that were created, changed or removed.
+
+        As ``MetadataStore.watch_below`` does; None means that changes may have been missed.
+        """
+
+        def changed(keys: frozenset[str] | None) -> None:
+            callback(None if keys is None else frozenset(unquote(key.rpartition("/")[2]) for key in keys))
+
+        return self._store.watch_below(f"{POINTERS_KEY}/{name_in_key(group)}", changed)
+
     def list_pointers(self, group: str) -> list[tuple[str, Pointer]]:
         """Return the pointers of a group with their names, in no particular order.
 

@@ -1,20 +1,25 @@
 """The logs of a read, as the planner sees them: which there are, and the records that each has now.
 
 A look reads the record of each log, and asks for the last add confirmed of its open ledger; it lists neither ledgers
-nor, unless a pattern selects the logs, names.
+nor, unless a pattern selects the logs, names. The catalog of a streaming query in a cluster *follows* the logs: after
+its first look it reads the records that have changed, and a pattern is compared with their names alone. So a look costs
+what changed, and a request for each open ledger.
 """
 
 from __future__ import annotations
 
+import math
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from pybk.credentials import Credentials
 from pybk.errors import NoSuchLedgerError, NoSuchLogError
 from pybk.spark.connection import connection
 from pybk.spark.log_source.log_reading import RecordRange
+from pybk.spark.noted_changes import NotedChanges
 from pybk.spark.options import nearest
 from pybk.spark.source.planning import SizedRange
 from pybk.streams.ledger_spec import LedgerSpec
@@ -25,6 +30,7 @@ if TYPE_CHECKING:
     from pybk.manager.ledger_manager import LedgerManager
     from pybk.manager.ledger_reader import LedgerReader
     from pybk.spark.log_source.log_options import LogOptions
+    from pybk.streams.ledger_list import Found
 
 _LIST_SHARE: Final = 10
 _RECORD_BYTES: Final = 1 << 10
@@ -57,20 +63,27 @@ class LogView:
         self.steps: Final = LedgerSteps(manager, name, spec)
         self._checked = b""
         """The uid of the log whose password was checked."""
+        self._found: Found | None = None
+        """The record as of the last look; None if there was none."""
         self._reader: LedgerReader | None = None
         """Of the open ledger that was looked at last."""
         self._seen: tuple[int, int, int | None] | None = None
         """That ledger, its last add confirmed, and the last record up to there."""
 
-    def look(self) -> LogState | None:
+    def look(self, *, again: bool = True) -> LogState | None:
         """Return the log as it is now; None if there is none.
+
+        Args:
+            again: Whether to read its record; if False, it is that of the last look, whose end alone may have moved.
 
         Raises:
             UnauthorizedError: The password or secret is not the log's.
             PybkError: The metadata store or bookies cannot be read.
         """
         while True:
-            found = self.steps.read()
+            if again:
+                self._found = self.steps.read()
+            found, again = self._found, True
             if found is None or found.record.dropped:
                 self.close()
                 return None
@@ -143,18 +156,26 @@ class LogCatalog:
 
     Args:
         options: The options of the read.
+        follow: Whether many looks are made, which see what has changed since the one before; in an embedded store they
+            read all records nevertheless.
 
     Threads: one.
     """
 
-    def __init__(self, options: LogOptions) -> None:
+    def __init__(self, options: LogOptions, *, follow: bool = False) -> None:
+        found = connection(options.where)
         self._options = options
-        self._manager: Final = connection(options.where).manager
+        self._manager: Final = found.manager
         self._spec: Final = spec_of_logs(options.kind, options.given.read())
         self._views: dict[str, LogView] = {}
         self._names: Sequence[str] = options.names
+        self._pattern: Final = None if options.pattern is None else re.compile(options.pattern)
+        self._changes: NotedChanges[str] | None = None
+        """The names of the logs whose records were created, changed or removed."""
+        if follow and found.metadata is not None:
+            self._changes = NotedChanges(partial(found.metadata.feed_pointers, options.kind.group))
         self.list_at = 0.0
-        """The time of the next listing of names, by the monotonic clock; for a pattern."""
+        """The time of the next look that sees all, by the monotonic clock."""
 
     def view(self, name: str) -> LogView:
         """Return the view of a log, which need not exist."""
@@ -166,26 +187,51 @@ class LogCatalog:
         """Return the logs that exist, by name.
 
         Args:
-            now: Whether to list names in any case; if False, the last listing is used while a new one would take too
+            now: Whether to see every record of a log that exists now. If False, a catalog that follows sees those of
+                which it was notified, and another one uses the last listing of names while a new one would take too
                 long.
 
         Raises:
             UnauthorizedError: The password or secret is not that of a log.
             PybkError: The metadata store or bookies cannot be read.
         """
-        states = {name: self.view(name).look() for name in self._listed(now=now)}
-        return {name: state for name, state in states.items() if state is not None}
+        listing = now or time.monotonic() >= self.list_at
+        changed = None if self._changes is None else self._changes.take()
+        try:
+            if changed is None or listing:
+                found = {name: self.view(name).look() for name in self._listed(listing=listing)}
+            else:
+                self._names = self._with(changed)
+                found = {name: self.view(name).look(again=name in changed) for name in self._names}
+        except BaseException:
+            if self._changes is not None:
+                self._changes.note(None)
+            raise
+        return {name: state for name, state in found.items() if state is not None}
 
-    def _listed(self, *, now: bool) -> Sequence[str]:
-        pattern = self._options.pattern
-        began = time.monotonic()
-        if pattern is not None and (now or began >= self.list_at):
-            wanted = re.compile(pattern)
-            names = names_of(self._manager, self._options.kind, literal_prefix(pattern))
-            self._names = [name for name in names if wanted.fullmatch(name)]
+    def _listed(self, *, listing: bool) -> Sequence[str]:
+        """Return the names of the logs, of which some may not exist; list them if a pattern selects them."""
+        if self._pattern is not None and (listing or self._changes is not None):
+            began = time.monotonic()
+            names = names_of(self._manager, self._options.kind, literal_prefix(self._pattern.pattern))
+            self._names = [name for name in names if self._pattern.fullmatch(name)]
             ended = time.monotonic()
             self.list_at = ended + _LIST_SHARE * (ended - began)
+        if self._changes is not None:
+            self.list_at = math.inf
         return self._names
+
+    def _with(self, changed: Collection[str]) -> Sequence[str]:
+        """Return the names of the logs, after some were made, changed or deleted."""
+        if self._pattern is None:
+            return self._names
+        return sorted({*self._names, *filter(self._pattern.fullmatch, changed)})
+
+    def close(self) -> None:
+        """End the feed of changes."""
+        if self._changes is not None:
+            self._changes.close()
+            self._changes = None
 
     def check_names(self) -> None:
         """Check that the logs exist, unless ``allow_missing`` is set.
@@ -196,7 +242,7 @@ class LogCatalog:
         options = self._options
         if options.allow_missing:
             return
-        if options.pattern is not None and not self._listed(now=True):
+        if options.pattern is not None and not self._listed(listing=True):
             names = names_of(self._manager, options.kind)
             raise NoSuchLogError(
                 f"no log of {options.where} matches {options.pattern!r:.100}; {nearest('', names, 'logs')}"

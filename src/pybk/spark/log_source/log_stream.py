@@ -163,13 +163,14 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._subscription.close()
             self._subscription = None
         if self.catalog is not None:
+            self.catalog.close()
             self.catalog = None
             close_connections()
 
     def _on_driver(self) -> LogCatalog:
         """Return the catalog; also arrange that ``stop`` is called when Spark ends the process by a signal."""
         if self.catalog is None:
-            self.catalog = LogCatalog(self._options)
+            self.catalog = LogCatalog(self._options, follow=True)
             name = self._options.subscription
             self._subscription = None if name is None else QuerySubscription(self._options, name)
             if threading.current_thread() is threading.main_thread():

@@ -1,9 +1,16 @@
-"""The ledgers of a read, with the end up to which each can be read now."""
+"""The ledgers of a read, with the end up to which each can be read now.
+
+A catalog of a batch looks once, and lists the ledgers. One of a streaming query in a cluster *follows* them: its first
+look reads the metadata of all ledgers, and a later one those of the ledgers that have changed (``ledger_changes``). It
+forgets ledgers that the query has finished, so a look costs what changed, and a request for each open ledger.
+"""
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Collection, Container, Iterable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from pybk.credentials import mismatch
@@ -11,8 +18,10 @@ from pybk.errors import CorruptError, NoSuchLedgerError, UnauthorizedError, Usag
 from pybk.ledger.ledger_metadata import LedgerState
 from pybk.manager.ledger_manager import HOW_TO_SEAL
 from pybk.spark.connection import Connection, connection, ledger_seal, refuse_bookie_directory
+from pybk.spark.noted_changes import NotedChanges
 from pybk.spark.options import nearest
-from pybk.spark.sink.manifest import SINK_KEY, committed
+from pybk.spark.sink.manifest import SINK_KEY, SINKS, FollowedSink
+from pybk.spark.source.ledger_changes import LedgerChanges
 from pybk.spark.source.planning import ReadableLedger, intersect, within
 from pybk.spark.source.reading import lost_ledgers_error
 from pybk.streams.format import DETACHED_KEY, SEGMENT_KEY, DetachedHeader, SegmentHeader
@@ -20,9 +29,14 @@ from pybk.streams.format import DETACHED_KEY, SEGMENT_KEY, DetachedHeader, Segme
 if TYPE_CHECKING:
     from pybk.ledger.ledger_metadata import LedgerMetadata
     from pybk.manager.ledger_reader import LedgerReader
+    from pybk.metadata.cluster import ClusterMetadata
     from pybk.spark.options import Positions, Ranges, SourceOptions
 
 _LIST_SHARE: Final = 10
+
+_PAGE: Final = 500
+"""The number of ledgers that a sink names and whose metadata is read at a time."""
+
 _READ_BY_NAME: Final = ("log", "wal")
 """The types of the segments of what is read by name."""
 
@@ -36,14 +50,17 @@ class LedgerCatalog:
     Args:
         options: The options of the read.
         ids: Ranges of ledger ids to which the read is restricted; None for all.
+        follow: Whether many looks are made, which see what has changed since the one before. In an embedded store, and
+            if the options name each ledger, every look lists nevertheless.
 
     Attributes:
-        hidden: The creation times of the ledgers that were hidden at the last listing, by id.
+        list_at: The time of the next listing of ledgers, by the monotonic clock.
+        others: Ledgers that a catalog that follows has seen, and that are not read or were deleted.
 
     Threads: one.
     """
 
-    def __init__(self, options: SourceOptions, ids: Ranges | None = None) -> None:
+    def __init__(self, options: SourceOptions, ids: Ranges | None = None, *, follow: bool = False) -> None:
         asked = options.ledgers
         self._where: Final = options.where
         self._given: Final = options.given.read()
@@ -53,8 +70,17 @@ class LedgerCatalog:
         self._ids: Final = asked if ids is None else ids if asked is None else intersect(asked, ids)
         self._named: Final = tuple(low for low, high in asked or () if low == high and within(low, ids))
         self._all_named: Final = asked is not None and all(low == high for low, high in asked)
+        self._follow: Final = follow and not self._all_named
+        self._changes: LedgerChanges | None = None
+        """The changes of ledgers; None unless they are followed."""
+        self._commits: NotedChanges[str] | None = None
+        """The sinks whose records have changed, likewise."""
+        self._is_finished: Callable[[int, int], bool] = _nothing_is
         self._closed: dict[int, ReadableLedger] = {}
         self._open: dict[int, LedgerReader] = {}
+        self._uncommitted: dict[int, LedgerMetadata] = {}
+        """The ledgers that are hidden."""
+        self._sinks: dict[str, FollowedSink] = {}
         self._unlocked = False
         self._require_seal: Final = options.require_seal
         self._allow_missing: Final = options.allow_missing
@@ -64,16 +90,24 @@ class LedgerCatalog:
         """The types of the ledgers of the last listing, except the system's; if a type selects the ledgers."""
         self._checked: dict[int, LedgerMetadata] = {}
         self.list_at = 0.0
-        """The time of the next listing of ledgers, by the monotonic clock."""
-        self._elsewhere: set[int] = set()
-        self.hidden: dict[int, int] = {}
+        self.others: set[int] = set()
+
+    @property
+    def hidden(self) -> dict[int, int]:
+        """The creation times of the ledgers that were hidden at the last look, by id."""
+        return {ledger_id: each.creation_time_ns for ledger_id, each in self._uncommitted.items()}
 
     @property
     def missing(self) -> list[int]:
         """The ids of ledgers that the options name one by one and that did not exist."""
-        return [
-            each for each in self._named if not any(each in some for some in (self._closed, self._open, self.hidden))
-        ]
+        return [each for each in self._named if not self._has(each)]
+
+    def _has(self, ledger_id: int) -> bool:
+        """Return whether the last look has seen a ledger that is to be read, even if it is hidden."""
+        return self._is_shown(ledger_id) or ledger_id in self._uncommitted
+
+    def _is_shown(self, ledger_id: int) -> bool:
+        return ledger_id in self._closed or ledger_id in self._open
 
     def source(self) -> str:
         """Return the store or cluster and the selection of ledgers, as text."""
@@ -108,7 +142,7 @@ class LedgerCatalog:
         """
         found = connection(self._where)
         if self._type is not None:
-            if not self._allow_missing and next(self._wanted(found), None) is None:
+            if not self._allow_missing and next(self._selected(self.there(found)), None) is None:
                 self.check_type()
         elif self._fail_on_data_loss and (missing := self.deleted(self._named)):
             refuse_bookie_directory(self._where, found.backend.ledgers())
@@ -141,7 +175,7 @@ class LedgerCatalog:
         manager = connection(self._where).manager
         named = {ledger_id for each in positions for ledger_id in each.entries if within(ledger_id, self._pushed)}
         absent = []
-        for ledger_id in sorted(named.difference(self._closed, self._open, self.hidden)):
+        for ledger_id in sorted(each for each in named if not self._has(each)):
             try:
                 found = manager.ledger_metadata(ledger_id)
             except NoSuchLedgerError:
@@ -158,8 +192,8 @@ class LedgerCatalog:
         """Return the ledgers by ascending id, each with the end up to which it can be read.
 
         Args:
-            now: Whether to list the ledgers in any case; if False, the last listing is used while a new one would take
-                too long.
+            now: Whether to see every ledger that exists now. If False, a catalog that follows sees those of which it
+                was notified, and another one uses the last listing while a new one would take too long.
 
         Raises:
             UnauthorizedError: The password is not that of a ledger.
@@ -167,52 +201,172 @@ class LedgerCatalog:
                 does not match its kind or end.
             UsageError: The directory is that of a bookie; or a ledger is a segment of a log, and ``raw`` is not set.
             PybkError: The metadata store or bookies cannot be read.
+
+        Cost: A request for each open ledger; and with ``now=False``, reading the metadata of changed ledgers.
         """
         began = time.monotonic()
-        if now or began >= self.list_at:
-            self._list(connection(self._where))
+        found = connection(self._where)
+        listing = now or began >= self.list_at
+        if self._follow and found.metadata is not None:
+            self._update(found, *self._followed(found.metadata), listing=listing)
+            self.list_at = math.inf
+        elif listing:
+            self._list(found)
             ended = time.monotonic()
             self.list_at = ended + _LIST_SHARE * (ended - began)
-        found = {**self._closed, **dict(self._advanced())}
-        return dict(sorted(found.items()))
+        shown = {**self._closed, **dict(self._advanced())}
+        return dict(sorted(shown.items()))
+
+    def forget(self, is_finished: Callable[[int, int], bool]) -> None:
+        """Leave ledgers out of further looks.
+
+        Args:
+            is_finished: Returns whether a ledger, by its id and creation time, is read no more; for ever.
+        """
+        self._is_finished = is_finished
+        finished = [each.ledger_id for each in self._closed.values() if is_finished(each.ledger_id, each.created_ns)]
+        finished += [
+            ledger_id
+            for ledger_id, reader in self._open.items()
+            if is_finished(ledger_id, reader.metadata.creation_time_ns)
+        ]
+        for ledger_id in finished:
+            self._drop(ledger_id)
+
+    def remember(self) -> None:
+        """Have the next look return all ledgers again, also those that ``forget`` has left out."""
+        self._is_finished = _nothing_is
+        if self._changes is not None:
+            self._changes.begin_again()
+
+    def close(self) -> None:
+        """End the feeds of changes."""
+        if self._changes is not None:
+            self._changes.close()
+        if self._commits is not None:
+            self._commits.close()
+        self._changes = self._commits = None
+
+    # ---- which ledgers there are ---------------------------------------------------------------------------------
+
+    def _followed(self, metadata: ClusterMetadata) -> tuple[LedgerChanges, NotedChanges[str]]:
+        """Return the changes of a cluster's ledgers and sinks; from the first one on if the directory was replaced."""
+        changes, commits = self._changes, self._commits
+        if changes is None or commits is None or changes.metadata is not metadata:
+            self.close()
+            for ledger_id in [*self._closed, *self._open, *self._uncommitted]:
+                self._drop(ledger_id)
+            self._sinks.clear()
+            self.others.clear()
+            self._changes = changes = LedgerChanges(metadata)
+            self._commits = commits = NotedChanges(partial(metadata.feed_pointers, SINKS))
+        return changes, commits
+
+    def _update(self, found: Connection, changes: LedgerChanges, commits: NotedChanges[str], *, listing: bool) -> None:
+        """Take in what has changed."""
+        if listing:
+            changes.list_again()
+            commits.note(None)
+        committed, changed = commits.take(), changes.look()
+        try:
+            for ledger_id in changed.gone:
+                self._drop(ledger_id)
+            self.others |= changed.gone
+            named = [each for each in self._named if not changes.knows(each)]
+            new = [*changed.ledgers, *self._existing(found, named)]
+            self._take(found, {each.ledger_id: each for each in self._selected(new)}, committed)
+        except BaseException:
+            changes.begin_again()
+            raise
 
     def _list(self, found: Connection) -> None:
-        before, self._open, self._closed, self.hidden = self._open, {}, {}, {}
-        listed, counting = self._listed(found)
+        """Take in all ledgers."""
+        listed = {each.ledger_id: each for each in self._selected(self.there(found))}
+        for ledger_id in {*self._closed, *self._open, *self._uncommitted}.difference(listed):
+            self._drop(ledger_id)
+        self._take(found, listed)
+
+    def _drop(self, ledger_id: int) -> None:
+        """Leave out a ledger that does not exist any more, or was finished."""
+        self._closed.pop(ledger_id, None)
+        self._uncommitted.pop(ledger_id, None)
+        self._checked.pop(ledger_id, None)
+        reader = self._open.pop(ledger_id, None)
+        if reader is not None:
+            reader.close()
+
+    def _take(
+        self, found: Connection, listed: dict[int, LedgerMetadata], committed: Collection[str] | None = None
+    ) -> None:
+        """Take in new or changed ledgers; of each commit of a sink all ledgers or none.
+
+        Args:
+            found: The connection.
+            listed: The ledgers.
+            committed: The sinks that may have committed ledgers; None if any may.
+        """
+        if found.metadata is not None:
+            apps = {_app(each) for ledger_id, each in listed.items() if not self._is_shown(ledger_id)}
+            hiding = {_app(each) for each in self._uncommitted.values()}
+            apps |= hiding if committed is None else hiding.intersection(committed)
+            listed = self._uncommitted | listed
+            for metadata in self._newly_committed(found, found.metadata, listed, sorted(apps - {""})):
+                listed[metadata.ledger_id] = metadata
         for ledger_id, metadata in listed.items():
             app = _app(metadata)
-            if app and found.metadata is not None and ledger_id not in counting.get(app, ()):
-                self.hidden[ledger_id] = metadata.creation_time_ns
-            elif metadata.state is LedgerState.CLOSED:
-                self._check_password(found, ledger_id)
-                self._check_seal(found, metadata)
-                end, length = metadata.last_entry_id + 1, metadata.length
-                self._closed[ledger_id] = ReadableLedger(ledger_id, metadata.creation_time_ns, end, length, True)
-            elif ledger_id in before:
-                self._open[ledger_id] = before[ledger_id]
+            sink = self._sinks.get(app) if app else None
+            if sink is None or self._is_shown(ledger_id) or ledger_id in sink.committed:
+                self._uncommitted.pop(ledger_id, None)
+                self._show(found, metadata)
             else:
-                self._open_ledger(found, ledger_id)
+                self._uncommitted[ledger_id] = metadata
 
-    def _listed(self, found: Connection) -> tuple[dict[int, LedgerMetadata], dict[str, set[int]]]:
-        """Return metadata by ledger, and the committed ledgers of each sink; of each commit all ledgers or none."""
-        listed = {each.ledger_id: each for each in self._wanted(found)}
-        if found.metadata is None:
-            return listed, {}
-        counting = {app: committed(found, app) for app in {_app(each) for each in listed.values()} if app}
-        named = {each for ids in counting.values() for each in ids if within(each, self._ids)}
-        if unseen := named - listed.keys() - self._elsewhere:
-            # A commit during the listing may have added ledgers, so the listing may have only some of its ledgers.
-            listed = {each.ledger_id: each for each in self._wanted(found)}
-            self._elsewhere |= unseen - listed.keys()  # deleted, or of another type
-        return listed, counting
+    def _newly_committed(
+        self, found: Connection, metadata: ClusterMetadata, listed: Container[int], apps: Iterable[str]
+    ) -> list[LedgerMetadata]:
+        """Look at sinks; return the ledgers that they have committed and that are not listed.
 
-    def _wanted(self, found: Connection) -> Iterator[LedgerMetadata]:
-        """Yield the metadata of the ledgers that the options select, without those of system types."""
-        for metadata in self.there(found):
+        A commit may have added ledgers of which this catalog was not notified, or which a listing under way missed.
+        """
+        unseen = []
+        for app in apps:
+            if app not in self._sinks:
+                self._sinks[app] = FollowedSink(found, app)
+            new = self._sinks[app].look()
+            unseen += [each for each in new if each not in listed and within(each, self._ids) and not self._knows(each)]
+        more: list[LedgerMetadata] = []
+        for at in range(0, len(unseen), _PAGE):
+            read = metadata.read_sound_ledgers(unseen[at : at + _PAGE])
+            more += self._selected(each.metadata for each in read)
+        return more
+
+    def _knows(self, ledger_id: int) -> bool:
+        """Return whether this catalog has seen a ledger, even if it is not to be read."""
+        return self._has(ledger_id) or (self._changes is not None and self._changes.knows(ledger_id))
+
+    def _show(self, found: Connection, metadata: LedgerMetadata) -> None:
+        ledger_id = metadata.ledger_id
+        if metadata.state is LedgerState.CLOSED:
+            self._check_password(found, ledger_id)
+            self._check_seal(found, metadata)
+            reader = self._open.pop(ledger_id, None)
+            if reader is not None:
+                reader.close()
+            end, length = metadata.last_entry_id + 1, metadata.length
+            self._closed[ledger_id] = ReadableLedger(ledger_id, metadata.creation_time_ns, end, length, True)
+        elif ledger_id not in self._open:
+            self._open_ledger(found, ledger_id)
+
+    def _selected(self, ledgers: Iterable[LedgerMetadata]) -> Iterator[LedgerMetadata]:
+        """Yield the metadata of the ledgers that are to be read: of the selection, and not finished."""
+        for metadata in ledgers:
             refuse_bookie_directory(self._where, (metadata,))
             if self._type is not None and not metadata.ledger_type.is_system:
                 self._types.add(str(metadata.ledger_type))
-            if self._wants(metadata):
+            if not self._wants(metadata):
+                if self._follow:
+                    self.others.add(metadata.ledger_id)
+            elif not self._is_finished(metadata.ledger_id, metadata.creation_time_ns):
                 if not self._raw:
                     refuse_segment(metadata)
                 yield metadata
@@ -230,7 +384,11 @@ class LedgerCatalog:
             for metadata in found.backend.ledgers():
                 left.discard(metadata.ledger_id)
                 yield metadata
-        for ledger_id in sorted(left):  # a listing may be late
+        yield from self._existing(found, sorted(left))
+
+    def _existing(self, found: Connection, ledger_ids: Iterable[int]) -> Iterator[LedgerMetadata]:
+        """Yield the metadata of those ledgers that exist, although a listing may be late."""
+        for ledger_id in ledger_ids:
             try:
                 yield found.manager.ledger_metadata(ledger_id)
             except NoSuchLedgerError:
@@ -310,6 +468,11 @@ def refuse_segment(metadata: LedgerMetadata) -> None:
         f"ledger {metadata.ledger_id} is a segment of {kind} {name!r}, and its entries are not records: {remedy} read "
         "the entries as they are with raw=true"
     )
+
+
+def _nothing_is(_ledger_id: int, _created_ns: int) -> bool:
+    """Return that a ledger is not finished."""
+    return False
 
 
 def _app(metadata: LedgerMetadata) -> str:

@@ -6,6 +6,9 @@ Exactly-once input rests on that: ``partitions`` depends on the two offsets alon
 listing, so a repeated micro-batch has the same entries. The reader itself keeps a catalog and the set of deleted
 ledgers in the driver as caches; losing them costs time only. A ledger counts as deleted if its own metadata is gone,
 because listings may be late.
+
+The catalog follows the changes of ledgers, and forgets those that an offset has finished, because the query does not
+come back behind an offset that it has begun from. If it does nevertheless, the catalog looks at all ledgers again.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Container, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
@@ -53,10 +56,11 @@ class _Snapshot(NamedTuple):
 
     ledgers: Mapping[int, ReadableLedger]
     hidden: Mapping[int, int]
+    others: Container[int]
 
     def advance(self, begin: Offset, taken: Mapping[int, int], deleted: Collection[int]) -> Offset:
         """Return the offset after the entries that are read next."""
-        return advance(begin, self.ledgers, self.hidden, taken, time.time_ns(), deleted)
+        return advance(begin, self.ledgers, self.hidden, taken, time.time_ns(), deleted, self.others)
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -75,6 +79,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target: _Snapshot | None = None
         self._deleted: set[int] = set()
         self._seen: tuple[Offset, _Snapshot] | None = None
+        self._starts: tuple[dict[str, Any], ...] = ()
+        """The offsets from which the next look may begin: that of the last one, and what it returned."""
 
     # ---- in the driver -------------------------------------------------------------------------------------------
 
@@ -93,7 +99,15 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         lost = [*catalog.missing, *catalog.absent(self._options.starting)]
         if lost and self._options.fail_on_data_loss:
             raise lost_ledgers_error(sorted({*lost}))
-        return first_offset(self._options.starting, ledgers, catalog.source()).to_json()
+        first = first_offset(
+            self._options.starting,
+            ledgers,
+            catalog.hidden,
+            time.time_ns(),
+            of=catalog.source(),
+            others=catalog.others,
+        )
+        return first.to_json()
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         """Return the limit of a micro-batch. If two limits are set, one is reported to Spark, and both are applied."""
@@ -118,13 +132,24 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             PybkError: As ``LedgerCatalog.look``.
         """
         begin = self._offset(start)
+        self._forget(start, begin)
         view = self._target or self._look(now=False)
         self._seen = begin, view
         self._check_loss(begin, view)
         left = begin.unfinished(view.ledgers.values())
         limited = not isinstance(limit, ReadAllAvailable)
         taken = self._admitted(begin, left) if limited else _all(begin, left)
-        return view.advance(begin, taken, self._deleted).to_json()
+        end = view.advance(begin, taken, self._deleted)
+        found = start if end is begin else end.to_json()
+        self._starts = start, found
+        return found
+
+    def _forget(self, start: dict[str, Any], begin: Offset) -> None:
+        """Have the catalog forget the ledgers that are finished at a start offset."""
+        catalog = self._on_driver()
+        if self._starts and start not in self._starts:
+            catalog.remember()
+        catalog.forget(begin.finished)
 
     @one_line_errors()
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
@@ -148,20 +173,21 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def stop(self) -> None:
         """Close connections and drop caches."""
         if self.catalog is not None:
+            self.catalog.close()
             self.catalog = None
             close_connections()
 
     def _on_driver(self) -> LedgerCatalog:
         """Return the ledger catalog; also arrange that ``stop`` is called when Spark ends the process by a signal."""
         if self.catalog is None:
-            self.catalog = LedgerCatalog(self._options)
+            self.catalog = LedgerCatalog(self._options, follow=True)
             if threading.current_thread() is threading.main_thread():
                 signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
         return self.catalog
 
     def _look(self, *, now: bool) -> _Snapshot:
         catalog = self._on_driver()
-        return _Snapshot(catalog.look(now=now), catalog.hidden)
+        return _Snapshot(catalog.look(now=now), catalog.hidden, catalog.others)
 
     def _offset(self, values: dict[str, Any]) -> Offset:
         """Decode an offset of the checkpoint, and check that it belongs to this selection of ledgers."""
@@ -175,7 +201,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _check_loss(self, begin: Offset, view: _Snapshot) -> None:
         """Find ledgers that were deleted, or cannot be found, before they were read to their ends."""
-        missing = begin.named().difference(view.ledgers, view.hidden, self._deleted)
+        missing = begin.unfinished_ids().difference(view.ledgers, view.hidden, self._deleted)
         deleted = self._on_driver().deleted(missing)
         self._deleted |= deleted
         unread = begin.unread()
