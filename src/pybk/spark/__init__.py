@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from pybk.spark.jobs.inventory import Inventory, inventory
     from pybk.spark.jobs.tier import Tiered, tier
     from pybk.spark.jobs.verify import CheckedReplica, VerifiedLedgers, verify
+    from pybk.spark.query_backlog import backlog
     from pybk.spark.sink.manifest import collect
     from pybk.spark.source.local_read import read_local
 
@@ -27,6 +28,7 @@ __all__ = [
     "Inventory",
     "Tiered",
     "VerifiedLedgers",
+    "backlog",
     "collect",
     "configure",
     "copy",
@@ -49,6 +51,7 @@ _JOBS: Final = {
     "verify": ("verify", "VerifiedLedgers", "CheckedReplica"),
 }
 _WHEN_ASKED: Final = {
+    "backlog": "pybk.spark.query_backlog",
     "collect": "pybk.spark.sink.manifest",
     "read_local": "pybk.spark.source.local_read",
     **{name: f"pybk.spark.jobs.{job}" for job, names in _JOBS.items() for name in names},
