@@ -9,6 +9,7 @@ from pybk.spark.executors.bookies import configure, start_bookies
 from pybk.spark.executors.executor import ExecutorBookie, local_bookie
 
 if TYPE_CHECKING:
+    from pybk.spark.jobs.compact import CompactedLog, compact
     from pybk.spark.jobs.copy import Copied, copy
     from pybk.spark.jobs.export import Exported, export
     from pybk.spark.jobs.import_ import Imported, import_
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CheckedReplica",
+    "CompactedLog",
     "Copied",
     "ExecutorBookie",
     "Exported",
@@ -30,6 +32,7 @@ __all__ = [
     "VerifiedLedgers",
     "backlog",
     "collect",
+    "compact",
     "configure",
     "copy",
     "export",
@@ -43,6 +46,7 @@ __all__ = [
 ]
 
 _JOBS: Final = {
+    "compact": ("compact", "CompactedLog"),
     "copy": ("copy", "Copied"),
     "export": ("export", "Exported"),
     "import_": ("import_", "Imported"),

@@ -306,6 +306,31 @@ def _inventory(spark: SparkSession, parsed: argparse.Namespace) -> int:
     return DAMAGED if short else SOUND
 
 
+def _compact(spark: SparkSession, parsed: argparse.Namespace) -> int:
+    from pybk.spark.jobs.compact import compact
+
+    found = compact(
+        spark,
+        parsed.path,
+        parsed.logs or None,
+        **_common(parsed),
+        segment_bytes=parsed.segment_bytes,
+        segment_age_s=parsed.segment_age,
+        segment_records=parsed.segment_records,
+        keep_s=parsed.keep,
+    )
+    if parsed.json:
+        print_json({"logs": [asdict(each) for each in found]})
+    else:
+        rows = [(each.log, each.replaced, each.ledgers, each.records, each.bytes, each.segments) for each in found]
+        headers = ("log", "merged segments", "into ledgers", "records", "bytes", "segments now")
+        print_table([["" if value is None else value for value in row] for row in rows], headers)
+        for each in found:
+            for reason in each.failed:
+                print(f"log {each.log}: {' '.join(reason.split())}")
+    return DAMAGED if any(each.failed for each in found) else SOUND
+
+
 VERBS: Final[Verbs] = {
     "verify": _job("verify", _verify),
     "tier": _job("tier", _tier),
@@ -313,6 +338,7 @@ VERBS: Final[Verbs] = {
     "import": _job("import", _import),
     "inventory": _job("inventory", _inventory),
     "copy": _job("copy", _copy),
+    "compact": _job("compact", _compact),
     "collect": _collect,
 }
 """The jobs of ``pybk spark``."""
