@@ -35,7 +35,7 @@ from pybk.storage.format.cookie import (
 )
 from pybk.storage.format.index_rows import CheckpointMark, FileRow, NamedRow
 from pybk.storage.format.log_file import BLOCK_BYTES, Watermark, decode_file_header
-from pybk.storage.index.index import Index
+from pybk.storage.index.index import Index, IndexSnapshot
 from pybk.storage.io.filesystem import FileSystem, replace_file
 from pybk.storage.io.lmdb_environment import Environment
 from pybk.storage.preallocation import put_back, put_back_packed
@@ -362,7 +362,7 @@ def check_index_present(fs: FileSystem, path: str, root: str) -> None:
         )
 
 
-def checked_mark(index: Index, cookie: Cookie, root: str) -> CheckpointMark:
+def checked_mark(index: Index | IndexSnapshot, cookie: Cookie, root: str) -> CheckpointMark:
     """Return the index's mark.
 
     Raises:

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from xxhash import xxh3_64_intdigest
@@ -17,9 +18,11 @@ from pybk.errors import ClosedError, CookieError, CorruptError, UsageError
 from pybk.flags import StorageHint
 from pybk.ledger.digest import DigestType
 from pybk.manager.ledger_manager import LedgerManager
+from pybk.storage.format.catalog import CatalogState, read_catalog
 from pybk.storage.format.index_rows import entries_key
 from pybk.storage.format.log_file import RECORD_HEADER_BYTES, RecordKind, encode_header
 from pybk.storage.io.lmdb_environment import LmdbEnvironment
+from pybk.storage.repair import verify
 from pybk.storage.repair.verify import VerifyProblem, verify_store
 from tests.storage.repair.test_rebuild import CONFIG, files_of, fill, filled_with, index_of, open_store
 
@@ -180,6 +183,23 @@ def test_a_forged_entry_needs_the_password_to_be_found(tmp_path: Path) -> None:
     environment.close()
     assert [problem.ledger_id for problem in problems_of(tmp_path, None)] == [1]
     assert [problem.ledger_id for problem in problems_of(tmp_path)] == [0, 1]
+
+
+def test_a_checkpoint_during_each_try_is_no_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with open_store(tmp_path) as manager:
+
+        def change() -> None:
+            manager.create_ledger(digest_type=DigestType.XXH3).close()
+            manager.checkpoint()
+
+        def read_and_change(*arguments: Any, **options: Any) -> CatalogState:
+            state = read_catalog(*arguments, **options)
+            change()
+            return state
+
+        change()
+        monkeypatch.setattr(verify, "read_catalog", read_and_change)
+        assert problems_of(tmp_path) == ()
 
 
 def test_a_store_that_is_being_written_has_no_problems(tmp_path: Path) -> None:

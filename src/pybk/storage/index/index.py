@@ -288,6 +288,10 @@ class IndexSnapshot:
             for ledger_id, state in found:
                 yield decode_state(ledger_id, state, where="index")
 
+    def files(self) -> dict[int, FileRow]:
+        """Return all files, by id; checks that none is missing."""
+        return {file_id: use.row for file_id, use in file_uses(self._transaction).items()}
+
     def named(self) -> list[NamedRow]:
         """Return the named records, sorted by name; checks that they are all."""
         return _named_in(self._transaction, "")

@@ -61,7 +61,7 @@ from pybk.storage.format.cookie import COOKIE_NAME, Cookie
 from pybk.storage.format.extent import Extent
 from pybk.storage.format.index_rows import CheckpointMark, FileRow, LedgerRow
 from pybk.storage.format.log_file import RunLocations, Watermark, entry_ends
-from pybk.storage.index.index import NOTHING, Index, last_entry, untiled
+from pybk.storage.index.index import NOTHING, Index, IndexSnapshot, last_entry, untiled
 from pybk.storage.io.filesystem import FileSystem, OsFileSystem
 from pybk.storage.io.lmdb_environment import Environment
 from pybk.storage.log.recovery import OpenLogFile, load_log_files, log_files
@@ -344,12 +344,15 @@ class _Check:
         """Compare the catalog with the index, if both are of the same checkpoint."""
         if self._index is None or self._mark is None:
             return
-        self._mark = checked_mark(self._index, self._cookie, self._root)
-        state = self._catalog()
-        if state.mark.catalog_bytes != self._mark.catalog_bytes:
-            return
-        path = catalog_path(self._root, self._mark.catalog_file_id)
-        if state.mark != self._mark or state.files != self._index.files():
+        with self._index.snapshot() as index:  # a checkpoint may change the index meanwhile
+            self._mark = checked_mark(index, self._cookie, self._root)
+            state = self._catalog()
+            if state.mark.catalog_bytes == self._mark.catalog_bytes:
+                yield from self._differences(state, index, self._mark)
+
+    def _differences(self, state: CatalogState, index: IndexSnapshot, mark: CheckpointMark) -> Iterable[VerifyProblem]:
+        path = catalog_path(self._root, mark.catalog_file_id)
+        if state.mark != mark or state.files != index.files():
             yield VerifyProblem(
                 f"{path} names other files than the index, or another mark; run `pybk store rebuild-index "
                 f"{self._root}`",
@@ -357,7 +360,7 @@ class _Check:
             )
         known = state.ledgers
         count = 0
-        for row in self._index.ledgers():
+        for row in index.ledgers():
             count += 1
             if known.get(row.metadata.ledger_id) != row:
                 yield VerifyProblem(
@@ -365,7 +368,7 @@ class _Check:
                     path,
                     ledger_id=row.metadata.ledger_id,
                 )
-        if list(state.named.values()) != self._index.all_named():
+        if list(state.named.values()) != index.named():
             yield VerifyProblem(
                 f"{path} has other named records than the index; run `pybk store rebuild-index {self._root}`", path
             )
