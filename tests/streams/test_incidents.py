@@ -53,9 +53,11 @@ def ledger_count(manager: LedgerManager) -> int:
 def test_bookkeeper_2898_a_reader_skips_no_segment(log: Log) -> None:
     """A log was written and closed; a reader of the next handle sometimes missed a whole segment (#3064)."""
     for first in range(0, 60, 20):
-        with log.writer(segment_records=3) as writer:
-            for data in numbers(20, first):
+        with log.writer() as writer:
+            for count, data in enumerate(numbers(20, first), 1):
                 writer.append(data)
+                if count % 3 == 0:
+                    writer.roll()
     assert len(log.segments()) > 3
     for _ in range(20):
         assert texts(iter(log.reader())) == numbers(60)
