@@ -13,7 +13,16 @@ from typing import Any
 
 import pytest
 
-from pybk import LedgerManager, Log, NewRecord, StoreConfig
+from pybk import (
+    LedgerManager,
+    Log,
+    LogFencedError,
+    LogLockedError,
+    LogSealedError,
+    NewRecord,
+    SegmentMerge,
+    StoreConfig,
+)
 from pybk.admin.cli import main
 from pybk.manager.ledger_manager import backend_of
 from tests.waiting import PROCESS_S
@@ -98,6 +107,32 @@ def test_small_segments_are_merged(shell: Shell) -> None:
     shell.out("seal", "orders")
     status, _, err = shell.run("merge", "orders")
     assert (status, "its segments are not merged" in err) == (2, True)
+
+
+def test_a_watch_of_merges_outlasts_what_passes(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    for each in b"ab":
+        shell.out("append", "orders", stdin=b"%c\n" % each)
+    real = Log.merge_segments
+    errors: list[BaseException | None] = [LogLockedError("another merges"), None]
+    errors += [LogFencedError("another has begun"), KeyboardInterrupt()]
+
+    def merge_segments(log: Log, **arguments: Any) -> SegmentMerge:
+        error = errors.pop(0)
+        if error is not None:
+            raise error
+        return real(log, **arguments)
+
+    monkeypatch.setattr(Log, "merge_segments", merge_segments)
+    status, out, err = shell.run("merge", "orders", "--watch", "0s")
+    assert status == 130
+    assert out == "2 segments merged into 1 ledger; log orders has 1 segment\n"
+    assert err.splitlines() == [
+        "pybk: another merges; the next look tries again",
+        "pybk: another has begun; the next look tries again",
+    ]
+    errors += [LogLockedError("another merges"), LogSealedError("sealed")]
+    assert shell.run("merge", "orders")[::2] == (4, "pybk: another merges\n")
+    assert shell.run("merge", "orders", "--watch", "0s")[::2] == (2, "pybk: sealed\n")
 
 
 def test_a_log_is_made_again(shell: Shell, store: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import os
+import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
@@ -13,9 +14,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 from pybk.admin.cli.arguments import Verbs
 from pybk.admin.cli.credentials import Given, given_in
 from pybk.admin.cli.logs import Append, LogVerbs, Record, manager_of, print_rows
-from pybk.admin.cli.output import counted, print_result, watch
+from pybk.admin.cli.output import UNREACHABLE, counted, print_result, watch
 from pybk.credentials import cut_value
-from pybk.errors import UsageError
+from pybk.errors import LogFencedError, PybkError, UsageError
 from pybk.streams.format import Position
 
 if TYPE_CHECKING:
@@ -74,12 +75,20 @@ class _LogVerbs(LogVerbs["Log"]):
         with manager_of(parsed, read_only=False) as manager, self.open(parsed, manager, parsed.name, "w") as log:
 
             def look() -> int:
-                made = log.merge_segments(
-                    segment_bytes=parsed.segment_bytes,
-                    segment_age_s=parsed.segment_age,
-                    segment_records=parsed.segment_records,
-                    keep_s=parsed.keep,
-                )
+                try:
+                    made = log.merge_segments(
+                        segment_bytes=parsed.segment_bytes,
+                        segment_age_s=parsed.segment_age,
+                        segment_records=parsed.segment_records,
+                        keep_s=parsed.keep,
+                    )
+                except PybkError as error:
+                    if parsed.watch is None or not (error.retryable or isinstance(error, LogFencedError)):
+                        raise
+                    from pybk.metadata.store import without_secrets
+
+                    print(f"pybk: {without_secrets(str(error))}; the next look tries again", file=sys.stderr)
+                    return UNREACHABLE
                 what = f"{counted(made.replaced, 'segment')} merged into {counted(made.ledgers, 'ledger')}"
                 return print_result(
                     parsed, made._asdict(), f"{what}; log {parsed.name} has {counted(made.segments, 'segment')}"
