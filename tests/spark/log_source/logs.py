@@ -53,6 +53,10 @@ class Logs:
         """Drop the records before one."""
         self._logs[name].truncate(seq)
 
+    def merge(self, name: str) -> int:
+        """Merge the closed segments of a log, delete the ledgers of others before, and return how many are merged."""
+        return self._logs[name].merge_segments(keep_s=0).replaced
+
     def seal(self, name: str) -> None:
         """End a log for good."""
         self._writers.pop(name).seal()

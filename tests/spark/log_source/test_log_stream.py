@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -189,6 +189,31 @@ def test_a_missing_log_is_refused_with_the_nearest_or_waited_for(store: LogStore
     assert query.batch() == 2
     store.append("order", some(4))
     assert query.batch() == 4
+
+
+@FORMS
+def test_segments_that_are_merged_after_a_plan_are_read_as_planned(
+    store: LogStore, columns: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    query = None
+    for first in range(0, 24, 6):
+        for number in range(first, first + 6, 2):
+            store.append("orders", some(2, number))
+            store.roll("orders")
+        query = query or Query(store.options, log="orders", columns=columns, maxRecordsPerPartition=4)
+        query.start()
+        plan = query.reader.partitions
+
+        def partitions(*offsets: dict[str, Any], plan: Callable[..., Any] = plan) -> Any:
+            planned = plan(*offsets)
+            assert store.merge("orders") > 1
+            store.merge("orders")
+            return planned
+
+        monkeypatch.setattr(query.reader, "partitions", partitions)
+        assert query.batch() == 6
+    assert query is not None
+    assert query.rows == {"orders": list(range(24))}
 
 
 @FORMS
