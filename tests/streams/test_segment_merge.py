@@ -406,8 +406,13 @@ def test_replaced_ledgers_are_deleted_without_a_sweep(manager: LedgerManager, lo
     assert not any(exists(manager, each) for each in old)
 
 
-def test_a_deleted_log_leaves_nothing(manager: LedgerManager, log: Log) -> None:
+@pytest.mark.parametrize("is_empty", [False, True])
+def test_a_deleted_log_leaves_nothing(manager: LedgerManager, log: Log, is_empty: bool) -> None:
     log.merge_segments(segment_records=4 * EACH)
+    if is_empty:
+        log.seal()
+        log.truncate(RECORDS)
+        assert log.segments() == []
     log.close()
     Log.delete(manager, "log", password=PASSWORD)
     assert list(manager.ledgers()) == []

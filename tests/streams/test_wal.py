@@ -598,6 +598,19 @@ def test_a_checkpoint_of_a_fenced_writer_is_not_listed(manager: LedgerManager) -
     first.close()
 
 
+def test_a_sealed_log_that_has_nothing_but_checkpoints_is_deleted_with_them(manager: LedgerManager) -> None:
+    with opened(manager) as wal:
+        wal.append(b"a")
+        wal.roll()
+        with wal.checkpoint(keep=1) as file:
+            file.write(b"state")
+        wal.seal()
+    with WriteAheadLog.open(manager, "wal", mode="r", password=PASSWORD) as sealed:
+        assert (sealed.ledgers(), len(sealed.checkpoints())) == ((), 1)
+    WriteAheadLog.delete(manager, "wal", password=PASSWORD)
+    assert list(manager.list_ledgers()) == []
+
+
 def test_logs_are_listed_and_deleted(manager: LedgerManager) -> None:
     for name in ("orders/eu", "orders/us", "users"):
         with WriteAheadLog.open(manager, name, password=PASSWORD) as wal:

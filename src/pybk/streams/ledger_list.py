@@ -1031,7 +1031,7 @@ def drop(name: str) -> Steps[None]:
             ends = yield from _recovered(record, counts=False)  # so that a log with damaged records can be deleted
             if ends is not None:
                 yield WriteList(record.closed(ends, 0).emptied(), found.version)
-        elif not record.dropped or not record.sealed or record.segments:
+        elif record.emptied() != record:
             yield WriteList(record.emptied(), found.version)
         elif record.pending_deletes or record.gone_pages:
             record = yield from _delete_pending(name, record)
