@@ -38,6 +38,7 @@ from pybk import (
 from pybk.admin.cli import main
 from pybk.manager.ledger_manager import backend_of
 from pybk.streams import ledger_list, ledger_steps, segment_merge
+from pybk.streams.ledger_list import Merge
 from pybk.streams.ledger_spec import spec_of
 from pybk.streams.ledger_steps import LedgerSteps
 from pybk.streams.list_record import (
@@ -52,7 +53,7 @@ from pybk.streams.list_record import (
     new_list,
 )
 from pybk.streams.list_writer import RollPolicy
-from pybk.streams.segment_merge import MEMBERS_MAX, groups_to_merge
+from pybk.streams.segment_merge import MEMBERS_MAX, MergePlan, groups_to_merge
 from tests.cluster.inside import inside
 from tests.internals import cut_log
 from tests.streams.test_detached import DAY, commit, numbered
@@ -451,6 +452,32 @@ def test_a_merge_of_what_was_truncated_meanwhile_changes_nothing(
     assert again.ledgers == (0 if kept in (4 * EACH, RECORDS) else 1)
     if kept != RECORDS:
         assert not Log.sweep(manager, password=PASSWORD)
+
+
+@pytest.mark.parametrize("kept", [4 * EACH, 5 * EACH + 1, RECORDS])
+def test_what_was_truncated_before_it_is_copied_is_left_out(
+    log: Log, monkeypatch: pytest.MonkeyPatch, kept: int
+) -> None:
+    log.truncate(3 * EACH)  # so that the first segment is one of a writer
+    real = segment_merge.copied
+
+    def copied(steps: LedgerSteps, plan: MergePlan) -> Merge | None:
+        if log.first_seq() < kept:
+            with ThreadPoolExecutor() as pool:
+                pool.submit(log.truncate, kept).result(WAIT_S)
+        return real(steps, plan)
+
+    monkeypatch.setattr(segment_merge, "copied", copied)
+    assert log.merge_segments(segment_records=4 * EACH).ledgers == (0 if kept == RECORDS else 1)
+    assert data_of(log) == [b"%d" % number for number in range(kept, RECORDS)]
+
+
+def test_a_member_that_is_missing_is_damage(manager: LedgerManager, log: Log) -> None:
+    log.truncate(3 * EACH)
+    gone = log.segments()[0]
+    manager.delete_ledger(gone.ledger_id, password=PASSWORD)
+    with pytest.raises(CorruptError, match=f"record {gone.first_seq} cannot be read, because ledger {gone.ledger_id}"):
+        log.merge_segments()
 
 
 def test_a_log_that_was_cut_meanwhile_has_no_void_records(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from pybk.errors import LogLockedError, RewoundError, TruncatedError
+from pybk.errors import LogLockedError, NoSuchLedgerError, RewoundError, TruncatedError
 from pybk.manager.ledger_manager import backend_of
 from pybk.streams import ledger_list
 from pybk.streams.appender import SET_BYTES
@@ -27,6 +27,7 @@ from pybk.streams.ledger_list import Merge
 from pybk.streams.ledger_steps import FIRST_ENTRY, LedgerSteps, payload_of
 from pybk.streams.list_record import MERGES, Detached, ListRecord, Rows, Segment
 from pybk.streams.list_writer import RollPolicy
+from pybk.streams.record_damage import missing_error
 from pybk.streams.record_reader import RecordReader
 
 KEEP_SECONDS: Final = 3600.0
@@ -199,6 +200,8 @@ def copied(steps: LedgerSteps, plan: MergePlan) -> Merge | None:
     with _Copy(steps, DetachedHeader(uid, steps.name, MERGES, plan.run, plan.number, 0)) as copy:
         try:
             before = _highest_before(steps, first)
+            if before is None:
+                return None
             reader = RecordReader(steps, first.first_seq)
             try:
                 while reader.seq <= last.last_seq:
@@ -222,13 +225,23 @@ def copied(steps: LedgerSteps, plan: MergePlan) -> Merge | None:
     return Merge(plan.run, plan.members, row, ledger, time.time_ns() + int(plan.keep_s * 1e9))
 
 
-def _highest_before(steps: LedgerSteps, segment: Segment) -> Highest:
-    """Return the highest event time and transaction id before a segment."""
+def _highest_before(steps: LedgerSteps, segment: Segment) -> Highest | None:
+    """Return the highest event time and transaction id before a closed segment; None if it is not listed any more.
+
+    Raises:
+        CorruptError: Its ledger is missing, although it is listed.
+    """
     if segment.before is not None:
         return segment.before
-    with steps.open_segment(segment) as reader:
-        where = f"{steps.title}, ledger {segment.ledger_id} entry {FIRST_ENTRY}"
-        return highest_before(payload_of(reader, FIRST_ENTRY), where=where)
+    try:
+        with steps.open_segment(segment) as reader:
+            where = f"{steps.title}, ledger {segment.ledger_id} entry {FIRST_ENTRY}"
+            return highest_before(payload_of(reader, FIRST_ENTRY), where=where)
+    except NoSuchLedgerError as error:
+        if steps.segment_numbered(steps.existing().record, segment.number) != segment:
+            return None
+        assert segment.first_seq is not None
+        raise missing_error(steps, segment, segment.first_seq) from error
 
 
 class _Copy:
