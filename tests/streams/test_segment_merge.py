@@ -28,6 +28,7 @@ from pybk import (
     Namespace,
     NewRecord,
     NoSuchLedgerError,
+    NoSuchLogError,
     Passwords,
     Retention,
     TxId,
@@ -478,6 +479,33 @@ def test_a_member_that_is_missing_is_damage(manager: LedgerManager, log: Log) ->
     manager.delete_ledger(gone.ledger_id, password=PASSWORD)
     with pytest.raises(CorruptError, match=f"record {gone.first_seq} cannot be read, because ledger {gone.ledger_id}"):
         log.merge_segments()
+
+
+def test_a_log_that_was_deleted_meanwhile_leaves_nothing_of_a_merge(
+    manager: LedgerManager, log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    after_copies(monkeypatch, lambda: Log.delete(manager, "log", password=PASSWORD))
+    with pytest.raises(NoSuchLogError):
+        log.merge_segments()
+    assert list(manager.ledgers()) == []
+    with opened(manager) as again:
+        assert data_of(again) == []
+
+
+def test_a_log_that_was_made_again_meanwhile_gets_nothing_of_a_merge(
+    manager: LedgerManager, log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def made_again() -> None:
+        Log.delete(manager, "log", password=PASSWORD)
+        with opened(manager) as again:
+            fill(again, 2)
+
+    after_copies(monkeypatch, made_again)
+    with pytest.raises(NoSuchLogError):
+        log.merge_segments()
+    with opened(manager) as again:
+        assert data_of(again) == [b"%d" % number for number in range(2 * EACH)]
+        assert {each.ledger_id for each in manager.ledgers()} == {each.ledger_id for each in again.segments()}
 
 
 def test_a_log_that_was_cut_meanwhile_has_no_void_records(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
-from pybk import LedgerManager, Log, LogEnd, LogReader
+from pybk import LedgerManager, Log, LogEnd, LogReader, NoSuchLogError
 from pybk.streams import ledger_steps
 from pybk.streams.ledger_list import UNKNOWN, Step, WriteList
 from pybk.streams.list_record import MERGES
@@ -15,7 +16,9 @@ from tests.internals import performed
 from tests.sampling import sample
 from tests.streams.test_detached import commit, numbered
 from tests.streams.test_detached_crash import dying
+from tests.streams.test_list_pages import parts_of
 from tests.streams.test_log import PASSWORD, data_of, opened
+from tests.waiting import WAIT_S
 
 COMMITS = 9
 EXPECTED = [b"%d" % number for number in range(2 * COMMITS)]
@@ -111,6 +114,22 @@ def test_a_merge_whose_answer_is_lost_is_read_from_the_record(manager: LedgerMan
         assert data_of(log) == EXPECTED
         assert len(log.segments()) == 2
         check(manager, log, [])
+
+
+def test_a_log_that_is_deleted_before_a_merge_is_listed_leaves_nothing(manager: LedgerManager) -> None:
+    with opened(manager) as log:
+        fill(log)
+
+        def perform(real: Callable[[Step], Any], step: Step) -> Any:
+            if isinstance(step, WriteList) and step.record.replaced:
+                with ThreadPoolExecutor() as pool:
+                    pool.submit(Log.delete, manager, "log", password=PASSWORD).result(WAIT_S)
+            return real(step)
+
+        with performed(perform), pytest.raises(NoSuchLogError):
+            merge(log)
+    assert list(manager.ledgers()) == []
+    assert parts_of(manager) == []
 
 
 def test_the_beginning_of_a_run_whose_answer_is_lost_is_made_again(manager: LedgerManager) -> None:

@@ -542,13 +542,20 @@ def merge(name: str, made: Merge) -> Steps[ListRecord | None]:
         The record that lists it. None if the record does not list the members any more; the ledger is deleted then.
 
     Raises:
-        NoSuchLogError: The list does not exist.
+        NoSuchLogError: The list does not exist. The ledger is deleted unless it may have been listed, because no sweep
+            looks for ledgers of lists that are gone.
         LogFencedError: Another run of merges has begun since.
         LogSealedError: The log has ended for good.
         NoSuchLedgerError: The ledger was deleted.
     """
+    may_be_listed = False
     while True:
-        found = yield from _read(name)
+        try:
+            found = yield from _read(name)
+        except NoSuchLogError:
+            if not may_be_listed:
+                yield DeleteLedger(made.ledger.ledger_id)
+            raise
         record = found.record
         try:
             pages, rows = yield from _rows_to_merge(found, made.members)
@@ -566,10 +573,12 @@ def merge(name: str, made: Merge) -> Steps[ListRecord | None]:
                 raise NoSuchLedgerError(f"ledger {made.ledger.ledger_id} of a merge of {_title(record)} was deleted")
             continue
         changed, names = yield from _with_merge(found, made, pages, rows)
-        if (yield from _is_written(changed, found, names)):
+        outcome = yield from _settled(changed, found, names)
+        if isinstance(outcome, Written):
             for page in pages:
                 yield RemovePage(page.name)
             return (yield from _delete_pending(name, changed))
+        may_be_listed = may_be_listed or isinstance(outcome, Unknown)
 
 
 def _rows_to_merge(found: Found, members: Rows) -> Steps[tuple[tuple[Page, ...], Rows]]:
@@ -628,26 +637,33 @@ def _with_merge(
     return changed, (old,) if page is None else (old, page.name)
 
 
-def _is_written(changed: ListRecord, found: Found, names: Iterable[str]) -> Steps[bool]:
-    """Write a record; return whether that took effect, as far as is known, or may take effect no more.
+def _settled(changed: ListRecord, found: Found, names: Iterable[str]) -> Steps[Written | Conflict | Unknown]:
+    """Write a record, and find out whether that took effect.
 
     Args:
         changed: The record.
         found: The record before.
         names: The pages that were written for it, which are removed if it takes no effect.
+
+    Returns:
+        ``CONFLICT`` if it did not and will not; ``UNKNOWN`` if it may have, before the record was changed again.
     """
+    outcome: Conflict | Unknown = CONFLICT
     while True:
-        if isinstance((yield WriteList(changed, found.version)), Written):
-            return True
+        result = yield WriteList(changed, found.version)
+        if isinstance(result, Written):
+            return result
+        if isinstance(result, Unknown):
+            outcome = UNKNOWN
         now: Found | None = yield ReadList()
         if now is not None and now.version == found.version:
             continue
-        if now is not None:
-            named = named_parts(now.record)
+        if now is not None or outcome is CONFLICT:  # else the record may have another name, and name them
+            named = frozenset[str]() if now is None else named_parts(now.record)
             for name in names:
                 if name not in named:
                     yield RemovePage(name)
-        return False
+        return outcome
 
 
 def release(name: str, now_ns: int) -> Steps[ListRecord]:
