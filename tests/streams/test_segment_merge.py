@@ -363,6 +363,20 @@ def test_what_was_truncated_or_cut_is_not_merged(manager: LedgerManager, log: Lo
     assert data_of(log) == [*data[EACH : 2 * EACH], b"last"]
 
 
+def test_pages_stay_short_where_each_boundary_is_between_members(manager: LedgerManager) -> None:
+    small, large = [NewRecord(b"s" * 10)], [NewRecord(b"l" * 5_000)]
+    with opened(manager) as log:
+        for number in range(32):
+            commit(log, number, large if number % 4 in (1, 2) else small)
+        assert [each.segments for each in record_of(manager).pages] == [4] * 7
+        data = data_of(log)
+        assert log.merge_segments(segment_bytes=2_000).ledgers == 7
+        pages = [each.segments for each in record_of(manager).pages]
+        assert max(pages) <= 4, "a metadata store takes no value of any length"
+        assert sum(pages) + len(record_of(manager).segments) == 25
+        assert data_of(log) == data
+
+
 def test_retention_drops_a_merged_segment_as_a_whole(log: Log) -> None:
     log.merge_segments(segment_records=4 * EACH)
     commit(log, 100, [NewRecord(b"last")])

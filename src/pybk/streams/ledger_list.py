@@ -629,12 +629,13 @@ def _with_merge(
     dropped = [each.ledger_id for each in others if each not in left]  # they were truncated while they were open
     if made.members[-1] in rows:
         left = in_order((*left, made.row))
-    page: Page | None = None
-    if left:
-        name: str = yield WritePage(record.next_segment, left)
-        page = page_of(name, left)
-    changed = record.merged(made.members, made.row, pages, page, Replaced(old, made.until_ns)).dropping(dropped)
-    return changed, (old,) if page is None else (old, page.name)
+    new: list[Page] = []
+    for low in range(0, len(left), found.page_segments):
+        part = left[low : low + found.page_segments]
+        name: str = yield WritePage(record.next_segment, part)
+        new.append(page_of(name, part))
+    changed = record.merged(made.members, made.row, pages, new, Replaced(old, made.until_ns)).dropping(dropped)
+    return changed, (old, *(each.name for each in new))
 
 
 def _settled(changed: ListRecord, found: Found, names: Iterable[str]) -> Steps[Written | Conflict | Unknown]:

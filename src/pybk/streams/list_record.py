@@ -952,7 +952,7 @@ class ListRecord:
         return self.pages[low : at[-1] + 1]
 
     def merged(
-        self, members: Rows, row: Segment, pages: Sequence[Page], page: Page | None, old: Replaced
+        self, members: Rows, row: Segment, pages: Sequence[Page], new: Iterable[Page], old: Replaced
     ) -> ListRecord:
         """Return the record in which one segment stands in place of consecutive closed ones (rule T20).
 
@@ -960,8 +960,7 @@ class ListRecord:
             members: These; the record lists them.
             row: The one segment.
             pages: The consecutive pages that are replaced: all that have members, and perhaps others.
-            page: The page that has their other segments, and ``row`` if the last member was in a page; None if there
-                are none.
+            new: The pages that have their other segments, and ``row`` if the last member was in a page.
             old: The page that has ``members``.
         """
         gone = {each.number for each in members}
@@ -969,7 +968,6 @@ class ListRecord:
         if members[-1] in self.segments:
             segments = in_order((*segments, row))
         at = self.pages.index(pages[0]) if pages else len(self.pages)
-        new = () if page is None else (page,)
         left = (*self.pages[:at], *new, *self.pages[at + len(pages) :])
         return replace(self, segments=segments, pages=left, replaced=(*self.replaced, old))
 
