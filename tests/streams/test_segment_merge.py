@@ -33,6 +33,7 @@ from pybk import (
     Retention,
     TxId,
     UnsupportedFormatError,
+    UsageError,
     back_up,
     restore_backup,
 )
@@ -433,6 +434,24 @@ def test_a_deleted_log_leaves_nothing(manager: LedgerManager, log: Log, is_empty
     Log.delete(manager, "log", password=PASSWORD)
     assert list(manager.ledgers()) == []
     assert parts_of(manager) == []
+
+
+def test_a_log_has_room_for_segments_however_many_merges_are_kept(
+    manager: LedgerManager, log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(segment_merge, "KEPT_MERGES_MAX", 2)
+    assert log.merge_segments(segment_records=2 * EACH).ledgers == 2
+    assert log.merge_segments(segment_records=2 * EACH).ledgers == 0
+    steps = LedgerSteps(manager, "log", spec_of(ListKind.LOG, PASSWORD, None, insecure=False))
+    steps.perform(ledger_list.release("log", time.time_ns() + 4000 * 10**9))
+    assert log.merge_segments(segment_records=2 * EACH).ledgers == 2
+    assert data_of(log) == [b"%d" % number for number in range(RECORDS)]
+
+
+def test_the_time_for_which_ledgers_are_kept_has_an_end(log: Log) -> None:
+    for keep_s in (None, -1, "1h", float("inf"), float("nan"), 1e12):
+        with pytest.raises(UsageError, match=r"keep_s is .*; it takes seconds, from 0 to 1000000000"):
+            log.merge_segments(keep_s=keep_s)  # type: ignore[arg-type]
 
 
 # ---- others that change the log meanwhile ----------------------------------------------------------------------------

@@ -44,6 +44,8 @@ from pybk.values import INT64_MAX
 FIRST_SEQ: Final = 0
 """The sequence number of the first record of a log."""
 
+_KEEP_SECONDS_MAX: Final = 1e9
+
 _REMEMBER_SECONDS_MIN: Final = 3600.0
 """A commit whose answer was lost is made again well within this time."""
 
@@ -452,7 +454,9 @@ class Log(NamedList, kinds=(ListKind.LOG, ListKind.CURSOR), first_seq=FIRST_SEQ)
                 None likewise, with 4 hours.
             segment_records: The most records of it; None likewise, without a limit.
             keep_s: Seconds for which the ledgers that it replaces are kept for readers that have opened them; they are
-                deleted then by a later merge, by the log's writer or by a sweep.
+                deleted then by a later merge, by the log's writer or by a sweep. A log keeps those of 2048 merges, and
+                is merged further once the time of some is over. An export of a cluster's metadata that is older than
+                ``keep_s`` names ledgers that are gone.
 
         Raises:
             LogLockedError: Another process merges segments of the log.
@@ -468,7 +472,7 @@ class Log(NamedList, kinds=(ListKind.LOG, ListKind.CURSOR), first_seq=FIRST_SEQ)
         self._check_open()
         asked = LogSettings(segment_bytes=segment_bytes, segment_age_s=segment_age_s, segment_records=segment_records)
         policy = RollPolicy.of(asked.over(self._steps.settings()))
-        return merge_segments(self._steps, policy, seconds_of(keep_s, "keep_s") or 0.0)
+        return merge_segments(self._steps, policy, _kept(keep_s))
 
     merge_segments_async = asyncio_form(merge_segments, own_thread=True)
 
@@ -740,6 +744,13 @@ class Log(NamedList, kinds=(ListKind.LOG, ListKind.CURSOR), first_seq=FIRST_SEQ)
 
 def _commit_of(query: object, epoch: object) -> tuple[str, int]:
     return checked_name(query, "a query"), whole_from(epoch, 0, "epoch", "the number of a commit", INT64_MAX)
+
+
+def _kept(keep_s: object) -> float:
+    """Return the seconds for which the ledgers of merged segments are kept."""
+    if isinstance(keep_s, int | float) and 0 <= keep_s <= _KEEP_SECONDS_MAX:
+        return keep_s
+    raise UsageError(f"keep_s is {keep_s!r:.50}; it takes seconds, from 0 to {_KEEP_SECONDS_MAX:.0f}")
 
 
 def _remembered(remember: object) -> float:

@@ -36,6 +36,10 @@ KEEP_SECONDS: Final = 3600.0
 MEMBERS_MAX: Final = 1024
 """Segments of a merge; their rows are in one page, which a metadata store takes."""
 
+KEPT_MERGES_MAX: Final = 2048
+"""Merges of a log whose replaced ledgers are kept at a time; the record of the log names each, and needs space for
+segments."""
+
 
 class SegmentMerge(NamedTuple):
     """The result of ``Log.merge_segments``.
@@ -141,10 +145,11 @@ def groups_to_merge(record: ListRecord, segments: Sequence[Segment], policy: Rol
     """Return the groups of consecutive closed segments that are worth a merge, each within the limits of a segment.
 
     A segment is merged only with others that have two thirds of its bytes in all. So a merge makes each segment longer
-    by as much, and a record is copied a few times only, however often segments are merged.
+    by as much, and a record is copied a few times only, however often segments are merged. There are only as many
+    groups as the record has space for.
     """
     closed = [each for each in segments if not each.is_open and (each.first_seq or 0) >= record.first_seq]
-    return _groups(tuple(closed), policy)
+    return _groups(tuple(closed), policy)[: max(0, KEPT_MERGES_MAX - len(record.replaced))]
 
 
 def _groups(segments: Rows, policy: RollPolicy) -> list[Rows]:
