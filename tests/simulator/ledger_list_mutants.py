@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 
-from tests.simulator.ledger_lists import ADOPT_SEEDS, LOSS_SEEDS, MERGE_SEEDS, PAGE_SEEDS, run
+from tests.simulator.ledger_lists import ADOPT_SEEDS, CLASH_SEEDS, LOSS_SEEDS, MERGE_SEEDS, PAGE_SEEDS, run
 from tests.simulator.mutating import Mutant, Piece, mutated
 
 LIST = "pybk.streams.ledger_list:"
@@ -172,12 +172,19 @@ LEDGER_LIST_MUTANTS = (
                 "bare.truncated(self.end_seq, ()).ended().marked_dropped()",
                 "bare.truncated(self.end_seq, ()).ended()",
             ),
+        ),
+    ),
+    Mutant(
+        "T14b",
+        "a deleted log that was sealed and truncated to its end leaves nothing",
+        (
             Piece(
                 LIST + "drop",
+                "record.emptied() != record",
                 "not record.dropped or not record.sealed or record.segments",
-                "not record.sealed or record.segments",
             ),
         ),
+        CLASH_SEEDS,
     ),
     Mutant(
         "T15a",
@@ -357,6 +364,16 @@ LEDGER_LIST_MUTANTS = (
         ADOPT_SEEDS,
     ),
     Mutant(
+        "T20a",
+        "a merge replaces only what it has copied",
+        (
+            Piece(
+                LIST + "_has_members", "listed[at : at + len(members)] == members", "at + len(members) <= len(listed)"
+            ),
+        ),
+        CLASH_SEEDS,
+    ),
+    Mutant(
         "T20b",
         "a ledger of a merge that is listed after a lost answer is not deleted",
         (Piece(LIST + "merge", "any((each.ledger_id == made.ledger.ledger_id for each in listed))", "False"),),
@@ -377,7 +394,7 @@ LEDGER_LIST_MUTANTS = (
     Mutant(
         "T20e",
         "pages of a merge are kept while its record may be written yet",
-        (Piece(LIST + "_is_written", "now is not None and now.version == found.version", "False"),),
+        (Piece(LIST + "_settled", "now is not None and now.version == found.version", "False"),),
         MERGE_SEEDS,
     ),
     Mutant(
@@ -388,6 +405,12 @@ LEDGER_LIST_MUTANTS = (
             Piece(LIST + "merge", "(yield CheckDetached(made.ledger, MERGES, made.run))", "True"),
         ),
         MERGE_SEEDS,
+    ),
+    Mutant(
+        "T21b",
+        "a merge changes nothing in a sealed log",
+        (Piece(LIST + "_check_run", "_check_not_sealed(record, 'its segments are not merged')", "pass"),),
+        CLASH_SEEDS,
     ),
     Mutant(
         "T21c",
@@ -451,6 +474,7 @@ KILLED_AT = {
     "T13d": 5,
     "T13e": 5,
     "T14": 0,
+    "T14b": 5_000_317,
     "T15a": 1_000_118,
     "T15b": 1_000_004,
     "T15c": 1_000_005,
@@ -474,11 +498,13 @@ KILLED_AT = {
     "T18e": 3_000_000,
     "T18f": 3_000_018,
     "T19": 3_000_000,
+    "T20a": 5_000_066,
     "T20b": 4_000_076,
     "T20c": 4_000_000,
     "T20d": 4_000_000,
-    "T20e": 4_000_463,
+    "T20e": 4_000_278,
     "T21a": 4_000_008,
+    "T21b": 5_000_005,
     "T21c": 4_000_000,
     "T22a": 4_000_004,
     "T22b": 4_000_003,

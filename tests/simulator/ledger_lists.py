@@ -16,7 +16,8 @@ segments, and with bounds of subscriptions in a record of their own, whose chang
 list's record are. Changes of bounds fail while their owner continues.
 
 From ``ADOPT_SEEDS`` on, drivers of queries commit detached ledgers as well, at the level that the record is raised to.
-From ``MERGE_SEEDS`` on, mergers also merge closed segments.
+From ``MERGE_SEEDS`` on, mergers also merge closed segments. From ``CLASH_SEEDS`` on, the log is often cut, sealed and
+swept meanwhile.
 
 ``python -m tests.simulator.ledger_lists --seeds N [--seed S]`` runs seeds.
 """
@@ -38,6 +39,7 @@ from pybk.errors import (
     NoSuchLogError,
     PybkError,
     RewoundError,
+    TruncateGuardError,
     UsageError,
 )
 from pybk.streams import ledger_list
@@ -98,6 +100,7 @@ LOSS_SEEDS: Final = 1_000_000
 PAGE_SEEDS: Final = 2_000_000
 ADOPT_SEEDS: Final = 3_000_000
 MERGE_SEEDS: Final = 4_000_000
+CLASH_SEEDS: Final = 5_000_000
 
 
 Change = WriteList | RemoveList | MoveList | WriteShard
@@ -214,7 +217,8 @@ class World:
         self.seed = seed
         self.faults = self.random.choice((0.0, 0.02, 0.1, 0.3))
         self.crashes = self.random.choice((0.0, 0.003, 0.02))
-        self.rivalry = self.random.choice((0.003, 0.03, 0.3))
+        self.clashes = seed >= CLASH_SEEDS
+        self.rivalry = self.random.choice((0.01, 0.02, 0.03) if self.clashes else (0.003, 0.03, 0.3))
         self.lists: dict[str, Found] = {}
         """All records, by name."""
         self.versions = 0
@@ -325,8 +329,18 @@ class World:
         if self.committers is not None:
             self.committers.check()
         assert record.sealed or not record.pending_deletes
+        if self.clashes:
+            self.begin_drop(record)
         self.perform(self.watched_drop(ledger_list.drop(self.log_name)))
         self.check_dropped()
+
+    def begin_drop(self, record: ListRecord) -> None:
+        """Begin the deletion of the log, as ``Log.delete`` does; a sealed log may have been truncated to its end."""
+        if record.sealed and self.random.random() < 0.5:
+            with suppress(TruncateGuardError):
+                steps = ledger_list.truncate(self.log_name, record.epoch, record.generation, record.end_seq, force=True)
+                self.perform(steps)
+        self.perform(ledger_list.begin_drop(self.log_name, [each.name for each in self.bounds()]))
 
     def watched_drop(self, steps: Steps[None]) -> Steps[None]:
         """Yield the steps of a deletion, and check that the record says so before anything is gone (rule T14)."""
@@ -385,13 +399,13 @@ class World:
         if self.renamers and self.random.random() < 0.2:
             self.rename(self.random.choice(self.renamers))
             return
-        if self.drivers and self.random.random() < 0.2:
+        if self.drivers and self.random.random() < (0.02 if self.clashes else 0.2):
             self.commit(self.random.choice(self.drivers))
             return
         if self.mergers and self.random.random() < 0.2:
             self.merge(self.random.choice(self.mergers))
             return
-        if self.random.random() < 0.02:
+        if self.random.random() < (0.1 if self.clashes else 0.02):
             with suppress(LostAnswerError):
                 # A sweeper knows a name that the log had once.
                 self.perform(self.sweep(), self.random.choice(NAMES) if self.renamers else NAME)
@@ -532,7 +546,8 @@ class World:
             process.log = self.log_name
             self.operate(process, "take over", ledger_list.take_over(process.log, now))
             return
-        what = self.random.choices(("roll", "truncate", "cut", "checkpoint", "close", "seal"), (10, 6, 3, 8, 2, 0.1))[0]
+        weights = (10, 3, 6, 2, 2, 3) if self.clashes else (10, 6, 3, 8, 2, 0.1)
+        what = self.random.choices(("roll", "truncate", "cut", "checkpoint", "close", "seal"), weights)[0]
         if self.is_lost(process):  # before anything else
             self.operate(process, "repair", repaired(process.log, owned.epoch))
         elif what == "roll":

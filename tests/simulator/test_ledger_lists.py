@@ -9,7 +9,7 @@ import pytest
 
 from tests.sampling import some
 from tests.simulator.ledger_list_mutants import KILLED_AT, LEDGER_LIST_MUTANTS, notices
-from tests.simulator.ledger_lists import ADOPT_SEEDS, LOSS_SEEDS, MERGE_SEEDS, PAGE_SEEDS, run
+from tests.simulator.ledger_lists import ADOPT_SEEDS, CLASH_SEEDS, LOSS_SEEDS, MERGE_SEEDS, PAGE_SEEDS, run
 from tests.simulator.mutating import Mutant
 
 SEEDS = some(130, 2800)
@@ -56,6 +56,12 @@ def test_no_invariant_is_broken_with_merges(first: int) -> None:
     campaign(range(first, first + PART))
 
 
+@pytest.mark.sampled(one_in=5)
+@pytest.mark.parametrize("first", range(CLASH_SEEDS, CLASH_SEEDS + SEEDS, PART))
+def test_no_invariant_is_broken_where_logs_are_cut_and_sealed_while_segments_are_merged(first: int) -> None:
+    campaign(range(first, first + PART))
+
+
 @pytest.mark.long
 def test_much_happens_in_all_seeds_together() -> None:
     """A campaign in which nothing happens proves nothing."""
@@ -76,6 +82,8 @@ def test_much_happens_in_all_seeds_together() -> None:
     assert min(done["take over"], done["truncate"], done["rename"]) > some(20, 300)
     done = campaign(range(MERGE_SEEDS, MERGE_SEEDS + SEEDS))
     assert min(done["listed merge"], done["release"], done["adopt"]) > some(30, 600)
+    done = campaign(range(CLASH_SEEDS, CLASH_SEEDS + SEEDS))
+    assert min(done["listed merge"], done["cut"], done["seal"]) > some(10, 300)
 
 
 @pytest.mark.sampled(one_in=5)
