@@ -22,9 +22,10 @@ from tests.spark.secret_files import cluster_options
 from tests.waiting import wait_until
 
 
-@pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Inside]:
-    with inside(tmp_path / "cluster", count=3) as cluster:
+@pytest.fixture(params=["lmdb", "zookeeper"])
+def cluster(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Inside]:
+    url = "" if request.param == "lmdb" else request.getfixturevalue("zookeeper_server").url()
+    with inside(tmp_path / "cluster", count=3, url=url) as cluster:
         yield cluster
         close_connections()
 

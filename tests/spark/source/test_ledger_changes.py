@@ -28,9 +28,10 @@ from tests.spark.stream_query import StreamQuery
 from tests.waiting import wait_until
 
 
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Inside]:
-    with inside(tmp_path_factory.mktemp("changes") / "cluster") as cluster:
+@pytest.fixture(scope="module", params=["lmdb", "zookeeper"])
+def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Inside]:
+    url = "" if request.param == "lmdb" else request.getfixturevalue("zookeeper_server").url()
+    with inside(tmp_path_factory.mktemp("changes") / "cluster", url=url) as cluster:
         yield cluster
         close_connections()
 
