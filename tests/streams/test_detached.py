@@ -288,6 +288,31 @@ def test_an_attempt_that_fails_leaves_nothing_and_its_writer_takes_no_more(manag
         assert data_of(log) == [b"sound"]
 
 
+def test_what_is_given_up_is_deleted_and_what_the_log_has_is_not(manager: LedgerManager) -> None:
+    with opened(manager) as log:
+        done = written(log, 0, numbered(0, 1), numbered(1, 1), [])
+        log.adopt(done, query="query", epoch=0)
+        again = written(log, 0, numbered(0, 1), numbered(1, 1))
+        assert not log.adopt(again, query="query", epoch=0).is_new
+        deleted = log.discard_detached([*done, *again], query="query", epoch=0)
+        assert deleted == [each.ledger_id for each in again]
+        assert log.discard_detached(again, query="query", epoch=0) == deleted, "they are gone"
+        given_up, kept = written(log, 1, numbered(2, 1)), written(log, 1, numbered(2, 1))
+        assert log.discard_detached(given_up, query="query", epoch=1) == [given_up[0].ledger_id]
+        with pytest.raises(NoSuchLedgerError, match="write it again"):
+            log.adopt(given_up, query="query", epoch=1)
+        with log.writer() as writer:
+            assert log.discard_detached(given_up, query="query", epoch=1)
+            writer.append(b"of a writer that is not disturbed")
+        assert log.adopt(kept, query="query", epoch=1).is_new
+        with pytest.raises(UsageError, match=r"commit 1 of query 'query'.* and not for commit 2"):
+            log.discard_detached(kept, query="query", epoch=2)
+        assert data_of(log) == [b"0", b"1", b"of a writer that is not disturbed", b"2"]
+        log.merge_segments(keep_s=WAIT_S)
+        assert log.discard_detached(kept, query="query", epoch=1) == [], "readers may have opened what was merged"
+        assert data_of(log) == [b"0", b"1", b"of a writer that is not disturbed", b"2"]
+
+
 def test_sweeps_keep_what_may_be_adopted_yet(manager: LedgerManager) -> None:
     with opened(manager) as log:
         first, failed = written(log, 0, numbered(0, 1), numbered(0, 1))

@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from pybk import LedgerManager, Log, LogEnd, NewRecord
+from pybk import LedgerManager, Log, LogEnd, MetadataUnreachableError, NewRecord
 from pybk.streams import ledger_list
 from pybk.streams.detached_writer import row_of
-from pybk.streams.ledger_list import UNKNOWN, Step, WriteList
+from pybk.streams.ledger_list import CONFLICT, UNKNOWN, Step, WriteList
 from pybk.streams.ledger_spec import spec_of
 from pybk.streams.ledger_steps import LedgerSteps
 from pybk.streams.list_record import ListKind
@@ -105,6 +105,35 @@ def test_a_commit_that_dies_at_any_step_is_made_once(manager: LedgerManager, aft
             log.sweep_detached("query")
             unlisted = {each.ledger_id for each in (*segments, *again)} - {each.ledger_id for each in log.segments()}
             assert unlisted.isdisjoint(manager.list_ledgers())
+
+
+@pytest.mark.parametrize("when", ["done", "late", "never"])
+def test_what_a_commit_of_unknown_outcome_wrote_is_kept_if_it_takes_effect(manager: LedgerManager, when: str) -> None:
+    """A commit that is given up either has taken effect, or its change, which may arrive late, is refused."""
+    with opened(manager) as log:
+        prepared(log)
+        segments = written(log, 1, numbered(7, 2), numbered(9, 3))
+        late: list[Callable[[], Any]] = []
+
+        def perform(real: Callable[[Step], Any], step: Step) -> Any:
+            if isinstance(step, WriteList) and step.record.last_epoch("query") == 1:
+                if when == "done":
+                    real(step)
+                late.append(lambda: real(step))
+                raise MetadataUnreachableError("gone", outcome_unknown=True)
+            return real(step)
+
+        with performed(perform), pytest.raises(MetadataUnreachableError):
+            log.adopt(segments, query="query", epoch=1)
+        deleted = log.discard_detached(segments, query="query", epoch=1)
+        if when == "late":
+            [change] = late
+            assert change() == CONFLICT
+        assert data_of(log) == (EXPECTED if when == "done" else EXPECTED[:7])
+        assert deleted == ([] if when == "done" else [each.ledger_id for each in segments])
+        again = written(log, 1, numbered(7, 2), numbered(9, 3))
+        assert log.adopt(again, query="query", epoch=1).is_new == (when != "done")
+        assert data_of(log) == EXPECTED
 
 
 @pytest.mark.parametrize("done", [False, True])

@@ -145,6 +145,14 @@ class DetachedWriter(Handle):
         """The number of records that were appended."""
         return self._records
 
+    def size_of(self, record: NewRecord) -> int:
+        """Return the bytes that a record takes in the ledger; it is not appended.
+
+        Raises:
+            UsageError: The record is not valid.
+        """
+        return item_bytes(item_of(record, self._data_bytes_max))
+
     def append_many(self, records: Iterable[bytes | NewRecord]) -> None:
         """Append records; they are durable once ``seal`` has returned.
 

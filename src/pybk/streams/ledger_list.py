@@ -1120,6 +1120,27 @@ def sweep(
     return (yield from _deleted(each for each in never_listed if each not in listed))
 
 
+def discard(name: str, ledgers: Iterable[int]) -> Steps[list[int]]:
+    """Delete detached ledgers whose commit is given up, unless the list names them; return them (rule T19).
+
+    The record is written first, as it is, so that a commit of them that is still under way does not take effect.
+
+    Args:
+        name: The list.
+        ledgers: The ledgers; no commit of them begins from now on.
+
+    Raises:
+        NoSuchLogError: The list does not exist.
+    """
+    while True:
+        found = yield from _read(name)
+        in_pages = yield from _ledgers_of_pages(found.record)
+        if in_pages is not None and isinstance((yield WriteList(found.record, found.version)), Written):
+            break
+    listed = found.record.ledgers | in_pages
+    return (yield from _deleted(each for each in ledgers if each not in listed))
+
+
 def _is_past(record: ListRecord, query: str, epoch: int) -> bool:
     """Return whether a commit of a query can be done no more (rule T19)."""
     last = record.last_epoch(query)

@@ -400,6 +400,34 @@ class Log(NamedList, kinds=(ListKind.LOG, ListKind.CURSOR), first_seq=FIRST_SEQ)
 
     adopt_async = asyncio_form(adopt, own_thread=True)
 
+    def discard_detached(self, segments: Iterable[DetachedSegment], *, query: str, epoch: int) -> list[int]:
+        """Delete detached segments of a commit that is given up, or that was done with others.
+
+        Segments that the log has adopted stay. A commit of them whose outcome is not known, such as after
+        MetadataUnreachableError, either has taken effect, so that they stay, or does not any more.
+
+        Args:
+            segments: What ``seal`` of the detached segments returned. They are not adopted from now on.
+            query: The query.
+            epoch: The number of the commit.
+
+        Returns:
+            The ledgers that were deleted. One that cannot be deleted now is left to a sweep, with a warning in the log
+            of ``logging``.
+
+        Raises:
+            UsageError: A segment is of another log, query or commit; nothing was done.
+            NoSuchLogError: The log was deleted.
+
+        Cost: A synced write of the log's record; reads all pages of its segments.
+        """
+        self._check_open()
+        query, epoch = _commit_of(query, epoch)
+        ledgers = check_commit(segments, self._record().uid.hex(), query, epoch)
+        return self._steps.perform(ledger_list.discard(self.name, [each.ledger_id for each in ledgers]))
+
+    discard_detached_async = asyncio_form(discard_detached, own_thread=True)
+
     def last_epoch(self, query: str) -> int | None:
         """Return the number of the last commit of a query; None if it has made none, or none for 30 days."""
         return self._record().last_epoch(checked_name(query, "a query"))
