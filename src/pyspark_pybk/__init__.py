@@ -11,6 +11,7 @@ from pyspark.sql.datasource import DataSource
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
+    from pybk.spark.log_sink.log_writers import LogBatchWriter, LogStreamWriter
     from pybk.spark.log_source.log_batch import LogBatchReader
     from pybk.spark.log_source.log_stream import LogStreamReader
     from pybk.spark.sink.writer import BatchWriter, StreamWriter
@@ -114,17 +115,32 @@ class DefaultSource(DataSource):
         return StreamReader(source_options(self.options, streaming=True), schema)
 
     @_with_one_line_errors
-    def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:
+    def writer(self, schema: StructType, overwrite: bool) -> BatchWriter | LogBatchWriter:
         """Return the writer of ``df.write``."""
+        if self._writes_logs(schema):
+            from pybk.spark.log_sink.log_sink_options import log_sink_options
+            from pybk.spark.log_sink.log_writers import LogBatchWriter
+
+            return LogBatchWriter(log_sink_options(self.options, streaming=False), schema, overwrite)
         from pybk.spark.options import sink_options
         from pybk.spark.sink.writer import BatchWriter
 
         return BatchWriter(sink_options(self.options, streaming=False), schema, overwrite)
 
     @_with_one_line_errors
-    def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:  # noqa: N802
+    def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter | LogStreamWriter:  # noqa: N802
         """Return the writer of ``df.writeStream``."""
+        if self._writes_logs(schema):
+            from pybk.spark.log_sink.log_sink_options import log_sink_options
+            from pybk.spark.log_sink.log_writers import LogStreamWriter
+
+            return LogStreamWriter(log_sink_options(self.options, streaming=True), schema, overwrite)
         from pybk.spark.options import sink_options
         from pybk.spark.sink.writer import StreamWriter
 
         return StreamWriter(sink_options(self.options, streaming=True), schema, overwrite)
+
+    def _writes_logs(self, schema: StructType) -> bool:
+        from pybk.spark.options import writes_logs
+
+        return writes_logs(self.options, schema.names)

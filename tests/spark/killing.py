@@ -5,11 +5,14 @@ from __future__ import annotations
 import functools
 import os
 import signal
+import sys
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamWriter, WriterCommitMessage
@@ -18,6 +21,7 @@ from pyspark.sql.types import StructType
 from pybk.manager.ledger_manager import LedgerManager
 from pybk.manager.ledger_writer import LedgerWriter
 from pybk.metadata.cluster import ClusterMetadata
+from pybk.spark.connection import close_connections
 from pybk.spark.options import SinkOptions, sink_options
 from pybk.spark.sink.writer import StreamWriter
 from pyspark_pybk import DefaultSource
@@ -34,10 +38,13 @@ ACTIONS: Final[tuple[tuple[type, str], ...]] = (
 )
 
 
+Actions = Sequence[tuple[type, str]]
+
+
 @contextmanager
-def stepping(reach: Callable[[str], None]) -> Iterator[None]:
+def stepping(reach: Callable[[str], None], actions: Actions = ACTIONS) -> Iterator[None]:
     """Call ``reach`` before each action that a sink takes, after each compare-and-set, and at the end."""
-    originals = [getattr(owner, name) for owner, name in ACTIONS]
+    originals = [getattr(owner, name) for owner, name in actions]
 
     def watched(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
@@ -50,14 +57,40 @@ def stepping(reach: Callable[[str], None]) -> Iterator[None]:
 
         return act
 
-    for (owner, name), original in zip(ACTIONS, originals, strict=True):
+    for (owner, name), original in zip(actions, originals, strict=True):
         setattr(owner, name, watched(name, original))
     try:
         yield
         reach("end")
     finally:
-        for (owner, name), original in zip(ACTIONS, originals, strict=True):
+        for (owner, name), original in zip(actions, originals, strict=True):
             setattr(owner, name, original)
+
+
+def in_child(what: Callable[[], None], kill_at: int | None = None, actions: Actions = ACTIONS) -> int:
+    """Do something in a process that kills itself at a step; return how the process ended."""
+    close_connections()  # for LMDB is not open twice, and the child is to have its own
+    child = os.fork()
+    if not child:
+        _child(what, kill_at, actions)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def _child(what: Callable[[], None], kill_at: int | None, actions: Actions) -> NoReturn:
+    steps = count()
+
+    def reach(_: str) -> None:
+        if next(steps) == kill_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    try:
+        with stepping(reach, actions):
+            what()
+        os._exit(0)
+    finally:
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)
 
 
 @dataclass

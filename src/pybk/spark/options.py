@@ -43,9 +43,14 @@ LOG_READ: Final = (
 )
 LOG_BATCH: Final = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
 LOG_STREAM: Final = ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay", "subscription")
-_SINK: Final = ("ledgerType", "storageHints", "ensembleSize", "writeQuorum", "ackQuorum", "digestType", "insecure")
-_SINK_BATCH: Final = ("txnAppId", "txnVersion")
-_SINK_STREAM: Final = ("appId",)
+_NEW_LEDGERS: Final = ("storageHints", "ensembleSize", "writeQuorum", "ackQuorum", "digestType", "insecure")
+_SINK: Final = ("ledgerType", *_NEW_LEDGERS)
+TOPIC: Final = "topic"
+"""The option of a write that names the log to write to, and the column that names it for each row."""
+
+LOG_SINK: Final = (TOPIC, "createTopics", "includeHeaders", *_NEW_LEDGERS)
+SINK_BATCH: Final = ("txnAppId", "txnVersion")
+SINK_STREAM: Final = ("appId",)
 _SPARK: Final = ("path", "checkpointLocation", "queryName")
 _OF_TABLE: Final = "provider"
 """A property that Spark passes with the options of a table that it creates."""
@@ -195,6 +200,12 @@ class RawOptions:
                 "(payload BINARY) USING pybk, and give the options with each use, as in SELECT * FROM t WITH (...); or "
                 "make a temporary view, which keeps them"
             )
+        if TOPIC not in names and any(name.lower() == TOPIC for name in options):
+            raise UsageError(
+                f"option {TOPIC} is one of writes: to read, give one of {', '.join(LOG_SELECTIONS)}; a view to write "
+                "to declares its columns, as in CREATE TEMPORARY VIEW v (key BINARY, value BINARY) USING pybk OPTIONS "
+                "(...)"
+            )
         for name, value in options.items():
             if name.lower() in names:
                 self._values[names[name.lower()]] = value
@@ -283,7 +294,7 @@ def _unknown(name: str, value: str, names: Mapping[str, str], what: str) -> str:
         known.lower(): known
         for known in (
             *(*LOG_READ, *LOG_BATCH, *LOG_STREAM),
-            *(*WHERE, *_READ, *_BATCH, *_STREAM, *_SINK, *_SINK_BATCH, *_SINK_STREAM),
+            *(*WHERE, *_READ, *_BATCH, *_STREAM, *_SINK, *LOG_SINK, *SINK_BATCH, *SINK_STREAM),
         )
     }
     if name.lower() in every:
@@ -301,10 +312,14 @@ def nearest(name: str, names: Sequence[str], what: str) -> str:
         names: Those that exist, ascending.
         what: What they name, such as "logs".
     """
+    return f"{nearest_names(name, names)}; option allowMissing=true waits for {what} that do not exist yet"
+
+
+def nearest_names(name: str, names: Sequence[str]) -> str:
+    """Return the names that are most like one that does not exist, for its error; arguments as for ``nearest``."""
     near = get_close_matches(name, names, _NEAREST_MAX, 0.5) or names[:_NEAREST_MAX]
     more = ", ..." if len(names) > len(near) else ""
-    there = f"there are {', '.join(near)}{more}" if names else "there are none"
-    return f"{there}; option allowMissing=true waits for {what} that do not exist yet"
+    return f"there are {', '.join(near)}{more}" if names else "there are none"
 
 
 def _whole(text: str, name: str, least: int, most: int) -> int:
@@ -317,6 +332,16 @@ def selects_logs(options: Mapping[str, str]) -> bool:
     """Return whether the options of a read select logs, and not ledgers."""
     names = {name.lower() for name in LOG_SELECTIONS}
     return any(name.lower() in names for name in options)
+
+
+def writes_logs(options: Mapping[str, str], columns: Iterable[str]) -> bool:
+    """Return whether a write is of records to logs, and not of entries to ledgers of their own.
+
+    Args:
+        options: Its options.
+        columns: The names of its columns.
+    """
+    return any(name.lower() == TOPIC for name in (*options, *columns))
 
 
 def source_options(options: Mapping[str, str], *, streaming: bool | None = None) -> SourceOptions:
@@ -382,17 +407,11 @@ def sink_options(options: Mapping[str, str], *, streaming: bool) -> SinkOptions:
         UsageError: An option is unknown, belongs to the other kind of write, names a path, or has a value that is not
             valid.
     """
-    what, more = ("a streaming write", _SINK_STREAM) if streaming else ("a batch write", _SINK_BATCH)
+    what, more = ("a streaming write", SINK_STREAM) if streaming else ("a batch write", SINK_BATCH)
     given = RawOptions(options, (*WHERE, *_SINK, *more), what)
-    if "path" in given:
-        raise UsageError(
-            "option path: the store in a directory is written by the one process that holds it, and Spark writes from "
-            "many; give metadataUri, and run bookies"
-        )
-    if ("txnAppId" in given) != ("txnVersion" in given):
-        raise UsageError("options txnAppId and txnVersion are given together, or neither")
+    check_written(given)
     where, credentials = location_of(given), credentials_of(given)
-    digest_type, insecure = _digest_type(given.text("digestType")), given.flag("insecure", False)
+    digest_type, insecure = digest_type_of(given) or DigestType.HMAC_SHA256, given.flag("insecure", False)
     if is_keyed(digest_type) and credentials == CredentialSources() and not insecure:
         raise UsageError(
             f"{digest_type.name} with an empty password proves nothing, because anybody can make the key: give "
@@ -402,7 +421,7 @@ def sink_options(options: Mapping[str, str], *, streaming: bool) -> SinkOptions:
         where=where,
         given=credentials,
         ledger_type=user_type(given.text("ledgerType") or ""),
-        storage_hints=hints_of(_hint(part.strip()) for part in (given.text("storageHints") or "").split(",") if part),
+        storage_hints=storage_hints_of(given),
         ensemble_size=given.whole("ensembleSize"),
         write_quorum=given.whole("writeQuorum"),
         ack_quorum=given.whole("ackQuorum"),
@@ -412,6 +431,26 @@ def sink_options(options: Mapping[str, str], *, streaming: bool) -> SinkOptions:
         txn_app_id=given.name("txnAppId"),
         txn_version=given.whole("txnVersion", 0),
     )
+
+
+def check_written(given: RawOptions) -> None:
+    """Check what writes of ledgers and of logs have in common.
+
+    Raises:
+        UsageError: The options name a directory, or one of ``SINK_BATCH`` without the other.
+    """
+    if "path" in given:
+        raise UsageError(
+            "option path: the store in a directory is written by the one process that holds it, and Spark writes from "
+            "many; give metadataUri, and run bookies"
+        )
+    if ("txnAppId" in given) != ("txnVersion" in given):
+        raise UsageError("options txnAppId and txnVersion are given together, or neither")
+
+
+def storage_hints_of(given: RawOptions) -> frozenset[StorageHint]:
+    """Return the storage hints of new ledgers."""
+    return hints_of(_hint(part.strip()) for part in (given.text("storageHints") or "").split(",") if part)
 
 
 def credentials_of(given: RawOptions) -> CredentialSources:
@@ -506,10 +545,11 @@ def _hint(text: str) -> StorageHint:
         raise UsageError(f"option storageHints has {text!r:.40}; it takes {known}, separated by commas") from None
 
 
-def _digest_type(text: str | None) -> DigestType:
-    """Return the digest type of new ledgers; NONE is not allowed."""
+def digest_type_of(given: RawOptions) -> DigestType | None:
+    """Return the digest type of new ledgers, None for a default; NONE is not allowed."""
+    text = given.text("digestType")
     if text is None:
-        return DigestType.HMAC_SHA256
+        return None
     known = {member.name: member for member in DigestType if member is not DigestType.NONE}
     found = known.get(text.strip().upper())
     if found is None:

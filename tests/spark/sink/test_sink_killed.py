@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import sys
 import threading
 import time
-import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
-from typing import NoReturn
 
 import pytest
 
@@ -30,7 +26,7 @@ from pybk.spark.sink.manifest import sink_ledgers
 from pybk.spark.sink.writer import BatchWriter, StreamWriter, check_schema, payload_list, sink_of
 from tests.cluster.processes import Cluster, running
 from tests.sampling import all_are_tried, places
-from tests.spark.killing import stepping
+from tests.spark.killing import in_child
 from tests.spark.secret_files import cluster_options, secret_file
 from tests.storage.real_store import contents
 
@@ -85,7 +81,11 @@ class Query:
     def write(self, number: int) -> list[object]:
         """Do a batch's tasks."""
         context = TaskContext._getOrCreate()
-        context._localProperties = {"sql.streaming.queryId": "query", "spark.jobGroup.id": self._run}
+        context._localProperties = {
+            "sql.streaming.queryId": "query",
+            "spark.jobGroup.id": self._run,
+            "streaming.sql.batchId": str(number),
+        }
         return [self.writer.write(iter([PART_OF[number, partition]])) for partition in range(PARTITIONS)]
 
     def commit(self, number: int, messages: list[object]) -> None:
@@ -97,32 +97,6 @@ class Query:
         """Do all batches that are left."""
         for number in range(self.next_batch(), BATCHES):
             self.batch(number)
-
-
-def in_child(what: Callable[[], None], kill_at: int | None = None) -> int:
-    """Do something in a process that kills itself at a step; return how the process ended."""
-    close_connections()  # for LMDB is not open twice, and the child is to have its own
-    child = os.fork()
-    if not child:
-        _child(what, kill_at)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-
-
-def _child(what: Callable[[], None], kill_at: int | None) -> NoReturn:
-    steps = count()
-
-    def reach(_: str) -> None:
-        if next(steps) == kill_at:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    try:
-        with stepping(reach):
-            what()
-        os._exit(0)
-    finally:
-        traceback.print_exc()
-        sys.stderr.flush()
-        os._exit(1)
 
 
 def rows(options: SinkOptions, app: str) -> list[bytes]:

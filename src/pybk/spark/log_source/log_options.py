@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple
 from pybk.credentials import CredentialSources
 from pybk.errors import UsageError
 from pybk.spark.connection import StoreOrCluster
+from pybk.spark.kafka_options import CLIENT_REPEATS, refuse_elsewhere
 from pybk.spark.options import (
     LOG_BATCH,
     LOG_READ,
@@ -34,14 +35,11 @@ _EARLIEST: Final = -2
 _TIME_MS_MAX: Final = (1 << 63) // 10**6 - 1
 _DELAY_S: Final = 900.0
 _UNITS_S: Final = {"us": 1e-6, "ms": 1e-3, "": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0}
-_CLIENT: Final = "kafka."
-
 _ELSEWHERE: Final = {
-    "kafka.bootstrap.servers": "give metadataUri, the URL of a cluster's metadata store, or path, a store's directory",
     "kafka.group.id": "there are no consumer groups: the checkpoint of the query has its position",
     "groupidprefix": "there are no consumer groups: the checkpoint of the query has its position",
-    "fetchoffset.numretries": "the client asks again by itself; leave it out",
-    "fetchoffset.retryintervalms": "the client asks again by itself; leave it out",
+    "fetchoffset.numretries": CLIENT_REPEATS,
+    "fetchoffset.retryintervalms": CLIENT_REPEATS,
     "kafkaconsumer.polltimeoutms": "a task waits 10 s for records that the planner has seen; leave it out",
     "startentry": "records have no entry numbers; give startingOffsets",
     "endentry": "records have no entry numbers; give endingOffsets",
@@ -146,7 +144,7 @@ def log_options(options: Mapping[str, str], *, streaming: bool | None = None) ->
         UsageError: An option is unknown, has no meaning for logs, belongs to the other kind of read, has a value that
             is not valid, or is a secret itself instead of the file that has it.
     """
-    _refuse_elsewhere(options)
+    refuse_elsewhere(options, _ELSEWHERE)
     what, more = {
         None: ("a read of logs", (*LOG_BATCH, *LOG_STREAM)),
         False: ("a batch read of logs", (*LOG_BATCH, *LOG_STREAM)),
@@ -178,16 +176,6 @@ def log_options(options: Mapping[str, str], *, streaming: bool | None = None) ->
         max_trigger_delay_s=_delay_s(given),
         subscription=_subscription(given, kind),
     )
-
-
-def _refuse_elsewhere(options: Mapping[str, str]) -> None:
-    """Raise UsageError for an option that has no meaning for logs, with the one to use."""
-    for name in options:
-        remedy = _ELSEWHERE.get(name.lower())
-        if remedy is None and name.lower().startswith(_CLIENT):
-            remedy = "it is a setting of Kafka's client, which is not used; leave it out"
-        if remedy is not None:
-            raise UsageError(f"option {name} does not apply to a log of pybk: {remedy}")
 
 
 def _choice(given: RawOptions, name: str, choices: tuple[str, ...]) -> str:

@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Final
 
-import pyarrow as pa
-from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import BinaryType, StringType, StructType
 
@@ -23,20 +21,20 @@ from pybk.credentials import Credentials
 from pybk.errors import IllegalOperationError, LedgerRecoveryError, PybkError, UsageError
 from pybk.spark.connection import connection, task_connection
 from pybk.spark.new_tables import refuse_new_table
+from pybk.spark.sink.byte_columns import bytes_of
 from pybk.spark.sink.manifest import SINK_KEY, Sink, WrittenLedger
 from pybk.spark.sink.sink_record import Attempt, one_off_app_id
+from pybk.spark.sink.task_messages import Messages, all_received, micro_batch, received
 from pybk.spark.worker_errors import one_line_errors
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from pybk.manager.ledger_manager import LedgerManager
     from pybk.manager.ledger_writer import LedgerWriter
     from pybk.spark.options import SinkOptions
 
 PAYLOAD_NAMES: Final = ("payload", "value")
-
-_QUERY: Final = "sql.streaming.queryId"
-_RUN: Final = "spark.jobGroup.id"
-"""The property of the job group, which in a streaming query is the id of its run."""
 
 logger = logging.getLogger(__name__)
 
@@ -56,10 +54,6 @@ class LedgerCommitMessage(WriterCommitMessage):
     run: str = ""
 
 
-Messages: TypeAlias = "Sequence[WriterCommitMessage | None]"
-"""Messages as Spark passes them, with None for a partition without one."""
-
-
 def check_schema(schema: StructType) -> None:
     """Check that rows have a payload column and no other.
 
@@ -70,7 +64,8 @@ def check_schema(schema: StructType) -> None:
     if len(schema) != 1 or schema[0].name.lower() not in PAYLOAD_NAMES:
         raise UsageError(
             f"the rows have {names:.400}; an entry is made of one column, payload or value: choose or make it, such as "
-            "df.selectExpr('to_json(struct(*)) AS payload')"
+            "df.selectExpr('to_json(struct(*)) AS payload'); to write records of a log, with keys and headers, give "
+            "option topic, its name"
         )
     if not isinstance(schema[0].dataType, BinaryType | StringType):
         raise UsageError(f"the rows have {names}; a payload is binary or string: cast it, or use to_json or to_avro")
@@ -98,12 +93,7 @@ def payload_list(batch: pa.RecordBatch) -> list[bytes]:
     column = batch.column(0)
     if column.null_count:
         raise UsageError(f"{column.null_count} of {len(column)} rows have a null payload; filter them, or use coalesce")
-    if pa.types.is_string(column.type):
-        column = column.cast(pa.binary())
-    elif pa.types.is_large_string(column.type):
-        column = column.cast(pa.large_binary())
-    payloads: list[bytes] = column.to_pylist()
-    return payloads
+    return bytes_of(column)
 
 
 def write_ledger(options: SinkOptions, app_id: str, batches: Iterator[pa.RecordBatch]) -> WrittenLedger | None:
@@ -176,29 +166,14 @@ def sink_of(options: SinkOptions, app_id: str) -> Sink:
     )
 
 
-def _received(messages: Messages) -> list[LedgerCommitMessage]:
-    """Return the messages of the tasks that sent one."""
-    return [message for message in messages if isinstance(message, LedgerCommitMessage)]
+def _ledgers(found: list[LedgerCommitMessage]) -> list[WrittenLedger]:
+    return [message.written for message in found if message.written is not None]
 
 
-def _all_received(messages: Messages) -> list[LedgerCommitMessage]:
-    """Return the messages of all tasks; raises IllegalOperationError if one is missing."""
-    received = _received(messages)
-    if not received or len(received) != len(messages):
-        raise IllegalOperationError(
-            f"{len(received)} of {len(messages)} partitions reported what they wrote; nothing was committed"
-        )
-    return received
-
-
-def _ledgers(received: list[LedgerCommitMessage]) -> list[WrittenLedger]:
-    return [message.written for message in received if message.written is not None]
-
-
-def _commit(sink: Sink, number: int, received: list[LedgerCommitMessage]) -> bool:
-    written = _ledgers(received)
+def _commit(sink: Sink, number: int, found: list[LedgerCommitMessage]) -> bool:
+    written = _ledgers(found)
     oldest_ns = min((each.created_ns for each in written), default=time.time_ns())
-    return sink.commit(Attempt(number, oldest_ns, received[0].query, received[0].run), written)
+    return sink.commit(Attempt(number, oldest_ns, found[0].query, found[0].run), written)
 
 
 class BatchWriter(DataSourceArrowWriter):
@@ -226,7 +201,7 @@ class BatchWriter(DataSourceArrowWriter):
     def commit(self, messages: Messages) -> None:
         """Commit the ledgers of all tasks, or delete them if this version or a later one was committed before."""
         number = self._options.txn_version or 0
-        if not _commit(sink_of(self._options, self._app_id), number, _all_received(messages)):
+        if not _commit(sink_of(self._options, self._app_id), number, all_received(messages, LedgerCommitMessage)):
             logger.warning(
                 "write %d of %r is skipped, and its rows are not written, as that version or a later one was made "
                 "before; if this is another write, give another txnAppId",
@@ -237,7 +212,8 @@ class BatchWriter(DataSourceArrowWriter):
     @one_line_errors()
     def abort(self, messages: Messages) -> None:
         """Delete the ledgers that tasks wrote, unless they are committed nevertheless."""
-        sink_of(self._options, self._app_id).abort([each.ledger_id for each in _ledgers(_received(messages))])
+        written = _ledgers(received(messages, LedgerCommitMessage))
+        sink_of(self._options, self._app_id).abort([each.ledger_id for each in written])
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
@@ -251,25 +227,22 @@ class StreamWriter(DataSourceStreamArrowWriter):
     @one_line_errors()
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Write the rows of one task attempt."""
-        context = TaskContext.get()
-        query = None if context is None else context.getLocalProperty(_QUERY)
-        run = None if context is None else context.getLocalProperty(_RUN)
-        if not query or not run:
-            raise IllegalOperationError("a stream is written by tasks of a streaming query, and this is not one")
-        return LedgerCommitMessage(write_ledger(self._options, self._options.app_id or query, iterator), query, run)
+        batch = micro_batch()
+        written = write_ledger(self._options, self._options.app_id or batch.query, iterator)
+        return LedgerCommitMessage(written, batch.query, batch.run)
 
     @one_line_errors()
     def commit(self, messages: Messages, batchId: int) -> None:  # noqa: N803  # Spark's name
         """Commit the ledgers of a micro-batch, or delete them if the micro-batch was committed before."""
-        received = _all_received(messages)
-        app_id = self._options.app_id or received[0].query
-        if not _commit(sink_of(self._options, app_id), batchId, received):
+        found = all_received(messages, LedgerCommitMessage)
+        app_id = self._options.app_id or found[0].query
+        if not _commit(sink_of(self._options, app_id), batchId, found):
             logger.info("batch %d of %r was committed before; it is skipped", batchId, app_id)
 
     @one_line_errors()
     def abort(self, messages: Messages, batchId: int) -> None:  # noqa: N803  # Spark's name
         """Delete the ledgers that tasks wrote, unless they are committed nevertheless."""
-        received = _received(messages)
-        if received:
-            sink = sink_of(self._options, self._options.app_id or received[0].query)
-            sink.abort([each.ledger_id for each in _ledgers(received)])
+        found = received(messages, LedgerCommitMessage)
+        if found:
+            sink = sink_of(self._options, self._options.app_id or found[0].query)
+            sink.abort([each.ledger_id for each in _ledgers(found)])

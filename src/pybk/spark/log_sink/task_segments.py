@@ -1,0 +1,179 @@
+"""What one task writes: a detached segment for each log, or few records, which the commit writes with those of others.
+
+A ledger costs some synced writes and a place in the log, so a task makes none for few records: they go to the driver
+with its message, and the commit makes one ledger of those of neighbouring tasks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import ExitStack, suppress
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from pybk.errors import PybkError, UsageError
+from pybk.spark.connection import task_connection
+from pybk.spark.log_sink.open_logs import open_log, refuse_live_writer
+from pybk.streams.detached_writer import DetachedSegment, DetachedWriter
+from pybk.streams.log_writer import NewRecord
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from pybk.spark.log_sink.log_sink_options import LogSinkOptions
+    from pybk.spark.log_sink.new_records import Rows, TaskRows
+    from pybk.streams.log import Log
+
+FEW_BYTES: Final = 256 << 10
+"""The most bytes of a task's records for one log that go to the driver."""
+
+MESSAGE_BYTES: Final = 2 << 20
+"""The most bytes of a task's records for all logs that go to the driver, whose memory and Spark's limit of results
+(``spark.driver.maxResultSize``) hold those of all tasks of a stage."""
+
+
+class Task(NamedTuple):
+    """A task of a write.
+
+    Attributes:
+        query: The query whose commit adopts what it writes.
+        epoch: The number of the commit.
+        partition: Its number among the tasks.
+        attempt: The number of its attempt.
+    """
+
+    query: str
+    epoch: int
+    partition: int
+    attempt: int
+
+
+class LogPart(NamedTuple):
+    """What a task wrote to one log: a segment, or records that are not written yet.
+
+    Attributes:
+        log: The log.
+        segment: The segment; None if there are few records.
+        records: The records; none if there is a segment.
+    """
+
+    log: str
+    segment: DetachedSegment | None
+    records: tuple[NewRecord, ...]
+
+
+class _LogWrite:
+    """What a task writes to one log.
+
+    Attributes:
+        log: The log.
+        writer: The segment.
+        few: Records that are not in the segment.
+        few_bytes: Their bytes.
+        segment: The segment, once it is sealed.
+    """
+
+    def __init__(self, log: Log, task: Task) -> None:
+        self.log = log
+        self.writer: DetachedWriter = log.detached_segment(
+            query=task.query, epoch=task.epoch, partition=task.partition, attempt=task.attempt
+        )
+        self.few: list[NewRecord] = []
+        self.few_bytes = 0
+        self.segment: DetachedSegment | None = None
+
+    def add(self, rows: Rows, of_task: TaskRows) -> None:
+        """Take more rows.
+
+        Raises:
+            UsageError: The log does not take one of them; the error names it.
+        """
+        if self.writer.records:
+            try:
+                self.writer.append_many(rows.records)
+            except UsageError:
+                self._sizes(rows, of_task)  # which names the row
+                raise
+            return
+        self.few_bytes += sum(self._sizes(rows, of_task))
+        self.few += rows.records
+        if self.few_bytes > FEW_BYTES:
+            self.write_few()
+
+    def _sizes(self, rows: Rows, of_task: TaskRows) -> list[int]:
+        sizes = []
+        for number, record in zip(rows.numbers, rows.records, strict=True):
+            try:
+                sizes.append(self.writer.size_of(record))
+            except UsageError as error:
+                raise of_task.error(number, record, error) from error
+        return sizes
+
+    def write_few(self) -> None:
+        """Write the records to the segment that are not in it."""
+        few, self.few, self.few_bytes = self.few, [], 0
+        if few:
+            self.writer.append_many(few)
+
+    def seal(self) -> LogPart:
+        """Return what was written, which is durable unless it goes to the driver."""
+        if self.writer.records:
+            self.segment = self.writer.seal()
+        return LogPart(self.log.name, self.segment, tuple(self.few))
+
+    def give_up(self, task: Task) -> None:
+        """Delete what was written; what cannot be deleted now is left to a sweep."""
+        with suppress(PybkError):
+            self.writer.close()
+            if self.segment is not None:
+                self.log.discard_detached([self.segment], query=task.query, epoch=task.epoch)
+
+
+def write_rows(
+    options: LogSinkOptions, task: Task, of_task: TaskRows, batches: Iterable[pa.RecordBatch]
+) -> tuple[LogPart, ...]:
+    """Write the rows of one task attempt, in their order for each log.
+
+    Args:
+        options: The options of the write.
+        task: The task.
+        of_task: Makes its rows records.
+        batches: The rows.
+
+    Returns:
+        What was written to each log.
+
+    Raises:
+        UsageError: A row cannot be a record.
+        NoSuchLogError: A log does not exist, and the options do not say to create it.
+        LogLockedError: A log has a live writer.
+        PybkError: Creating, appending or closing failed. The ledgers are deleted if that is possible.
+
+    Durability: Segments are durable and closed on return.
+    """
+    manager = task_connection(options.where).manager
+    writes: dict[str, _LogWrite] = {}
+    with ExitStack() as opened:
+        try:
+            for batch in batches:
+                for rows in of_task.of(batch):
+                    if rows.log not in writes:
+                        log = opened.enter_context(open_log(options, manager, rows.log))
+                        refuse_live_writer(log)
+                        writes[rows.log] = _LogWrite(log, task)
+                    writes[rows.log].add(rows, of_task)
+                _limit_message(writes)
+            return tuple(each.seal() for each in writes.values())
+        except BaseException:
+            for each in writes.values():
+                each.give_up(task)
+            raise
+
+
+def _limit_message(writes: dict[str, _LogWrite]) -> None:
+    """Write records to segments, those of the log with the most bytes first, until the others fit into a message."""
+    total = sum(each.few_bytes for each in writes.values())
+    for each in sorted(writes.values(), key=lambda each: each.few_bytes, reverse=True):
+        if total <= MESSAGE_BYTES:
+            return
+        total -= each.few_bytes
+        each.write_few()
