@@ -32,6 +32,8 @@ OF_PYSPARK = {
     "_jsparkSession": "the session in the JVM, to ask for the plans it ran",
     "_localProperties": "what a driver sends with a task, to be set without a driver",
     "_options": "what a builder of sessions was given",
+    "_partitionId": "the number of a task, to be set without a driver",
+    "_taskAttemptId": "that of its attempt, likewise",
     "_taskContext": "the context of the task that runs, to have none",
 }
 """Private names of PySpark that tests use, each with what for."""

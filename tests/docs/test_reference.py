@@ -247,10 +247,11 @@ def test_each_parameter_of_a_url_is_listed() -> None:
 
 def accepted_by_spark() -> Iterator[set[str]]:
     """Yield the options of each kind of read and write, which the error for an unknown one names."""
+    from pybk.spark.log_sink.log_sink_options import log_sink_options
     from pybk.spark.log_source.log_options import log_options
     from pybk.spark.options import sink_options, source_options
 
-    for parse in (source_options, log_options, sink_options):
+    for parse in (source_options, log_options, sink_options, log_sink_options):
         for streaming in (False, True):
             with pytest.raises(UsageError, match="there is no option 'q9'") as refused:
                 parse({"q9": "1"}, streaming=streaming)
@@ -259,6 +260,7 @@ def accepted_by_spark() -> Iterator[set[str]]:
 
 def test_each_option_of_spark_is_listed_with_its_default() -> None:
     from pybk.spark import options
+    from pybk.spark.log_sink.log_sink_options import log_sink_options
     from pybk.spark.log_source.log_options import log_options
 
     table = rows("Spark")
@@ -280,6 +282,8 @@ def test_each_option_of_spark_is_listed_with_its_default() -> None:
     sink = options.sink_options(given, streaming=False)
     assert cells["digestType", "writes"] == f"`{sink.digest_type.name}`"
     assert cells["insecure", "writes"] == f"`{str(sink.insecure).lower()}`"
+    to_log = log_sink_options({**given, "topic": "orders"}, streaming=False)
+    assert cells["createTopics", "writes"] == f"`{str(to_log.create).lower()}`"
     with pytest.raises(UsageError, match="empty password"):
         options.sink_options({"metadataUri": "lmdb:///x"}, streaming=False)
 

@@ -16,7 +16,7 @@ from pybk import spark as jobs
 from pybk.admin.cli import whole_parser
 from pybk.errors import UsageError
 from pybk.spark.connection import close_connections
-from pybk.spark.options import LOG_BATCH, LOG_READ, LOG_STREAM, sink_options, source_options
+from pybk.spark.options import LOG_BATCH, LOG_READ, LOG_SINK, LOG_STREAM, sink_options, source_options
 from pybk.streams.log import Log
 from pybk.streams.wal import WriteAheadLog
 from tests.cluster.inside import SECRET, Inside, inside
@@ -67,7 +67,7 @@ def test_the_programs_run_as_printed(
         return text.replace(URL, cluster.url)
 
     names: dict[str, Any] = {"spark": spark}
-    [logs, reading, writing, _, verifying] = programs()
+    [logs, reading, writing_logs, writing, _, verifying] = programs()
     exec(own(logs.text), names)
     assert [row.text for row in names["customers"].orderBy("timestamp").collect()] == ["3 apples", "a pear"]
     assert names["following"].columns == ["key", "value", "topic", "partition", "offset", "timestamp", "timestampType"]
@@ -75,13 +75,17 @@ def test_the_programs_run_as_printed(
     exec(own(reading.text), names)
     assert [row.text for row in names["texts"].orderBy("entry_id").collect()] == ["one", "two"]
     assert sorted(row.ledger_id for row in names["some"].select("ledger_id").collect()) == [3, 5, 7, 8, 9]
-    text = own(writing.text).replace(".start()", ".trigger(availableNow=True).start()")
 
-    def write() -> Any:
-        exec(text, names)
-        return names["query"]
+    def write(text: str, query: str) -> Any:
+        exec(own(text).replace(".start()", ".trigger(availableNow=True).start()"), names)
+        return names[query]
 
-    run_to_end(write)
+    run_to_end(lambda: write(writing_logs.text, "copying"))
+    with Log.open(cluster.connect(), "answers", password=PASSWORD, create=False) as log:
+        answers = {record.data: (record.key, record.time_ns) for record in log.reader()}
+    assert answers == {b"3 APPLES": (b"ann", 10**18), b"A PEAR": (None, 10**18 + 1000)}
+    assert "copies" in Log.names(cluster.connect())
+    run_to_end(lambda: write(writing.text, "query"))
     events: DataFrame = spark.read.format("pybk").options(**names["cluster"], ledgerType="events").load()
     found = [bytes(row.payload) for row in events.select("payload").collect()]
     assert found.count(b"one") == found.count(b"two") >= 2
@@ -105,12 +109,12 @@ def test_the_calls_and_the_command_have_arguments_that_exist() -> None:
 
 
 def test_all_options_are_on_the_page() -> None:
-    names = {*LOG_READ, *LOG_BATCH, *LOG_STREAM}
+    names = {*LOG_READ, *LOG_BATCH, *LOG_STREAM, *LOG_SINK}
     for read in (True, False):
         for streaming in (True, False):
             with pytest.raises(UsageError) as refused:
                 (source_options if read else sink_options)({"q9": ""}, streaming=streaming)
             names.update(str(refused.value).partition("there are ")[2].split(", "))
     text = (DOCS / PAGE).read_text(encoding="utf-8")
-    assert {"endEntry", "appId", "subscribe"} < names
+    assert {"endEntry", "appId", "subscribe", "createTopics"} < names
     assert [name for name in sorted(names) if f"`{name}`" not in text] == []

@@ -1,0 +1,327 @@
+"""Writers of records to logs, called as Spark calls them: what is committed, once, and what is left of what failed."""
+
+from __future__ import annotations
+
+import os
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyspark", reason="no pyspark; install the extra spark-test to test Spark")
+pytest.importorskip("pyarrow", reason="no pyarrow; install the extra spark-test to test Spark")
+
+from pyspark import TaskContext
+from pyspark.sql.types import ArrayType, StructType
+
+from pybk.errors import (
+    IllegalOperationError,
+    LogLockedError,
+    MetadataUnreachableError,
+    NoSuchLogError,
+    UnauthorizedError,
+    UsageError,
+)
+from pybk.spark.log_sink import adoption, log_writers, open_logs
+from pybk.spark.log_sink.adoption import LogCommitMessage
+from pybk.spark.log_sink.log_sink_options import log_sink_options
+from pybk.spark.log_sink.log_writers import REMEMBER_SECONDS, LogBatchWriter, LogStreamWriter
+from pybk.spark.log_sink.task_segments import FEW_BYTES, MESSAGE_BYTES
+from pybk.streams.list_record import QUERY_IDLE_SECONDS
+from pybk.streams.log import Log
+from tests.cluster.inside import SECRET
+from tests.spark.log_sink.writes import LARGE, TO_LOGS, VALUES, Place, Stream, pickled, rows, write_batch
+from tests.spark.log_source.logs import PASSWORD
+from tests.spark.secret_files import secret_file
+from tests.streams.test_list_pages import record_of
+
+
+@pytest.fixture
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have nothing wait for another owner of a log."""
+    monkeypatch.setattr(log_writers, "refuse_live_writer", lambda log: open_logs.refuse_live_writer(log, 0.0))
+    monkeypatch.setattr(adoption, "COMMIT_SECONDS", 0.0)
+
+
+def large(first: int, count: int) -> list[bytes]:
+    return [b"%d " % number + bytes(LARGE) for number in range(first, first + count)]
+
+
+def numbers(data: list[bytes]) -> list[int]:
+    return [int(each.split()[0].rstrip(b"\0")) for each in data]
+
+
+def check_nothing_else_is_left(place: Place, *names: str) -> None:
+    assert place.ledgers() == place.listed(*names)
+
+
+# ---- ledgers ---------------------------------------------------------------------------------------------------------
+
+
+def test_few_records_of_many_tasks_become_one_ledger(place: Place) -> None:
+    stream = Stream(place)
+    for number in range(3):
+        stream.batch(number, *([b"%d" % (number * 80 + task * 10 + row) for row in range(10)] for task in range(8)))
+    assert numbers(place.data()) == list(range(240))
+    assert len(place.listed()) == 3
+    check_nothing_else_is_left(place)
+
+
+def test_records_are_in_the_order_of_tasks_whichever_make_ledgers(place: Place) -> None:
+    tasks = [[b"0", b"1"], [], large(2, 5), large(7, 3), [b"10"], [b"11"], large(12, 4), [b"16"]]
+    Stream(place).batch(0, *tasks)
+    assert numbers(place.data()) == list(range(17))
+    assert len(place.listed()) == 3 + 3, "one for each large task, and for neighbours that are not"
+    assert len(large(0, 3)) * LARGE > FEW_BYTES
+    check_nothing_else_is_left(place)
+
+
+def test_a_message_is_small_however_many_logs_a_task_writes_to(place: Place) -> None:
+    names = [f"log {number}" for number in range(12)]
+    place.create(*names)
+    values = [(name, number) for name in names for number in large(0, 2)]
+    stream = Stream(place, TO_LOGS)
+    [message] = stream.write(0, values)
+    assert isinstance(message, LogCommitMessage)
+    sizes = [sum(len(record.data) for record in part.records) for part in message.parts]
+    assert MESSAGE_BYTES // 2 < sum(sizes) <= MESSAGE_BYTES
+    stream.commit(0, [message])
+    assert all(numbers(place.data(name)) == [0, 1] for name in names)
+
+
+def test_what_a_row_has_is_what_a_reader_and_a_subscription_get(place: Place) -> None:
+    pair = StructType().add("key", "string").add("value", "binary")
+    schema = StructType().add("key", "string").add("value", "string")
+    schema = schema.add("headers", ArrayType(pair)).add("event_time", "timestamp").add("txid", "long")
+    time = datetime(2026, 1, 1, tzinfo=UTC)
+    headers = [{"key": "a", "value": b"1"}, {"key": "a", "value": b"2"}]
+    with place.open() as log, log.subscribe("sub") as subscription:
+        Stream(place, schema).batch(0, [("ann", "v", headers, time, 5), (None, "w", None, None, None)])
+        first, second = place.records()
+        assert subscription.read(0) == first
+        assert subscription.read(0) == second
+    assert (first.key, first.data, first.txid) == (b"ann", b"v", 5)
+    assert first.headers == (("a", b"1"), ("a", b"2"))
+    assert first.time_ns == int(time.timestamp()) * 10**9
+    assert (second.key, second.data, second.headers, second.txid) == (None, b"w", (), None)
+    assert second.time_ns > first.time_ns, "the time of the write"
+
+
+# ---- once ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_batch_that_is_repeated_is_written_once(place: Place) -> None:
+    stream = Stream(place)
+    stream.batch(0, large(0, 4), [b"4"])
+    for _ in range(2):  # the checkpoint lacks the commit, and Spark runs the tasks again
+        stream.batch(1, large(5, 4), [b"9"])
+        assert numbers(place.data()) == list(range(10))
+        check_nothing_else_is_left(place)
+    Stream(place).batch(2, [b"10"])
+    assert numbers(place.data()) == list(range(11))
+
+
+def test_a_driver_that_is_late_changes_nothing(place: Place, caplog: pytest.LogCaptureFixture) -> None:
+    late, other = Stream(place), Stream(place)
+    late.batch(0, [b"0"])
+    behind = late.write(1, large(1, 4))
+    other.batch(1, large(1, 4))
+    other.batch(2, [b"5"])
+    late.commit(1, behind)
+    assert "skips 1: another driver has the checkpoint" in caplog.text
+    assert numbers(place.data()) == list(range(6))
+    check_nothing_else_is_left(place)
+
+
+def test_a_new_checkpoint_with_an_old_name_is_refused(place: Place) -> None:
+    stream = Stream(place, appId="app")
+    stream.batch(0, [b"0"])
+    stream.batch(0, [b"0"])
+    stream.batch(1, [b"1"])
+    messages = stream.write(0, large(7, 4))
+    with pytest.raises(IllegalOperationError, match=r"the checkpoint is new, .*give another appId"):
+        stream.commit(0, messages)
+    assert numbers(place.data()) == [0, 1]
+    check_nothing_else_is_left(place)
+    Stream(place, appId="another").batch(0, [b"2"])
+    assert numbers(place.data()) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("took_effect", [False, True])
+def test_a_commit_whose_answer_is_lost_is_completed(
+    place: Place, monkeypatch: pytest.MonkeyPatch, took_effect: bool
+) -> None:
+    adopt = Log.adopt
+
+    def lost(*arguments: Any, **options: Any) -> Any:
+        if took_effect:
+            adopt(*arguments, **options)
+        raise MetadataUnreachableError("gone")
+
+    stream, tasks = Stream(place), (large(0, 4), [b"4"], large(5, 4))
+    messages = stream.write(0, *tasks)
+    with monkeypatch.context() as patched:
+        patched.setattr(Log, "adopt", lost)
+        with pytest.raises(MetadataUnreachableError):
+            stream.commit(0, messages)
+    stream.abort(0, messages)  # as Spark does
+    assert numbers(place.data()) == (list(range(9)) if took_effect else [])
+    check_nothing_else_is_left(place)
+    Stream(place).batch(0, *tasks)
+    assert numbers(place.data()) == list(range(9))
+    check_nothing_else_is_left(place)
+
+
+def test_a_driver_that_dies_between_two_logs_completes_the_other(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    place.create("clicks")
+    adopt = Log.adopt
+    tasks = [[("orders", each), ("clicks", each)] for each in large(0, 4)]
+
+    def dying(log: Log, *arguments: Any, **options: Any) -> Any:
+        if log.name == "orders":
+            raise KeyboardInterrupt
+        return adopt(log, *arguments, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Log, "adopt", dying)
+        with pytest.raises(KeyboardInterrupt):
+            Stream(place, TO_LOGS).batch(0, *tasks)
+    assert (numbers(place.data("clicks")), place.data()) == ([0, 1, 2, 3], [])
+    Stream(place, TO_LOGS).batch(0, *tasks)
+    assert numbers(place.data("clicks")) == numbers(place.data()) == [0, 1, 2, 3]
+
+
+def test_what_was_aborted_is_deleted_and_what_was_committed_is_not(place: Place) -> None:
+    stream = Stream(place)
+    messages = stream.write(0, large(0, 4), large(4, 4))
+    stream.abort(0, [None, messages[1]])
+    stream.abort(0, [None])
+    assert len(place.ledgers()) == 1
+    stream.abort(0, messages)
+    check_nothing_else_is_left(place)
+    messages = stream.write(0, large(0, 4), [b"4"])
+    stream.commit(0, messages)
+    stream.abort(0, messages)
+    assert numbers(place.data()) == list(range(5))
+    check_nothing_else_is_left(place)
+
+
+def test_a_commit_lacks_no_task(place: Place) -> None:
+    stream = Stream(place)
+    messages = stream.write(0, [b"0"], [b"1"])
+    with pytest.raises(IllegalOperationError, match="1 of 2 partitions"):
+        stream.commit(0, [messages[0], None])
+    assert place.data() == []
+
+
+def test_the_first_commit_of_a_day_sweeps_what_processes_left(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = Stream(place)
+    monkeypatch.setattr(adoption, "DAY_NS", 1 << 62)
+    stream.write(0, large(0, 4))  # its process dies
+    stream.batch(0, [b"0"])
+    stream.batch(1, [b"1"])
+    assert len(place.ledgers() - place.listed()) == 1
+    monkeypatch.setattr(adoption, "DAY_NS", 1)
+    stream.batch(2, [b"2"])
+    check_nothing_else_is_left(place)
+    assert numbers(place.data()) == [0, 1, 2]
+
+
+# ---- batch writes ----------------------------------------------------------------------------------------------------
+
+
+def test_a_version_is_written_once_and_a_write_without_one_each_time(place: Place) -> None:
+    for version in (3, 4, 4, 3):
+        write_batch(place, [b"%d" % version], [], txnAppId="daily", txnVersion=version)
+    assert place.data() == [b"3", b"4"]
+    for _ in range(2):
+        write_batch(place, [b"5"])
+    assert place.data() == [b"3", b"4", b"5", b"5"]
+    producers = dict(record_of(place.manager, "logs/orders").producers)
+    assert producers.pop("daily").epoch == 4
+    now_ns = max(each.time_ns for each in producers.values()) + int((QUERY_IDLE_SECONDS - REMEMBER_SECONDS) * 1e9)
+    assert abs(now_ns - place.records()[-1].time_ns) < 3600 * 10**9, "they are forgotten after an hour"
+    assert len(producers) == 2
+
+
+def test_nothing_is_overwritten(place: Place) -> None:
+    for writer, streaming in ((LogBatchWriter, False), (LogStreamWriter, True)):
+        options = log_sink_options({**place.options, "topic": "orders"}, streaming=streaming)
+        with pytest.raises(IllegalOperationError, match="logs are only appended to"):
+            writer(options, VALUES, overwrite=True)
+
+
+# ---- what is refused -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("hasty")
+def test_a_live_writer_is_refused_before_the_first_task_and_at_the_commit(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = Stream(place)
+    messages = stream.write(0, large(0, 4))
+    with place.open() as log, log.writer() as writer:
+        with pytest.raises(LogLockedError, match=f"'orders' has a live writer .*process {os.getpid()}.*close it there"):
+            stream.writer()
+        monkeypatch.setattr(sys, "argv", ["-m", "pyspark.sql.worker.python_streaming_sink_runner"])
+        with pytest.raises(LogLockedError, match=f"live writer .*process {os.getpid()}"):
+            stream.commit(0, messages)
+        writer.append(b"0")
+    check_nothing_else_is_left(place)
+    stream.batch(0, [b"1"])
+    assert place.data() == [b"0", b"1"]
+
+
+def test_an_unknown_log_is_refused_with_the_nearest_names_or_created(place: Place) -> None:
+    with pytest.raises(NoSuchLogError, match=r"no log 'ordrs' in .*; there are orders; option createTopics=true"):
+        Stream(place, topic="ordrs").writer()
+    with pytest.raises(NoSuchLogError, match="no log 'ordrs'"):
+        Stream(place, TO_LOGS).write(0, [("ordrs", b"0")])
+    assert Log.names(place.manager) == ["orders"]
+    Stream(place, TO_LOGS, createTopics=True, digestType="crc32c").batch(0, [("shop/a", b"0"), ("orders", b"1")])
+    assert (place.data("shop/a"), place.data()) == ([b"0"], [b"1"])
+    with place.open("shop/a") as log:
+        assert log.settings().quorums == (1, 1, 1)
+        assert log.settings().digest_type.name == "CRC32C"  # type: ignore[union-attr]
+
+
+def test_another_password_is_refused(place: Place, tmp_path: Path) -> None:
+    Stream(place).batch(0, [b"0"])
+    wrong = secret_file(tmp_path, b"hush", "wrong")
+    with pytest.raises(UnauthorizedError) as refused:
+        Stream(place, passwordFile=wrong).writer()
+    assert "hush" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ([b"0", b"1", None], "row 3 of partition 1: column value is null"),
+        ([b"0", bytes(6 << 20)], r"row 2 of partition 1: the record has 6291456 bytes; it takes at most"),
+        ([*large(0, 5), bytes(6 << 20)], "row 6 of partition 1: the record has 6291456 bytes"),
+    ],
+)
+def test_a_row_that_is_no_record_is_named_and_nothing_is_written(place: Place, values: list[Any], said: str) -> None:
+    stream = Stream(place)
+    with pytest.raises(UsageError, match=said) as refused:
+        stream.write(0, [b"0"], values)
+    assert "\n" not in str(refused.value)
+    assert place.ledgers() == set()
+    assert place.data() == []
+
+
+def test_no_secret_goes_to_tasks_or_comes_from_them(place: Place) -> None:
+    stream = Stream(place)
+    for value in (stream.writer(), stream.write(0, large(0, 4))):
+        moved = pickled(value)
+        assert PASSWORD not in moved
+        assert SECRET not in moved
+
+
+def test_a_stream_is_not_written_outside_of_one(place: Place) -> None:
+    writer = Stream(place).writer()
+    TaskContext._taskContext = None
+    with pytest.raises(IllegalOperationError, match="tasks of a streaming query"):
+        writer.write(iter([rows(VALUES, b"0")]))
