@@ -1,8 +1,9 @@
-"""Log files through ledgers and Spark, nothing lost and nothing counted twice: ``python pipeline.py [INPUT]``.
+"""Log files through logs and Spark, nothing lost and nothing counted twice: ``python pipeline.py [INPUT]``.
 
-The lines of log files become ledgers. While they do, another query follows these ledgers, counts the words that lines
-begin with, and writes the counts to ledgers of their own. Lines and counts end as Parquet, and are compared with what
-plain Python counts. Each executor of Spark has a bookie on its host.
+The lines of log files become records of the log ``lines``. While they do, another query follows that log, counts the
+words that lines of each minute begin with, and writes the counts to the log ``counts``. A subscription of that log, in
+this process and without Spark, keeps the last count of each word in each minute. Lines and counts end as Parquet, and
+are compared with what plain Python counts. Each executor of Spark has a bookie on its host.
 
 ``--master "local-cluster[3,1,1024]"`` has three executors in processes of their own; there, one of them and its bookie
 are killed in the middle.
@@ -11,6 +12,7 @@ are killed in the middle.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 import secrets
@@ -18,22 +20,62 @@ import signal
 import sys
 import sysconfig
 import tempfile
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.functions import max_by
 from pyspark.sql.streaming.query import StreamingQuery
 from tqdm import tqdm
 
-from pybk import PybkError
+from pybk import LedgerManager, Log, LogEnd, PybkError, Secret
 from pybk.spark import configure, local_bookie, start_bookies
 
 FILES = 4
+LINES_A_SECOND = 100
+"""The lines of the log files have times, so many of each second."""
+
+TIME_CHARACTERS = len("2026-01-01T00:00:00Z")
 
 
 # ---- the pipeline ----------------------------------------------------------------------------------------------------
+
+
+class Consumer:
+    """Keeps the last count of each word in each minute, by a subscription; each record is acknowledged once it counts.
+
+    Attributes:
+        counts: The counts, by minute and word as JSON.
+    """
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        self.counts: dict[str, int] = {}
+        self._log = Log.open(pipeline.manager, "counts", password=pipeline.password, create=False)
+        self._subscription = self._log.subscribe("report", start=LogEnd.EARLIEST)
+        self._thread = threading.Thread(target=self._consume)
+        self._ends = threading.Event()
+        self._thread.start()
+
+    def _consume(self) -> None:
+        while True:
+            ends = self._ends.is_set()  # before the look, so that no record comes after the last look
+            records = self._subscription.read_many(1000, timeout=0.5)
+            for record in records:
+                self.counts[(record.key or b"").decode()] = int(record.data)
+            if records:
+                self._subscription.ack_through(records[-1].position)
+            elif ends:
+                return
+
+    def end(self) -> None:
+        """Consume what there is, and end."""
+        self._ends.set()
+        self._thread.join()
+        self._log.close()
 
 
 class Pipeline:
@@ -43,6 +85,8 @@ class Pipeline:
         spark: The session.
         metadata: The URL of the cluster's metadata.
         bookies: How many bookies there are, one on the host of each executor.
+        manager: A client of the cluster in this process.
+        password: The source of the logs' password.
     """
 
     def __init__(self, directory: Path, master: str) -> None:
@@ -55,6 +99,7 @@ class Pipeline:
         for name, value in {
             "spark.driver.bindAddress": "127.0.0.1",
             "spark.log.level": "OFF",
+            "spark.sql.session.timeZone": "UTC",
             "spark.sql.shuffle.partitions": "3",
             "spark.ui.enabled": "false",
             "spark.ui.showConsoleProgress": "false",
@@ -65,44 +110,56 @@ class Pipeline:
         ).getOrCreate()
         wanted = re.match(r"local-cluster\[(\d+)", master)
         self.bookies = len(start_bookies(self.spark, executors=int(wanted[1]) if wanted else 1))
-        copies = str(min(2, self.bookies))
-        self._read = {"metadataUri": self.metadata, "clusterSecretFile": str(secret), "passwordFile": str(password)}
-        self._written = {**self._read, "ensembleSize": copies, "writeQuorum": copies, "ackQuorum": copies}
+        copies = min(2, self.bookies)
+        self.manager = LedgerManager.connect(self.metadata, cluster_secret=Secret(file=str(secret)))
+        self.password = Secret(file=str(password))
+        for name in ("lines", "counts"):
+            Log.open(self.manager, name, password=self.password, quorums=(copies, copies, copies)).close()
+        self._where = {"metadataUri": self.metadata, "clusterSecretFile": str(secret), "passwordFile": str(password)}
         self._checkpoints = directory / "checkpoints"
 
     def collect(self, logs: Path) -> StreamingQuery:
-        """Write the lines of log files to ledgers, a file at a time."""
+        """Write the lines of log files to a log, a file at a time."""
         lines = self.spark.readStream.format("text").option("lineSep", "\n").option("maxFilesPerTrigger", 1)
-        to_ledgers = lines.load(str(logs)).writeStream.format("pybk").options(**self._written, ledgerType="log")
-        return to_ledgers.option("checkpointLocation", f"{self._checkpoints}/log").trigger(availableNow=True).start()
+        rows = lines.load(str(logs)).selectExpr(
+            f"CAST(left(value, {TIME_CHARACTERS}) AS TIMESTAMP) AS event_time",
+            f"substring(value, {TIME_CHARACTERS + 2}) AS value",
+        )
+        to_log = rows.writeStream.format("pybk").options(**self._where, topic="lines")
+        return to_log.option("checkpointLocation", f"{self._checkpoints}/lines").trigger(availableNow=True).start()
 
-    def count(self, entries_at_once: int) -> StreamingQuery:
-        """Follow these ledgers, and write how often each word was seen so far, as often as that changes."""
+    def count(self, records_at_once: int) -> StreamingQuery:
+        """Follow this log, and write how often each word was seen in a minute so far, as often as that changes."""
 
         def write(counts: DataFrame, batch: int) -> None:
-            rows = counts.selectExpr("to_json(struct(word, count)) AS payload")
-            to_ledgers = rows.write.format("pybk").options(**self._written, ledgerType="counts")
-            to_ledgers.options(txnAppId="counts", txnVersion=str(batch)).mode("append").save()  # a repeat is skipped
+            rows = counts.selectExpr(
+                "to_json(struct(minute.start AS minute, word)) AS key",
+                "CAST(count AS string) AS value",
+                "minute.end AS event_time",
+            )
+            to_log = rows.write.format("pybk").options(**self._where, topic="counts")
+            to_log.options(txnAppId="counts", txnVersion=str(batch)).mode("append").save()  # a repeat is skipped
 
-        lines = self.spark.readStream.format("pybk").options(**self._read, ledgerType="log", allowMissing="true")
-        words = (
-            lines.option("maxEntriesPerTrigger", str(entries_at_once))
-            .load()
-            .selectExpr("substring_index(ltrim(CAST(payload AS string)), ' ', 1) AS word")
+        lines = self.spark.readStream.format("pybk").options(**self._where, subscribe="lines")
+        lines = lines.options(startingOffsets="earliest", maxOffsetsPerTrigger=str(records_at_once))
+        words = lines.load().selectExpr(
+            "window(timestamp, '1 minute') AS minute",
+            "substring_index(ltrim(CAST(value AS string)), ' ', 1) AS word",
         )
-        counts = words.groupBy("word").count().writeStream.outputMode("update").foreachBatch(write)
+        counts = words.groupBy("minute", "word").count().writeStream.outputMode("update").foreachBatch(write)
         return counts.option("checkpointLocation", f"{self._checkpoints}/counts").start()
 
     def to_parquet(self, directory: Path) -> None:
-        """Write what the ledgers hold as Parquet: all lines, and the last count of each word."""
-        ledgers = self.spark.read.format("pybk").options(**self._read)
-        lines = ledgers.option("ledgerType", "log").load().selectExpr("CAST(payload AS string) AS line")
-        lines.write.parquet(f"{directory}/lines")
-        counts = ledgers.option("ledgerType", "counts").load()
-        counts = counts.selectExpr("from_json(CAST(payload AS string), 'word string, count long') AS seen")
-        counts.groupBy("seen.word").agg({"seen.count": "max"}).toDF("word", "count").write.parquet(
-            f"{directory}/counts"
-        )
+        """Write what the logs hold as Parquet: all lines, and the last count of each word in each minute."""
+        logs = self.spark.read.format("pybk").options(**self._where)
+        lines = logs.option("subscribe", "lines").load()
+        lines.selectExpr("CAST(value AS string) AS line", "timestamp").write.parquet(f"{directory}/lines")
+        counts = logs.option("subscribe", "counts").load()
+        counts = counts.groupBy("key").agg(max_by("value", "offset").alias("count"))
+        counts.selectExpr(
+            "from_json(CAST(key AS string), 'minute timestamp, word string') AS counted",
+            "CAST(CAST(count AS string) AS bigint) AS count",
+        ).selectExpr("counted.minute", "counted.word", "count").write.parquet(f"{directory}/counts")
 
     def kill_an_executor(self) -> str:
         """Kill an executor and the bookie on its host with SIGKILL; return which."""
@@ -126,10 +183,11 @@ def run(directory: Path, source: Path | None, master: str) -> None:
     pipeline = Pipeline(directory, master)
     lines, words = write_logs(directory / "logs", source)
     print(
-        f"{pipeline.bookies} bookies; {lines:,} lines in {FILES} log files become ledgers, which are counted meanwhile"
+        f"{pipeline.bookies} bookies; {lines:,} lines in {FILES} log files become records, which are counted meanwhile"
     )
     begin = time.monotonic()
     collecting, counting = pipeline.collect(directory / "logs"), pipeline.count(-(-lines // FILES))
+    consumer = Consumer(pipeline)
     to_kill = pipeline.bookies > 1
     with tqdm(total=lines, unit=" lines") as bar:
         while bar.n < lines:
@@ -146,19 +204,25 @@ def run(directory: Path, source: Path | None, master: str) -> None:
     collecting.awaitTermination()
     counting.processAllAvailable()
     counting.stop()
+    consumer.end()
     pipeline.to_parquet(directory / "parquet")
     print(f"Parquet is written after {time.monotonic() - begin:.1f} s")
-    check(pipeline.spark, directory / "parquet", lines, words)
+    check(pipeline.spark, directory / "parquet", consumer.counts, lines, words)
     pipeline.spark.stop()
 
 
 # ---- input, and what it should come to -------------------------------------------------------------------------------
 
 
-def write_logs(directory: Path, source: Path | None) -> tuple[int, Counter[str]]:
-    """Write the lines of a file, or of all files in a folder, to log files; return how many, and their first words.
+def write_logs(directory: Path, source: Path | None) -> tuple[int, Counter[tuple[str, str]]]:
+    """Write the lines of a file, or of all files in a folder, to log files, each with a time before it.
 
-    The default are the source files of Python's standard library.
+    Args:
+        directory: Where to make the log files.
+        source: The file or folder; None for the source files of Python's standard library.
+
+    Returns:
+        The number of lines, and how often each minute has each first word.
     """
     folder = Path(sysconfig.get_path("stdlib")) if source is None else source
     found = [folder] if folder.is_file() else sorted(folder.rglob("*.py" if source is None else "*"))
@@ -166,22 +230,41 @@ def write_logs(directory: Path, source: Path | None) -> tuple[int, Counter[str]]
     lines = [line for text in texts for line in text.splitlines()]
     if not lines:
         raise ValueError(f"{folder} has no lines; name a file or a folder with some")
+    begin = datetime(2026, 1, 1, tzinfo=UTC)
+    times = [f"{begin + timedelta(seconds=number // LINES_A_SECOND):%FT%TZ}" for number in range(len(lines))]
     directory.mkdir()
     for number in range(FILES):
-        part = lines[len(lines) * number // FILES : len(lines) * (number + 1) // FILES]
-        (directory / f"{number}.log").write_text("".join(f"{line}\n" for line in part), "utf-8", newline="\n")
-    return len(lines), Counter(line.lstrip(" ").split(" ", 1)[0] for line in lines)
+        part = range(len(lines) * number // FILES, len(lines) * (number + 1) // FILES)
+        text = "".join(f"{times[each]} {lines[each]}\n" for each in part)
+        (directory / f"{number}.log").write_text(text, "utf-8", newline="\n")
+    minutes = (time[:16] for time in times)
+    return len(lines), Counter(zip(minutes, (line.lstrip(" ").split(" ", 1)[0] for line in lines), strict=True))
 
 
-def check(spark: SparkSession, parquet: Path, lines: int, words: Counter[str]) -> None:
-    """Compare what Parquet has with what plain Python counted, and print the most frequent words."""
+def check(
+    spark: SparkSession, parquet: Path, consumed: dict[str, int], lines: int, words: Counter[tuple[str, str]]
+) -> None:
+    """Compare what Parquet and the subscription have with what plain Python counted; print the most frequent words."""
     found = spark.read.parquet(f"{parquet}/lines").count()
-    counts = {row["word"]: row["count"] for row in spark.read.parquet(f"{parquet}/counts").collect()}
-    if found != lines or counts != words:
-        raise AssertionError(f"{found:,} lines of {lines:,}; {len(counts):,} words of {len(words):,} in {parquet}")
-    for word, count in words.most_common(5):
+    rows = spark.read.parquet(f"{parquet}/counts").selectExpr(
+        "date_format(minute, \"yyyy-MM-dd'T'HH:mm\") AS minute", "word", "count"
+    )
+    counts = {(row["minute"], row["word"]): row["count"] for row in rows.collect()}
+    by_subscription = {(key["minute"][:16], key["word"]): count for key, count in of_keys(consumed)}
+    if found != lines or counts != words or by_subscription != words:
+        raise AssertionError(f"{found:,} lines of {lines:,}; {len(counts):,} counts of {len(words):,} in {parquet}")
+    every: Counter[str] = Counter()
+    for (_, word), count in words.items():
+        every[word] += count
+    for word, count in every.most_common(5):
         print(f"{count:10,}  {word or '(empty)'}")
-    print(f"All {lines:,} lines are there, and each of {len(words):,} words was counted exactly.")
+    print(f"All {lines:,} lines are there, and each of {len(every):,} words was counted exactly.")
+
+
+def of_keys(consumed: dict[str, int]) -> Iterator[tuple[dict[str, str], int]]:
+    """Yield counts, with their keys as values."""
+    for key, count in consumed.items():
+        yield json.loads(key), count
 
 
 def main() -> int:
