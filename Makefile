@@ -23,7 +23,7 @@ PROJECT := setup.cfg pyproject.toml setup.py $(wildcard src/native/*)
 help:
 	@echo "make demo [INPUT=path]   write, kill, recover, read back: embedded, then a cluster"
 	@echo "make demo-wal [INPUT=]   kill the primary of a database under load, promote its standby, look for losses"
-	@echo "make demo-spark [INPUT=] log files through ledgers and Spark, with an executor killed in the middle"
+	@echo "make demo-spark [INPUT=] log files through logs and Spark, with an executor killed in the middle"
 	@echo "make test [ARGS=...]     run the tests, in four processes; ARGS=\"-k replay -x\" goes to pytest, -n 0 takes one"
 	@echo "make test-long           run what make test leaves out: tests that take long, and all cases of those that it samples"
 	@echo "make test-floors         run the tests with the lowest versions of packages that are admitted; without Spark"

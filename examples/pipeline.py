@@ -1,9 +1,9 @@
-"""Log files through logs and Spark, nothing lost and nothing counted twice: ``python pipeline.py [INPUT]``.
+"""Log files through Spark, nothing lost and nothing counted twice: ``python pipeline.py [INPUT]``.
 
-The lines of log files become records of the log ``lines``. While they do, another query follows that log, counts the
-words that lines of each minute begin with, and writes the counts to the log ``counts``. A subscription of that log, in
-this process and without Spark, keeps the last count of each word in each minute. Lines and counts end as Parquet, and
-are compared with what plain Python counts. Each executor of Spark has a bookie on its host.
+The lines of log files become a log, ``lines``. While they do, another query follows this log, counts for each hour the
+words that lines begin with, and writes the counts to the log ``counts`` as soon as an hour has ended; a third one
+archives the lines as Parquet. A plain subscription of the library, as any other program has it, consumes the counts.
+All of it is compared with what plain Python counts. Each executor of Spark has a bookie on its host.
 
 ``--master "local-cluster[3,1,1024]"`` has three executors in processes of their own; there, one of them and its bookie
 are killed in the middle.
@@ -23,75 +23,43 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.functions import max_by
+from pyspark.sql.functions import window
 from pyspark.sql.streaming.query import StreamingQuery
 from tqdm import tqdm
 
-from pybk import LedgerManager, Log, LogEnd, PybkError, Secret
+from pybk import LedgerManager, Log, PybkError, Secret
 from pybk.spark import configure, local_bookie, start_bookies
 
-FILES = 4
-LINES_A_SECOND = 100
-"""The lines of the log files have times, so many of each second."""
+FILES = 8
+DAY = datetime(2026, 1, 1, tzinfo=UTC)
+"""The lines are spread over this day: three hours to a file."""
 
-TIME_CHARACTERS = len("2026-01-01T00:00:00Z")
+Counts = Counter[tuple[int, str]]
+"""How often lines of an hour begin with a word, by the hour of the day and the word."""
 
 
 # ---- the pipeline ----------------------------------------------------------------------------------------------------
 
 
-class Consumer:
-    """Keeps the last count of each word in each minute, by a subscription; each record is acknowledged once it counts.
-
-    Attributes:
-        counts: The counts, by minute and word as JSON.
-    """
-
-    def __init__(self, pipeline: Pipeline) -> None:
-        self.counts: dict[str, int] = {}
-        self._log = Log.open(pipeline.manager, "counts", password=pipeline.password, create=False)
-        self._subscription = self._log.subscribe("report", start=LogEnd.EARLIEST)
-        self._thread = threading.Thread(target=self._consume)
-        self._ends = threading.Event()
-        self._thread.start()
-
-    def _consume(self) -> None:
-        while True:
-            ends = self._ends.is_set()  # before the look, so that no record comes after the last look
-            records = self._subscription.read_many(1000, timeout=0.5)
-            for record in records:
-                self.counts[(record.key or b"").decode()] = int(record.data)
-            if records:
-                self._subscription.ack_through(records[-1].position)
-            elif ends:
-                return
-
-    def end(self) -> None:
-        """Consume what there is, and end."""
-        self._ends.set()
-        self._thread.join()
-        self._log.close()
-
-
 class Pipeline:
-    """Queries from log files to Parquet, in a directory.
+    """Queries from log files to logs and Parquet, in a directory.
 
     Attributes:
         spark: The session.
         metadata: The URL of the cluster's metadata.
+        cluster_secret: The file that has the secret of the cluster.
+        secret: The file that has the secret of the logs.
         bookies: How many bookies there are, one on the host of each executor.
-        manager: A client of the cluster in this process.
-        password: The source of the logs' password.
     """
 
     def __init__(self, directory: Path, master: str) -> None:
-        secret, password = directory / "cluster-secret", directory / "password"
-        for file in (secret, password):
+        self.cluster_secret, self.secret = directory / "cluster-secret", directory / "secret"
+        for file in (self.cluster_secret, self.secret):
             file.touch(0o600)
             file.write_text(secrets.token_hex(32))
         self.metadata = f"lmdb://{directory}/metadata"
@@ -106,60 +74,62 @@ class Pipeline:
         }.items():
             builder = builder.config(name, value)
         self.spark = configure(
-            builder, metadata=self.metadata, directory=f"{directory}/bookies", cluster_secret_file=str(secret)
+            builder,
+            metadata=self.metadata,
+            directory=f"{directory}/bookies",
+            cluster_secret_file=str(self.cluster_secret),
         ).getOrCreate()
         wanted = re.match(r"local-cluster\[(\d+)", master)
         self.bookies = len(start_bookies(self.spark, executors=int(wanted[1]) if wanted else 1))
+        self._logs = {
+            "metadataUri": self.metadata,
+            "clusterSecretFile": str(self.cluster_secret),
+            "secretFile": str(self.secret),
+        }
+        self._directory = directory
+
+    def make_logs(self, manager: LedgerManager) -> None:
+        """Make the logs; two bookies have each entry, if there are two."""
         copies = min(2, self.bookies)
-        self.manager = LedgerManager.connect(self.metadata, cluster_secret=Secret(file=str(secret)))
-        self.password = Secret(file=str(password))
         for name in ("lines", "counts"):
-            Log.open(self.manager, name, password=self.password, quorums=(copies, copies, copies)).close()
-        self._where = {"metadataUri": self.metadata, "clusterSecretFile": str(secret), "passwordFile": str(password)}
-        self._checkpoints = directory / "checkpoints"
+            Log.open(manager, name, secret=Secret(file=str(self.secret)), quorums=(copies, copies, copies)).close()
 
-    def collect(self, logs: Path) -> StreamingQuery:
-        """Write the lines of log files to a log, a file at a time."""
-        lines = self.spark.readStream.format("text").option("lineSep", "\n").option("maxFilesPerTrigger", 1)
-        rows = lines.load(str(logs)).selectExpr(
-            f"CAST(left(value, {TIME_CHARACTERS}) AS TIMESTAMP) AS event_time",
-            f"substring(value, {TIME_CHARACTERS + 2}) AS value",
+    def _to_log(self, rows: DataFrame, topic: str) -> StreamingQuery:
+        to_log = rows.writeStream.format("pybk").options(**self._logs, topic=topic)
+        return to_log.option("checkpointLocation", f"{self._directory}/checkpoints/{topic}").start()
+
+    def collect(self) -> StreamingQuery:
+        """Write the lines of log files to the log ``lines``, a file at a time."""
+        files = self.spark.readStream.format("text").option("lineSep", "\n").option("maxFilesPerTrigger", 1)
+        lines = files.load(f"{self._directory}/logs")
+        return self._to_log(
+            lines.selectExpr(
+                "to_timestamp(substring(value, 1, 23)) AS event_time", "CAST(substring(value, 25) AS BINARY) AS value"
+            ),
+            "lines",
         )
-        to_log = rows.writeStream.format("pybk").options(**self._where, topic="lines")
-        return to_log.option("checkpointLocation", f"{self._checkpoints}/lines").trigger(availableNow=True).start()
 
-    def count(self, records_at_once: int) -> StreamingQuery:
-        """Follow this log, and write how often each word was seen in a minute so far, as often as that changes."""
+    def _lines(self, rows_at_once: int) -> DataFrame:
+        lines = self.spark.readStream.format("pybk").options(**self._logs, subscribe="lines")
+        rows = lines.options(startingOffsets="earliest", maxOffsetsPerTrigger=rows_at_once).load()
+        return rows.selectExpr("timestamp", "CAST(value AS STRING) AS line")
 
-        def write(counts: DataFrame, batch: int) -> None:
-            rows = counts.selectExpr(
-                "to_json(struct(minute.start AS minute, word)) AS key",
-                "CAST(count AS string) AS value",
-                "minute.end AS event_time",
-            )
-            to_log = rows.write.format("pybk").options(**self._where, topic="counts")
-            to_log.options(txnAppId="counts", txnVersion=str(batch)).mode("append").save()  # a repeat is skipped
+    def count(self, rows_at_once: int) -> StreamingQuery:
+        """Follow this log, and write how often each word begins a line of each hour to the log ``counts``."""
+        words = self._lines(rows_at_once).selectExpr("timestamp", "substring_index(ltrim(line), ' ', 1) AS word")
+        hours = words.withWatermark("timestamp", "3 hours").groupBy(window("timestamp", "1 hour"), "word").count()
+        counts = hours.selectExpr("word AS key", "to_json(struct(hour(window.start) AS hour, word, count)) AS value")
+        return self._to_log(counts, "counts")
 
-        lines = self.spark.readStream.format("pybk").options(**self._where, subscribe="lines")
-        lines = lines.options(startingOffsets="earliest", maxOffsetsPerTrigger=str(records_at_once))
-        words = lines.load().selectExpr(
-            "window(timestamp, '1 minute') AS minute",
-            "substring_index(ltrim(CAST(value AS string)), ' ', 1) AS word",
-        )
-        counts = words.groupBy("minute", "word").count().writeStream.outputMode("update").foreachBatch(write)
-        return counts.option("checkpointLocation", f"{self._checkpoints}/counts").start()
+    def archive(self, rows_at_once: int) -> StreamingQuery:
+        """Follow the log ``lines``, and write it as Parquet."""
+        to_parquet = self._lines(rows_at_once).writeStream.format("parquet").option("path", self.parquet)
+        return to_parquet.option("checkpointLocation", f"{self._directory}/checkpoints/parquet").start()
 
-    def to_parquet(self, directory: Path) -> None:
-        """Write what the logs hold as Parquet: all lines, and the last count of each word in each minute."""
-        logs = self.spark.read.format("pybk").options(**self._where)
-        lines = logs.option("subscribe", "lines").load()
-        lines.selectExpr("CAST(value AS string) AS line", "timestamp").write.parquet(f"{directory}/lines")
-        counts = logs.option("subscribe", "counts").load()
-        counts = counts.groupBy("key").agg(max_by("value", "offset").alias("count"))
-        counts.selectExpr(
-            "from_json(CAST(key AS string), 'minute timestamp, word string') AS counted",
-            "CAST(CAST(count AS string) AS bigint) AS count",
-        ).selectExpr("counted.minute", "counted.word", "count").write.parquet(f"{directory}/counts")
+    @property
+    def parquet(self) -> str:
+        """The directory of the archive."""
+        return f"{self._directory}/parquet"
 
     def kill_an_executor(self) -> str:
         """Kill an executor and the bookie on its host with SIGKILL; return which."""
@@ -177,17 +147,74 @@ class Pipeline:
         return f"executor {executor} and its bookie {name}"
 
 
+class Consumer(threading.Thread):
+    """A program without Spark that consumes the counts by a subscription.
+
+    Attributes:
+        counts: The sum of the counts that it has got.
+        records: How many records these were.
+    """
+
+    def __init__(self, manager: LedgerManager, secret: Path) -> None:
+        super().__init__(daemon=True)
+        self.counts: Counts = Counter()
+        self.records = 0
+        self._manager = manager
+        self._secret = Secret(file=str(secret))
+        self._ending = threading.Event()
+        self.start()
+
+    def run(self) -> None:
+        """Consume until told to end."""
+        with (
+            Log.open(self._manager, "counts", secret=self._secret) as log,
+            log.subscribe("report", start=0) as report,
+        ):
+            while not self._ending.is_set():
+                records = report.read_many(1000, timeout=0.5)
+                for record in records:
+                    found = json.loads(record.payload)
+                    self.counts[found["hour"], found["word"]] += found["count"]
+                report.ack(records)
+                self.records += len(records)
+
+    def wait_for(self, records: int) -> None:
+        """Wait until it has got so many records, and let it end."""
+        while self.records < records and self.is_alive():
+            time.sleep(0.2)
+        self._ending.set()
+        self.join()
+
+
 def run(directory: Path, source: Path | None, master: str) -> None:
     """Run the pipeline, and check what it made."""
     print(f"Spark starts, {master}, with a bookie beside each executor", flush=True)
     pipeline = Pipeline(directory, master)
-    lines, words = write_logs(directory / "logs", source)
-    print(
-        f"{pipeline.bookies} bookies; {lines:,} lines in {FILES} log files become records, which are counted meanwhile"
-    )
-    begin = time.monotonic()
-    collecting, counting = pipeline.collect(directory / "logs"), pipeline.count(-(-lines // FILES))
-    consumer = Consumer(pipeline)
+    lines, counts = write_logs(directory / "logs", source)
+    with LedgerManager.connect(pipeline.metadata, cluster_secret=Secret(file=str(pipeline.cluster_secret))) as manager:
+        pipeline.make_logs(manager)
+        consumer = Consumer(manager, pipeline.secret)
+        print(
+            f"{pipeline.bookies} bookies; {lines:,} lines in {FILES} log files become a log, which is counted and "
+            "archived meanwhile"
+        )
+        begin = time.monotonic()
+        at_once = -(-lines // FILES)
+        queries = [pipeline.collect(), pipeline.count(at_once), pipeline.archive(at_once)]
+        watch(pipeline, queries, lines)
+        write_end(directory / "logs")
+        for query in queries:
+            query.processAllAvailable()
+            query.stop()
+        consumer.wait_for(len(counts))
+        print(f"Logs and Parquet are complete after {time.monotonic() - begin:.1f} s")
+        check(pipeline, consumer, lines, counts)
+    pipeline.spark.stop()
+
+
+def watch(pipeline: Pipeline, queries: list[StreamingQuery], lines: int) -> None:
+    """Show how many lines are counted until all are, and kill an executor in the middle if there are several."""
+    counting = queries[1]
     to_kill = pipeline.bookies > 1
     with tqdm(total=lines, unit=" lines") as bar:
         while bar.n < lines:
@@ -198,31 +225,21 @@ def run(directory: Path, source: Path | None, master: str) -> None:
             if to_kill and bar.n > lines // 4:
                 to_kill = False
                 bar.write(f"killed {pipeline.kill_an_executor()} with SIGKILL", file=sys.stdout)
-            for query in (collecting, counting):
+            for query in queries:
                 if query.exception() is not None:
                     raise RuntimeError(str(query.exception()))
-    collecting.awaitTermination()
-    counting.processAllAvailable()
-    counting.stop()
-    consumer.end()
-    pipeline.to_parquet(directory / "parquet")
-    print(f"Parquet is written after {time.monotonic() - begin:.1f} s")
-    check(pipeline.spark, directory / "parquet", consumer.counts, lines, words)
-    pipeline.spark.stop()
 
 
 # ---- input, and what it should come to -------------------------------------------------------------------------------
 
 
-def write_logs(directory: Path, source: Path | None) -> tuple[int, Counter[tuple[str, str]]]:
-    """Write the lines of a file, or of all files in a folder, to log files, each with a time before it.
+def write_logs(directory: Path, source: Path | None) -> tuple[int, Counts]:
+    """Write the lines of a file, or of all files in a folder, to log files, each line with a time of the day.
 
-    Args:
-        directory: Where to make the log files.
-        source: The file or folder; None for the source files of Python's standard library.
+    The default are the source files of Python's standard library.
 
     Returns:
-        The number of lines, and how often each minute has each first word.
+        The number of lines, and how often lines of each hour begin with each word.
     """
     folder = Path(sysconfig.get_path("stdlib")) if source is None else source
     found = [folder] if folder.is_file() else sorted(folder.rglob("*.py" if source is None else "*"))
@@ -230,41 +247,50 @@ def write_logs(directory: Path, source: Path | None) -> tuple[int, Counter[tuple
     lines = [line for text in texts for line in text.splitlines()]
     if not lines:
         raise ValueError(f"{folder} has no lines; name a file or a folder with some")
-    begin = datetime(2026, 1, 1, tzinfo=UTC)
-    times = [f"{begin + timedelta(seconds=number // LINES_A_SECOND):%FT%TZ}" for number in range(len(lines))]
     directory.mkdir()
+    counts: Counts = Counter()
     for number in range(FILES):
-        part = range(len(lines) * number // FILES, len(lines) * (number + 1) // FILES)
-        text = "".join(f"{times[each]} {lines[each]}\n" for each in part)
-        (directory / f"{number}.log").write_text(text, "utf-8", newline="\n")
-    minutes = (time[:16] for time in times)
-    return len(lines), Counter(zip(minutes, (line.lstrip(" ").split(" ", 1)[0] for line in lines), strict=True))
+        with open(directory / f"{number}.log", "w", encoding="utf-8", newline="\n") as file:
+            for at in range(len(lines) * number // FILES, len(lines) * (number + 1) // FILES):
+                time_ms = 86_400_000 * at // len(lines)
+                file.write(stamped(time_ms, lines[at]))
+                counts[time_ms // 3_600_000, lines[at].lstrip(" ").split(" ", 1)[0]] += 1
+    return len(lines), counts
 
 
-def check(
-    spark: SparkSession, parquet: Path, consumed: dict[str, int], lines: int, words: Counter[tuple[str, str]]
-) -> None:
-    """Compare what Parquet and the subscription have with what plain Python counted; print the most frequent words."""
-    found = spark.read.parquet(f"{parquet}/lines").count()
-    rows = spark.read.parquet(f"{parquet}/counts").selectExpr(
-        "date_format(minute, \"yyyy-MM-dd'T'HH:mm\") AS minute", "word", "count"
-    )
-    counts = {(row["minute"], row["word"]): row["count"] for row in rows.collect()}
-    by_subscription = {(key["minute"][:16], key["word"]): count for key, count in of_keys(consumed)}
-    if found != lines or counts != words or by_subscription != words:
-        raise AssertionError(f"{found:,} lines of {lines:,}; {len(counts):,} counts of {len(words):,} in {parquet}")
-    every: Counter[str] = Counter()
-    for (_, word), count in words.items():
-        every[word] += count
-    for word, count in every.most_common(5):
+def stamped(time_ms: int, line: str) -> str:
+    """Return a line of a log file."""
+    return f"{(DAY + timedelta(milliseconds=time_ms)).isoformat(' ', 'milliseconds')[:23]} {line}\n"
+
+
+def write_end(directory: Path) -> None:
+    """Write a line of two days later, with which the last hours of the day end."""
+    new = directory / ".end"
+    new.write_text(stamped(3 * 86_400_000, "end"), "utf-8", newline="\n")
+    new.rename(directory / "end.log")
+
+
+def check(pipeline: Pipeline, consumer: Consumer, lines: int, counts: Counts) -> None:
+    """Compare what there is with what plain Python counted, and print the most frequent words."""
+    archived = pipeline.spark.read.parquet(pipeline.parquet).count() - 1  # the line that ends the day
+    if archived != lines:
+        raise AssertionError(f"{archived:,} lines of {lines:,} in {pipeline.parquet}")
+    if consumer.counts != counts or consumer.records != len(counts):
+        raise AssertionError(
+            f"the subscription got {consumer.records:,} counts, {len(consumer.counts):,} of them different, of "
+            f"{len(counts):,}"
+        )
+    for word, count in sum_by_word(counts).most_common(5):
         print(f"{count:10,}  {word or '(empty)'}")
-    print(f"All {lines:,} lines are there, and each of {len(every):,} words was counted exactly.")
+    print(f"All {lines:,} lines are there, and each of {len(counts):,} words of an hour was counted exactly.")
 
 
-def of_keys(consumed: dict[str, int]) -> Iterator[tuple[dict[str, str], int]]:
-    """Yield counts, with their keys as values."""
-    for key, count in consumed.items():
-        yield json.loads(key), count
+def sum_by_word(counts: Mapping[tuple[int, str], int]) -> Counter[str]:
+    """Return how often lines begin with each word."""
+    found: Counter[str] = Counter()
+    for (_, word), count in counts.items():
+        found[word] += count
+    return found
 
 
 def main() -> int:

@@ -76,7 +76,7 @@ def test_pipeline(master: str, tmp_path: Path) -> None:
     if LATE in done.stderr:
         done = pipeline("again")
     assert done.returncode == 0, done.stderr[-4000:]
-    assert "All 3,000 lines are there, and each of 435 words was counted exactly." in done.stdout
+    assert "All 3,000 lines are there, and each of 573 words of an hour was counted exactly." in done.stdout
     killed = re.search(r"killed executor \d and its bookie \S+ with SIGKILL", done.stdout)
     assert (killed is not None) == (master != "local[2]")
 
