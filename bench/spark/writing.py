@@ -1,4 +1,4 @@
-"""Contests about writing rows to ledgers in Spark; Spark reads the rows from Parquet meanwhile."""
+"""Contests about writing rows to ledgers and logs in Spark; Spark reads the rows from Parquet meanwhile."""
 
 from __future__ import annotations
 
@@ -18,9 +18,11 @@ from bench.spark.bookies import Colocated, colocated
 from bench.spark.reading import DIGESTS, PARQUET
 from bench.spark.session import read_all, session, write_parquet
 from pybk import DigestType
+from pybk.streams import Log
 
 SHARE: Final = 0.5
 LEDGER_TYPE: Final = "rows"
+LOG: Final = "rows"
 
 
 @contextmanager
@@ -75,6 +77,36 @@ def written_to(cluster: Colocated, frame: DataFrame, digest: DigestType, entries
     return entries * ENTRY_BYTES / took / 1e6
 
 
+@contextmanager
+def log(digest: DigestType, curve: bool, directory: Path, scale: Scale) -> Iterator[Run]:
+    """A log whose segments have one replica each, on the bookie on the executor's host."""
+    with payloads(directory, scale) as frame, colocated(frame.sparkSession, directory, curve=curve) as cluster:
+        values = frame.withColumnRenamed("payload", "value")
+        run = partial(written_to_log, cluster, values, digest, scale.entries)
+        run(0)  # so that what writes is there
+        yield run
+
+
+def written_to_log(cluster: Colocated, frame: DataFrame, digest: DigestType, records: int, _: float) -> float:
+    """Write a frame to a log once and delete it; return megabytes per second, making and deleting it left out."""
+    with cluster.connect() as client:
+        opened = Log.open(client, LOG, password=PASSWORD, digest_type=digest, quorums=(1, 1, 1))
+        begin = time.perf_counter()
+        frame.write.format("pybk").mode("append").options(**cluster.options, topic=LOG).save()
+        took = time.perf_counter() - begin
+        written = opened.last_seq() + 1
+        opened.close()
+        if written != records:
+            raise RuntimeError(f"{written} records in the log, not {records}")
+        Log.delete(client, LOG, password=PASSWORD)
+    return records * ENTRY_BYTES / took / 1e6
+
+
+def at_least(share: float) -> list[Target]:
+    """Return the target for the speed relative to Parquet."""
+    return [Target(f">= {share} x parquet", lambda rates: share * rates[PARQUET])]
+
+
 CONTESTS: Final[Sequence[Contest]] = (
     Contest(
         "write",
@@ -86,8 +118,21 @@ CONTESTS: Final[Sequence[Contest]] = (
                 Contestant(
                     f"pybk, {name}{suffix}",
                     partial(ledgers, digest, curve),
-                    [Target(f">= {SHARE} x parquet", lambda rates: SHARE * rates[PARQUET])],
+                    at_least(SHARE),
                 )
+                for name, digest in DIGESTS
+                for suffix, curve in CURVES
+            ),
+        ],
+    ),
+    Contest(
+        "write-log",
+        "df.write of rows read from Parquet to a log",
+        "MB/s",
+        [
+            Contestant(PARQUET, parquet),
+            *(
+                Contestant(f"pybk log, {name}{suffix}", partial(log, digest, curve), at_least(SHARE))
                 for name, digest in DIGESTS
                 for suffix, curve in CURVES
             ),
