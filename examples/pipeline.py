@@ -173,7 +173,7 @@ class Consumer(threading.Thread):
             while not self._ending.is_set():
                 records = report.read_many(1000, timeout=0.5)
                 for record in records:
-                    found = json.loads(record.payload)
+                    found = json.loads(record.data)
                     self.counts[found["hour"], found["word"]] += found["count"]
                 report.ack(records)
                 self.records += len(records)

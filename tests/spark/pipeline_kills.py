@@ -268,7 +268,7 @@ class Consumer(threading.Thread):
         ):
             while not self._ending.is_set():
                 records = subscription.read_many(100, timeout=1.0)
-                self.got += [record.payload for record in records]
+                self.got += [record.data for record in records]
                 subscription.ack(records)
 
     def end(self) -> None:
@@ -411,10 +411,10 @@ class Campaign:
 def check(campaign: Campaign, manager: LedgerManager, consumer: Consumer, directory: Path) -> None:
     """Compare what is there with what should be; raises AssertionError with what differs."""
     words = campaign.input.words
-    lines = [(record.payload, record.key) for record in read(manager, "lines")]
+    lines = [(record.data, record.key) for record in read(manager, "lines")]
     compare("the log of lines", lines, [(b"%d" % at, word_of(word).encode()) for at, word in enumerate(words)])
     expected = [(start, name, count) for (start, name), count in campaign.input.windows().items()]
-    compare("the log of windows", [window_of(record.payload) for record in read(manager, "windows")], expected)
+    compare("the log of windows", [window_of(record.data) for record in read(manager, "windows")], expected)
     wait_until(lambda: len(consumer.got) >= len(expected), "the consumer to get all windows", PROCESS_S)
     consumer.end()
     compare("the subscription", [window_of(payload) for payload in consumer.got], expected)
