@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,10 +19,12 @@ from pybk.errors import UsageError
 from pybk.spark.connection import close_connections
 from pybk.spark.options import LOG_BATCH, LOG_READ, LOG_SINK, LOG_STREAM, sink_options, source_options
 from pybk.streams.log import Log
+from pybk.streams.log_writer import NewRecord
 from pybk.streams.wal import WriteAheadLog
 from tests.cluster.inside import SECRET, Inside, inside
 from tests.docs.walkthrough import DOCS, Block, blocks_of
 from tests.spark.queries import run_to_end
+from tests.spark.secret_files import secret_file
 from tests.storage.real_store import open_quick
 
 if TYPE_CHECKING:
@@ -93,6 +96,44 @@ def test_the_programs_run_as_printed(
     exec(own(verifying.text), names)
     assert capsys.readouterr().out.endswith("()\n")
     assert names["found"].sound
+
+
+@pytest.mark.long
+def test_the_right_side_of_kafka_and_delta_runs_as_printed(
+    spark: SparkSession, cluster: Inside, tmp_path: Path
+) -> None:
+    manager = cluster.connect()
+    for name in ("orders", "hours"):
+        with Log.open(manager, name, password=PASSWORD) as log, log.writer() as writer:
+            writer.append_many([NewRecord(b"apples", key=b"ann", time_ns=hour * 3600 * 10**9) for hour in range(3)])
+    secret = {name: secret_file(tmp_path, value, name) for name, value in (("cluster", SECRET), ("logs", PASSWORD))}
+    names: dict[str, Any] = {
+        "spark": spark,
+        "cluster": {"metadataUri": cluster.url, "clusterSecretFile": secret["cluster"], "passwordFile": secret["logs"]},
+        "frame": spark.createDataFrame([(b"a", b"pears")], "key BINARY, value BINARY"),
+    }
+    for block in blocks_of("howto/coming_from_kafka_and_delta.md"):
+        if block.caption == "pybk":
+            text = block.text.replace('"checkpoints/', f'"{tmp_path}/checkpoints/').replace(
+                '"archive/', f'"{tmp_path}/archive/'
+            )
+            if ".start(" in text:
+                name = text.rpartition("\n)")[0].rpartition(" = (\n")[0].rpartition("\n")[2]
+                run_to_end(lambda: started(text.replace(".start(", ".trigger(availableNow=True).start("), names, name))
+            else:
+                exec(text, names)
+    assert spark.read.parquet(f"{tmp_path}/archive/orders").count() == 3
+    with Log.open(manager, "hours", password=PASSWORD) as log:
+        counts = [json.loads(record.data) for record in log.reader(3)]
+    assert [(each["item"], each["count"]) for each in counts] == [("apples", 1)]
+    with Log.open(manager, "orders", password=PASSWORD) as log:
+        assert [record.data for record in log.reader(3)] == [b"pears"]
+
+
+def started(text: str, names: dict[str, Any], name: str) -> Any:
+    """Run a block that starts a query, and return the query."""
+    exec(text, names)
+    return names[name]
 
 
 def test_the_calls_and_the_command_have_arguments_that_exist() -> None:
