@@ -6,6 +6,7 @@ import ast
 import inspect
 import json
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -118,8 +119,7 @@ def test_the_right_side_of_kafka_and_delta_runs_as_printed(
                 '"archive/', f'"{tmp_path}/archive/'
             )
             if ".start(" in text:
-                name = text.rpartition("\n)")[0].rpartition(" = (\n")[0].rpartition("\n")[2]
-                run_to_end(lambda: started(text.replace(".start(", ".trigger(availableNow=True).start("), names, name))
+                run_to_end(partial(started, text.replace(".start(", ".trigger(availableNow=True).start("), names))
             else:
                 exec(text, names)
     assert spark.read.parquet(f"{tmp_path}/archive/orders").count() == 3
@@ -130,10 +130,13 @@ def test_the_right_side_of_kafka_and_delta_runs_as_printed(
         assert [record.data for record in log.reader(3)] == [b"pears"]
 
 
-def started(text: str, names: dict[str, Any], name: str) -> Any:
-    """Run a block that starts a query, and return the query."""
+def started(text: str, names: dict[str, Any]) -> Any:
+    """Run a block whose last statement names a query, and return the query."""
     exec(text, names)
-    return names[name]
+    last = ast.parse(text).body[-1]
+    assert isinstance(last, ast.Assign)
+    assert isinstance(last.targets[0], ast.Name)
+    return names[last.targets[0].id]
 
 
 def test_the_calls_and_the_command_have_arguments_that_exist() -> None:
