@@ -10,9 +10,9 @@ from typing import Final
 from bench import report
 from bench.contest import Scale
 from bench.payloads import ENTRY_BYTES
-from bench.spark import auditing, locality, logs, reading, starting, writing
+from bench.spark import auditing, counting, locality, logs, reading, starting, writing
 
-MODULES: Final = (reading, logs, writing, locality, auditing, starting)
+MODULES: Final = (reading, logs, counting, writing, locality, auditing, starting)
 CONTESTS: Final = {contest.name: contest for module in MODULES for contest in module.CONTESTS}
 
 
