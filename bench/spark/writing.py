@@ -17,8 +17,7 @@ from bench.payloads import ENTRY_BYTES, PASSWORD
 from bench.spark.bookies import Colocated, colocated
 from bench.spark.reading import DIGESTS, PARQUET
 from bench.spark.session import read_all, session, write_parquet
-from pybk import DigestType
-from pybk.streams import Log
+from pybk import DigestType, Log
 
 SHARE: Final = 0.5
 LEDGER_TYPE: Final = "rows"
