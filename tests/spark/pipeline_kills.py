@@ -148,12 +148,12 @@ class Pipeline:
 
 
 def drive(master: str, url: str, directory: Path) -> None:
-    """Be a driver: run the queries, tell their progress, and end once all is done that there will be."""
+    """Be a driver: run the queries, report their progress, and end once all is done that there will be."""
     spark = new_session(master, directory)
     queries = Pipeline(spark, url, directory).start()
     run = str(os.getpid())
     while not (directory / "complete").exists():
-        tell(directory, run, queries)
+        report(directory, run, queries)
         time.sleep(0.2)
     for query in queries.values():
         query.processAllAvailable()
@@ -164,7 +164,7 @@ def drive(master: str, url: str, directory: Path) -> None:
     spark.stop()
 
 
-def tell(directory: Path, run: str, queries: Mapping[str, StreamingQuery]) -> None:
+def report(directory: Path, run: str, queries: Mapping[str, StreamingQuery]) -> None:
     """Write the progress of the queries to a file; raises what ended one of them."""
     progress: dict[str, int] = {}
     for name, query in queries.items():
@@ -336,7 +336,7 @@ class Campaign:
         return found
 
     def batches(self) -> dict[str, int]:
-        """Return the last batch of each query; nothing before the present driver has told."""
+        """Return the last batch of each query; nothing before the present driver has reported."""
         try:
             told = json.loads((self._directory / "progress").read_text())
         except (FileNotFoundError, json.JSONDecodeError):
@@ -409,7 +409,7 @@ class Campaign:
 
 
 def check(campaign: Campaign, manager: LedgerManager, consumer: Consumer, directory: Path) -> None:
-    """Compare what is there with what should be; raises AssertionError with what differs."""
+    """Compare logs, subscription and Parquet with the input; raises AssertionError with what differs."""
     words = campaign.input.words
     lines = [(record.data, record.key) for record in read(manager, "lines")]
     compare("the log of lines", lines, [(b"%d" % at, word_of(word).encode()) for at, word in enumerate(words)])
