@@ -52,7 +52,7 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def catalog_of(cluster: Inside, tmp_path: Path, **which: str) -> LogCatalog:
-    given = {**cluster_options(cluster.url), "passwordFile": password_file(tmp_path), **which}
+    given = {**cluster_options(cluster.url, tmp_path), "passwordFile": password_file(tmp_path), **which}
     return LogCatalog(log_options(given, streaming=True), follow=True)
 
 

@@ -63,7 +63,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
 
 
 def options(cluster: Inside, **which: str) -> SourceOptions:
-    return source_options({**cluster_options(cluster.url), **which}, streaming=True)
+    return source_options({**cluster_options(cluster.url, cluster.directory), **which}, streaming=True)
 
 
 def metadata_of(cluster: Inside) -> ClusterMetadata:
