@@ -36,7 +36,7 @@ from pybk.streams.log_writer import LogWriter
 from pybk.streams.named_list import NamedList
 from pybk.streams.rebuild import RebuiltList, rebuild
 from pybk.streams.retention import RETENTION_PROPERTY, Retention, apply_at_rest, retention_of, set_retention
-from pybk.streams.segment_merge import KEEP_SECONDS, SegmentMerge, merge_segments
+from pybk.streams.segment_merge import KEEP_SECONDS, SegmentMerge, checked_keep, merge_segments
 from pybk.streams.subscription import MAX_UNACKED, Consuming, DeadLetters, Subscription
 from pybk.threads.call_threads import asyncio_form
 from pybk.values import INT64_MAX
@@ -44,7 +44,6 @@ from pybk.values import INT64_MAX
 FIRST_SEQ: Final = 0
 """The sequence number of the first record of a log."""
 
-_KEEP_SECONDS_MAX: Final = 1e9
 
 _REMEMBER_SECONDS_MIN: Final = 3600.0
 """A commit whose answer was lost is made again well within this time."""
@@ -500,7 +499,7 @@ class Log(NamedList, kinds=(ListKind.LOG, ListKind.CURSOR), first_seq=FIRST_SEQ)
         self._check_open()
         asked = LogSettings(segment_bytes=segment_bytes, segment_age_s=segment_age_s, segment_records=segment_records)
         policy = RollPolicy.of(asked.over(self._steps.settings()))
-        return merge_segments(self._steps, policy, _kept(keep_s))
+        return merge_segments(self._steps, policy, checked_keep(keep_s))
 
     merge_segments_async = asyncio_form(merge_segments, own_thread=True)
 
@@ -772,13 +771,6 @@ class Log(NamedList, kinds=(ListKind.LOG, ListKind.CURSOR), first_seq=FIRST_SEQ)
 
 def _commit_of(query: object, epoch: object) -> tuple[str, int]:
     return checked_name(query, "a query"), whole_from(epoch, 0, "epoch", "the number of a commit", INT64_MAX)
-
-
-def _kept(keep_s: object) -> float:
-    """Return the seconds for which the ledgers of merged segments are kept."""
-    if isinstance(keep_s, int | float) and 0 <= keep_s <= _KEEP_SECONDS_MAX:
-        return keep_s
-    raise UsageError(f"keep_s is {keep_s!r:.50}; it takes seconds, from 0 to {_KEEP_SECONDS_MAX:.0f}")
 
 
 def _remembered(remember: object) -> float:

@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from pybk.errors import LogLockedError, NoSuchLedgerError, RewoundError, TruncatedError
+from pybk.errors import LogLockedError, NoSuchLedgerError, RewoundError, TruncatedError, UsageError
 from pybk.manager.ledger_manager import backend_of
 from pybk.streams import ledger_list
 from pybk.streams.appender import SET_BYTES
@@ -32,6 +32,8 @@ from pybk.streams.record_reader import RecordReader
 
 KEEP_SECONDS: Final = 3600.0
 """Seconds for which the ledgers of merged segments are kept for readers, unless the caller says otherwise."""
+
+_KEEP_SECONDS_MAX: Final = 1e9
 
 MEMBERS_MAX: Final = 1024
 """Segments of a merge; their rows are in one page, which a metadata store takes."""
@@ -82,6 +84,13 @@ class MergePlan(NamedTuple):
 
 Copies = Callable[[Sequence[MergePlan]], Iterable[Merge | None]]
 """Makes the copy of each plan as ``copied`` does, in their order."""
+
+
+def checked_keep(keep_s: object) -> float:
+    """Return the seconds for which the ledgers of merged segments are kept; raises UsageError unless they are valid."""
+    if isinstance(keep_s, int | float) and 0 <= keep_s <= _KEEP_SECONDS_MAX:
+        return keep_s
+    raise UsageError(f"keep_s is {keep_s!r:.50}; it takes seconds, from 0 to {_KEEP_SECONDS_MAX:.0f}")
 
 
 def merge_segments(steps: LedgerSteps, policy: RollPolicy, keep_s: float, copies: Copies | None = None) -> SegmentMerge:

@@ -102,6 +102,8 @@ def test_what_cannot_be_compacted_is_refused(spark: SparkSession, cluster: Insid
         run(spark, cluster, "there", "nowhere")
     with pytest.raises(UsageError, match="pybk log merge"):
         compact(spark, str(tmp_path))
+    with pytest.raises(UsageError, match="keep_s is -1"):
+        compact(spark, cluster.url, keep_s=-1)
     assert run(spark, cluster, "there")["there"].ledgers == 1
     assert run(spark, cluster, "there")["there"].ledgers == 0
 

@@ -25,7 +25,7 @@ from pybk.streams.ledger_spec import LogSettings
 from pybk.streams.ledger_steps import LedgerSteps, names_of
 from pybk.streams.list_record import ListKind, checked_name
 from pybk.streams.list_writer import RollPolicy
-from pybk.streams.segment_merge import KEEP_SECONDS, copied, merge_segments
+from pybk.streams.segment_merge import KEEP_SECONDS, checked_keep, copied, merge_segments
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -99,6 +99,7 @@ def compact(
 
     Durability: The merged ledgers are durable, and in their logs. Logs after each other; the copies of one at once.
     """
+    keep_s = checked_keep(keep_s)
     place = cluster_of(where, cluster_secret, "its logs are merged by that process or by `pybk log merge`")
     given = CredentialSources.of(password, secret)
     asked = LogSettings(segment_bytes=segment_bytes, segment_age_s=segment_age_s, segment_records=segment_records)
@@ -150,6 +151,7 @@ def _compacted(
                 yield None if each is None else each._replace(until_ns=time.time_ns() + int(keep_s * 1e9))
 
     try:
+        steps.pin()
         steps.check_password()
         made = merge_segments(steps, RollPolicy.of(asked.over(steps.settings())), keep_s, copies)
     except PybkError as error:
