@@ -58,6 +58,7 @@ ELSEWHERE = {
 NO_REMEDY = {
     "admin/cli/__init__.py:HELP_OF_PROFILE": "help",
     "options/table.py:TABLE": "help",
+    "spark/jobs/compact.py:compact": "what merges the logs of a store",
     "admin/cli/dev.py:_profile": "what has not made a cluster",
     "admin/dev/cluster.py:DevCluster.found": "what has not made a cluster",
     "admin/dev/cluster.py:DevCluster.made": "what has not made the files",

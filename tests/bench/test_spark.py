@@ -41,9 +41,20 @@ def test_contests_run_and_leave_nothing(tmp_path: Path) -> None:
 def test_every_figure_of_ours_has_a_target() -> None:
     pytest.importorskip("pyspark", reason="no pyspark; install the extra spark-test to test Spark")
     from bench.spark.__main__ import CONTESTS
+    from bench.spark.counting import ONE
     from bench.spark.logs import CEILING
 
-    others = {"parquet", "remote replica", CEILING}
-    assert list(CONTESTS) == ["read", "read-log", "write", "local", "verify", "start"]
+    others = {"parquet", "remote replica", CEILING, ONE}
+    assert list(CONTESTS) == [
+        "read",
+        "read-log",
+        "count",
+        "small",
+        "write",
+        "write-log",
+        "local",
+        "verify",
+        "start",
+    ]
     for contest in CONTESTS.values():
         assert all(bool(one.targets) != (one.name in others) for one in contest.contestants)

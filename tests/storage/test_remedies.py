@@ -148,7 +148,7 @@ def lose_tier_and_make_it(path: Path) -> None:
     (path / "hdd").mkdir()
 
 
-CATALOG = "storage/repair/verify.py:_Check._check_catalog"
+CATALOG = "storage/repair/verify.py:_Check._differences"
 PERMISSIONS = "storage/io/permissions.py:excess_warning"
 LEVEL = "storage/named_records.py:check_level"
 SEAM = "storage/repair/verify.py:_Check._check_ledger"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 from pybk.errors import UsageError
 from pybk.spark.log_source.log_offsets import from_json
@@ -13,11 +13,8 @@ from pybk.spark.source.offsets import Offset, between
 _PYTHON: Final = "python"
 """Part of Spark's description of a source that is written in Python."""
 
-Backlog: TypeAlias = "dict[str | int, int]"
-"""Records by the name of a log, or entries by the id of a ledger."""
 
-
-def backlog(progress: Mapping[str, Any] | None) -> Backlog:
+def backlog(progress: Mapping[str, Any] | None) -> dict[str | int, int]:
     """Return how much of each log or ledger a streaming query has not read yet.
 
     It is the difference of two offsets that Spark reports of each source of pybk: ``latestOffset``, where a micro-batch
@@ -38,7 +35,7 @@ def backlog(progress: Mapping[str, Any] | None) -> Backlog:
 
     Cost: Reads nothing; as old as the progress is.
     """
-    found: Backlog = {}
+    found: dict[str | int, int] = {}
     if progress is None:
         return found
     given: object = progress

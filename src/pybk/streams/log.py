@@ -425,7 +425,7 @@ class Log(NamedList, kinds=(ListKind.LOG, ListKind.CURSOR), first_seq=FIRST_SEQ)
         ledgers = check_commit(segments, self._record().uid.hex(), query, epoch)
         return self._steps.perform(ledger_list.discard(self.name, [each.ledger_id for each in ledgers]))
 
-    discard_detached_async = asyncio_form(discard_detached, own_thread=True)
+    discard_detached_async = asyncio_form(discard_detached)
 
     def last_epoch(self, query: str) -> int | None:
         """Return the number of the last commit of a query; None if it has made none, or none for 30 days."""
