@@ -107,10 +107,15 @@ def test_the_right_side_of_kafka_and_delta_runs_as_printed(
     for name in ("orders", "hours"):
         with Log.open(manager, name, password=PASSWORD) as log, log.writer() as writer:
             writer.append_many([NewRecord(b"apples", key=b"ann", time_ns=hour * 3600 * 10**9) for hour in range(3)])
-    secret = {name: secret_file(tmp_path, value, name) for name, value in (("cluster", SECRET), ("logs", PASSWORD))}
+    files = {"cluster-secret": SECRET, "password": PASSWORD}
+    secret = {name: secret_file(tmp_path, value, name) for name, value in files.items()}
     names: dict[str, Any] = {
         "spark": spark,
-        "cluster": {"metadataUri": cluster.url, "clusterSecretFile": secret["cluster"], "passwordFile": secret["logs"]},
+        "cluster": {
+            "metadataUri": cluster.url,
+            "clusterSecretFile": secret["cluster-secret"],
+            "passwordFile": secret["password"],
+        },
         "frame": spark.createDataFrame([(b"a", b"pears")], "key BINARY, value BINARY"),
     }
     for block in blocks_of("howto/coming_from_kafka_and_delta.md"):
