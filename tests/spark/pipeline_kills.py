@@ -52,6 +52,9 @@ BEGIN_MS = 1_800_000_000_000
 LATER_MS = 3_600_000
 QUERIES = ("lines", "windows", "archive")
 DAWDLE_S = 4.0
+DRAIN_S = 3600.0
+"""Seconds in which a driver reads what is left; far more than it takes on a busy machine."""
+
 VICTIMS = ("driver", "executor", "bookie")
 
 SPECULATION = {
@@ -115,7 +118,7 @@ class Pipeline:
 
     def lines(self) -> StreamingQuery:
         """Write the lines of files to a log."""
-        text = self._spark.readStream.option("maxFilesPerTrigger", 4).text(str(self._directory / "in"))
+        text = self._spark.readStream.option("maxFilesPerTrigger", 20).text(str(self._directory / "in"))
         parts = text.selectExpr("split(value, ',') AS part").selectExpr(
             "part[0] AS id", "timestamp_millis(CAST(part[1] AS BIGINT)) AS event_time", "part[2] AS word"
         )
@@ -125,7 +128,7 @@ class Pipeline:
 
     def _followed(self) -> DataFrame:
         read = self._spark.readStream.format("pybk").options(**self._where, subscribe="lines")
-        rows = read.option("startingOffsets", "earliest").option("maxOffsetsPerTrigger", 400).load()
+        rows = read.option("startingOffsets", "earliest").option("maxOffsetsPerTrigger", 1000).load()
         rows = rows.selectExpr("CAST(key AS STRING) AS word", "CAST(value AS STRING) AS id", "timestamp AS event_time")
         return rows.join(self._spark.read.parquet(str(self._directory / "classes")), "word")
 
@@ -360,7 +363,7 @@ class Campaign:
             if time.monotonic() > begin + PROCESS_S:
                 raise AssertionError(f"no progress in {PROCESS_S:g} s: {began} {now}; {self.last_error()}")
             self.input.write_file()
-            time.sleep(0.5)
+            time.sleep(1.0)
 
     def last_error(self) -> str:
         """Return the end of what the driver said."""
@@ -392,7 +395,7 @@ class Campaign:
             self.input.write_file()
         self.input.write_end()
         (self._directory / "complete").touch()
-        while self.driver.wait(PROCESS_S):
+        while self.driver.wait(DRAIN_S):
             self.told["drivers ended by an error"] += 1
             say(f"  the driver ended: {self.last_error()}")
             self.begin_driver()
