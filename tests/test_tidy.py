@@ -41,6 +41,9 @@ OF_PYSPARK = {
 TESTS = [path for path in SOURCES if path.is_relative_to(ROOT / "tests") and path != ROOT / "tests" / "internals.py"]
 """All but the one module that knows private names of the classes that users see."""
 
+MAY_BE_MISSING = {"pyarrow", "pyspark", "zstandard"}
+"""Packages of extras, which functions that need one import."""
+
 LIBRARY = [path for path in SOURCES if path.is_relative_to(ROOT / "src")]
 
 
@@ -54,6 +57,18 @@ def bad_imports(nodes: Iterable[ast.AST]) -> Iterator[tuple[int, str]]:
             yield from (
                 (node.lineno, name.name) for name in node.names if name.name.split(".")[0] in ("pybk", "pickle")
             )
+
+
+def hidden_imports(nodes: Iterable[ast.AST]) -> Iterator[tuple[int, str]]:
+    """Yield line and module of imports in functions, except of packages that may be missing."""
+    for function in nodes:
+        if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        tried = {each for node in ast.walk(function) if isinstance(node, ast.Try) for each in ast.walk(node)}
+        for node in ast.walk(function):
+            if isinstance(node, ast.Import | ast.ImportFrom) and node not in tried:
+                names = [node.module or ""] if isinstance(node, ast.ImportFrom) else [name.name for name in node.names]
+                yield from ((node.lineno, name) for name in names if name.split(".")[0] not in MAY_BE_MISSING)
 
 
 def private_uses(nodes: Iterable[ast.AST]) -> Iterator[tuple[int, str]]:
@@ -107,6 +122,11 @@ def untidy(path: Path, *groups: list[Path]) -> Iterator[tuple[object, str]]:
     yield from ((found, "finish it or leave it out") for found in unfinished(text))
     yield from ((name, "name a module by what it knows") for name in BANNED_MODULES & {path.stem, path.parent.name})
     if LIBRARY in groups:
+        if path != ROOT / "src" / "pybk" / "__init__.py":  # whose late imports are its purpose
+            yield from (
+                (found, "import at the head of the module; for a late import see `pybk.deferral`")
+                for found in hidden_imports(nodes)
+            )
         if not ast.get_docstring(tree):
             yield 1, "say in a sentence what the module knows"
         defines = any(isinstance(node, ast.FunctionDef | ast.ClassDef) for node in nodes)
@@ -136,6 +156,12 @@ def test_sources_are_tidy() -> None:
         (LIBRARY, "x.py", "x = 1\n", "say in a sentence"),
         (LIBRARY, "x.py", '"""X."""\n\ndef f():\n    pass\n', "annotations"),
         (LIBRARY, "utils.py", '"""X."""\n', "by what it knows"),
+        (
+            LIBRARY,
+            "x.py",
+            "'''X.'''\n\nfrom __future__ import annotations\n\n\ndef f():\n    import os\n",
+            "at the head",
+        ),
         (USERS, "x.py", "manager._backend.close()\n", "documented member"),
         (TESTS, "x.py", "manager._backend.close()\n", "package-level"),
         (TESTS, "x.py", "pytestmark = x\npytestmark = y\n", "in one list"),
@@ -154,6 +180,9 @@ def test_rules_report_files_that_break_them() -> None:
     bad = "from . import x\nimport pybk\nimport pickle\nfrom pickle import loads\nimport pybk.flags as f\n"
     assert [line for line, _ in bad_imports(nodes_of(bad))] == [1, 2, 3, 4, 5]
     assert not list(bad_imports(nodes_of("from pybk.flags import LedgerType\n")))
+    late = "def f():\n    import os\n    from pybk.x import y\n    import pyarrow\n"
+    late += "    try:\n        import z\n    except ImportError:\n        pass\n"
+    assert list(hidden_imports(nodes_of(late))) == [(2, "os"), (3, "pybk.x")]
     assert list(unfinished("x = 1  # TO" + "DO: y\n")) == [(1, "TO" + "DO")]
     private = "from pybk.x import _y\nself._a\ncls._b\nx._asdict()\nx.__class__\nself._a._b\nmanager._backend.close()\n"
     assert list(private_uses(nodes_of(private))) == [(1, "_y"), (6, "self._a._b"), (7, "manager._backend")]

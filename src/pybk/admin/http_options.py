@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Unpack
 
+from pybk.admin import http as interface
+from pybk.admin.http.extra import check_installed
 from pybk.errors import UsageError
 from pybk.options.kinds import host_and_port
 
-if TYPE_CHECKING:  # each command reads this module, and few serve
+if TYPE_CHECKING:
     from pybk.admin.http.server import AdminServer
     from pybk.admin.http.shown import Shown
     from pybk.admin.http.tokens import Token
@@ -35,9 +37,7 @@ class HttpSettings:
 
     def read_tokens(self) -> tuple[Token, ...]:
         """Return the valid tokens; raises UsageError if the file cannot be read, or is not a file of tokens."""
-        from pybk.admin.http.tokens import read_tokens
-
-        return read_tokens(self.tokens) if self.tokens else ()
+        return interface.read_tokens(self.tokens) if self.tokens else ()
 
     def check_for_bookie(self) -> None:
         """Check tokens and certificate before a bookie starts, because one that cannot serve must not register.
@@ -45,10 +45,8 @@ class HttpSettings:
         Raises:
             UsageError: As ``serve`` for a bookie, except for an address that cannot be listened on.
         """
-        from pybk.admin.http.certificates import checked_context
-
         host, _ = host_and_port(self.listen)
-        checked_context(host, self.read_tokens(), self._files, of_bookie=True)
+        interface.checked_context(host, self.read_tokens(), self._files, of_bookie=True)
 
     @property
     def _files(self) -> tuple[str, str] | None:
@@ -71,13 +69,9 @@ class HttpSettings:
         Raises:
             UsageError: As ``AdminServer`` and ``read_tokens``; or the extra ``pybk[http]`` is not installed.
         """
-        from pybk.admin.http.extra import check_installed
-
         check_installed()
-        from pybk.admin.http.server import AdminServer
-
         host, port = host_and_port(self.listen)
-        return AdminServer(
+        return interface.AdminServer(
             manager,
             host,
             port,

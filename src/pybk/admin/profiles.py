@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from pybk.errors import UsageError
-from pybk.storage.io.filesystem import read_regular
+from pybk.storage.io.filesystem import OsFileSystem, read_regular, replace_file
 
 VARIABLE: Final = "PYBK_PROFILE"
 """The variable that names the profile of commands without ``--profile``."""
@@ -66,8 +66,6 @@ class Profile:
 
     def write(self) -> str:
         """Write the profile, durably and for its owner alone; return its file."""
-        from pybk.storage.io.filesystem import OsFileSystem, replace_file  # with numpy, which commands do without
-
         path = path_of(self.name)
         fs = OsFileSystem()
         fs.make_directory(os.path.dirname(path))

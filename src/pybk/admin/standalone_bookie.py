@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from pybk.admin import service_log
 from pybk.admin.bookie_options import BookieSettings
+from pybk.admin.http.extra import missing
 from pybk.admin.http_options import HttpSettings
 from pybk.admin.sd_notify import notify, reloading
 from pybk.admin.signals import STOPS, Signals
@@ -148,8 +149,6 @@ def _checked_http(settings: BookieSettings) -> HttpSettings | None:
     if settings.http is None:
         return None
     settings.http.check_for_bookie()
-    from pybk.admin.http.extra import missing
-
     if said := missing():
         logger.warning("the bookie serves clients, but its HTTP port does not serve: %s", said)
         return None

@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from math import isfinite
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pybk.backup.backing_up import BackupReport, BackupRun
 from pybk.backup.chain import BackupRunInfo, existing_chain
@@ -23,12 +23,18 @@ from pybk.backup.target_url import open_target
 from pybk.backup.verifying import BackupCheckReport, verify_target
 from pybk.config import StoreConfig
 from pybk.credentials import Passwords, without_credentials
+from pybk.deferral import LateModule
 from pybk.errors import UsageError
 from pybk.manager.arguments import existing_ids, flag_of, path_of, progress_of, whole_from
 from pybk.manager.ledger_manager import LedgerManager, backend_of
 from pybk.manager.local_backend import StoreBackend
 from pybk.storage.readonly import ReadOnlyStore
 from pybk.threads.call_threads import asyncio_form
+
+if TYPE_CHECKING:
+    from pybk.backup import cluster_source
+else:
+    cluster_source = LateModule("pybk.backup.cluster_source")  # an embedded store does not need ZeroMQ
 
 
 def back_up(
@@ -269,11 +275,7 @@ def _source_of(source: str | os.PathLike[str] | LedgerManager, passwords: Passwo
     if isinstance(source, LedgerManager):
         backend = backend_of(source)
         if not isinstance(backend, StoreBackend):
-            from pybk.backup.cluster_source import ClusterSource  # an embedded store does not need ZeroMQ
-            from pybk.client.backend import ClusterBackend
-
-            assert isinstance(backend, ClusterBackend), "there are two backends"
-            yield ClusterSource(source, backend, passwords)
+            yield cluster_source.ClusterSource(source, passwords)
             return
         yield StoreSource(backend.store)
         return

@@ -8,13 +8,14 @@ is missing in between.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from pybk.backup.manifest import CLUSTER, SourceIdentity
 from pybk.backup.pack import Int64s
 from pybk.credentials import NO_CREDENTIALS, Credentials, Passwords, known_credentials
+from pybk.deferral import LateModule
 from pybk.errors import CorruptError
 from pybk.ledger.digest import DigestType, digest_bytes, entry_digest
 from pybk.ledger.entry import ENTRY_HEADER_BYTES, EntryBatch
@@ -22,6 +23,11 @@ from pybk.ledger.keys import KeyRing, LedgerKeys, LedgerSeal, unlocked
 from pybk.ledger.ledger_check import LastEntry, SealState, check_last, check_seal, digest_with, end_of, find_seal
 from pybk.ledger.ledger_metadata import LedgerMetadata, LedgerState
 from pybk.storage.format.extent import Extent
+
+if TYPE_CHECKING:
+    from pybk.transport import cluster_keys
+else:
+    cluster_keys = LateModule("pybk.transport.cluster_keys")  # an embedded store does not need ZeroMQ
 
 
 class LedgerCheck:
@@ -143,9 +149,7 @@ class LedgerChecks:
     def _verifier(self, keys: LedgerKeys) -> bytes:
         if not self._is_cluster:
             return keys.verifier
-        from pybk.transport.cluster_keys import RightsKey  # an embedded store does not need ZeroMQ
-
-        return RightsKey(keys.right_key).public
+        return cluster_keys.RightsKey(keys.right_key).public
 
     def of(self, metadata: LedgerMetadata, first: int, length: int | None = None) -> LedgerCheck:
         """Return the check of a ledger's entries from ``first`` on; ``length`` is the payload bytes before."""

@@ -12,18 +12,18 @@ from typing import TYPE_CHECKING, Final
 from pybk.backup.checking import LedgerChecks
 from pybk.backup.manifest import CLUSTER, SourceIdentity
 from pybk.backup.source import Cut, LedgerCut
+from pybk.client.backend import ClusterBackend
 from pybk.client.reader import Reading
 from pybk.errors import NoSuchLedgerError, PybkError
 from pybk.ledger.digest import DigestType, entry_digest
 from pybk.ledger.ledger_check import digest_with
 from pybk.ledger.ledger_metadata import LedgerMetadata, LedgerState
+from pybk.manager.ledger_manager import LedgerManager, backend_of
 
 if TYPE_CHECKING:
-    from pybk.client.backend import ClusterBackend
     from pybk.client.remote_ledger import RemoteLedger
     from pybk.credentials import Passwords
     from pybk.ledger.entry import EntryBatch
-    from pybk.manager.ledger_manager import LedgerManager
 
 _NOT_CLOSED: Final = (
     "ledger {} is not closed, and only its password proves up to where it is confirmed: give the password, or close "
@@ -36,13 +36,14 @@ class ClusterSource:
 
     Args:
         manager: A manager that is connected to the cluster.
-        backend: Its backend.
         passwords: The known passwords.
     """
 
     has_replicas = True
 
-    def __init__(self, manager: LedgerManager, backend: ClusterBackend, passwords: Passwords) -> None:
+    def __init__(self, manager: LedgerManager, passwords: Passwords) -> None:
+        backend = backend_of(manager)
+        assert isinstance(backend, ClusterBackend), "there are two backends"
         self._manager = manager
         self._backend = backend
         self._checks = LedgerChecks(self.identity, passwords)

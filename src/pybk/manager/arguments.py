@@ -6,15 +6,21 @@ import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
-from typing import Final, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Final, TypedDict, TypeVar
 
 from pybk.backend import LedgerBackend
 from pybk.config import StoreConfig
 from pybk.credentials import ClusterSecret, Credentials, Secret, cut_value
+from pybk.deferral import LateModule
 from pybk.errors import IllegalOperationError, NoSuchLedgerError, UsageError
 from pybk.flags import LedgerType, StorageHint, WriteFlag
 from pybk.ledger.digest import DigestType, is_keyed
 from pybk.values import whole
+
+if TYPE_CHECKING:
+    from pybk.manager import connect
+else:
+    connect = LateModule("pybk.manager.connect")  # an embedded store does not need ZeroMQ
 
 Tiers = Mapping[StorageHint, str | Sequence[str]]
 """The directories of tiers that lie outside of the store's own: one path, or several that are filled in turn."""
@@ -78,8 +84,6 @@ def join_cluster(
     root: str, tiers: Tiers | None, config: StoreConfig, *, read_only: bool, options: ClusterOptions
 ) -> LedgerBackend:
     """Open a directory as a bookie's, let the bookie serve, and return the backend of its cluster."""
-    from pybk.manager.connect import join  # imported only here, because an embedded store does not need ZeroMQ
-
     known = ClusterOptions.__annotations__
     if options.keys() - known:
         raise UsageError(f"{', '.join(sorted(options.keys() - known))}: no such argument; there are {', '.join(known)}")
@@ -91,7 +95,7 @@ def join_cluster(
     rack = options.get("rack", "")
     if not isinstance(rack, str):
         raise UsageError(f"rack is {rack!r:.100}; it takes a string, such as '/room/rack'")
-    return join(
+    return connect.join(
         root,
         _addresses(listen, "listen"),
         url,

@@ -12,6 +12,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from pybk.backend import ReplicatedLedgers
+from pybk.client.backend import ClusterBackend
+from pybk.client.replica_check import check_replicas
 from pybk.errors import (
     CorruptError,
     IllegalOperationError,
@@ -68,7 +70,6 @@ from pybk.spans import operation
 from pybk.threads.call_threads import asyncio_form, in_thread
 
 if TYPE_CHECKING:
-    from pybk.client.backend import ClusterBackend
     from pybk.metadata.cluster import ClusterMetadata
 
 logger = logging.getLogger(__name__)
@@ -116,8 +117,6 @@ class ClusterAdmin:
 
     @property
     def _backend(self) -> ClusterBackend:
-        from pybk.client.backend import ClusterBackend  # imported only here, because it imports ZeroMQ
-
         backend = backend_of(self._manager)
         assert isinstance(backend, ClusterBackend)
         return backend
@@ -771,8 +770,6 @@ class ClusterAdmin:
 
         Cost: Reads each copy of each entry, at the rate at which bookies answer reads for copies.
         """
-        from pybk.client.replica_check import check_replicas  # imported only here, because it imports ZeroMQ
-
         return check_replicas(self._backend, existing_id(ledger_id))
 
     scrub_ledger_async = asyncio_form(scrub_ledger)

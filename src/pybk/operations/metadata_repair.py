@@ -9,6 +9,7 @@ from pybk.credentials import ClusterSecret
 from pybk.errors import UsageError
 from pybk.manager.arguments import flag_of, path_of, progress_of
 from pybk.metadata.reports import MetadataCheckReport, MetadataExportReport, MetadataRestoreReport
+from pybk.operations import metadata_mending
 from pybk.threads.call_threads import asyncio_form
 
 # ---- export and check ------------------------------------------------------------------------------------------------
@@ -39,9 +40,7 @@ def export_metadata(
     Durability: The file is durable on return.
     Threads: Any.
     """
-    from pybk.operations.metadata_mending import export  # as in ``arguments``: an embedded store does not need ZeroMQ
-
-    return export(url, path_of(path), cluster_secret, progress_of(progress) or _ignore)
+    return metadata_mending.export(url, path_of(path), cluster_secret, progress_of(progress) or _ignore)
 
 
 export_metadata_async = asyncio_form(export_metadata)
@@ -75,10 +74,8 @@ def check_metadata(
     Durability: Repaired values are durable on return.
     Threads: Any.
     """
-    from pybk.operations.metadata_mending import check
-
     repair = flag_of(repair, "repair")
-    return check(path_of(source), cluster_secret, progress_of(progress) or _ignore, repair=repair)
+    return metadata_mending.check(path_of(source), cluster_secret, progress_of(progress) or _ignore, repair=repair)
 
 
 check_metadata_async = asyncio_form(check_metadata)
@@ -133,9 +130,9 @@ def restore_metadata(
     if not flags["new_epoch"] and (source is None or directories):
         raise UsageError("new_epoch=False restores an export unchanged: give source, and no directories")
     export = None if source is None else path_of(source)
-    from pybk.operations.metadata_mending import Mending
-
-    with Mending(url, cluster_secret, export, [path_of(each) for each in directories], **flags) as mending:
+    with metadata_mending.Mending(
+        url, cluster_secret, export, [path_of(each) for each in directories], **flags
+    ) as mending:
         return mending.run()
 
 
@@ -183,9 +180,7 @@ def rebuild_metadata(
     if isinstance(directories, str | bytes | os.PathLike) or not directories:
         raise UsageError(f"directories is {directories!r:.100}; it takes a list of bookies' directories")
     paths = [path_of(each) for each in directories]
-    from pybk.operations.metadata_mending import Mending
-
-    with Mending(url, cluster_secret, None, paths, **flags) as mending:
+    with metadata_mending.Mending(url, cluster_secret, None, paths, **flags) as mending:
         return mending.run()
 
 
@@ -218,9 +213,7 @@ def destroy_metadata(url: str, cluster_id: str, *, cluster_secret: ClusterSecret
     Durability: The deletion is durable on return; if it was stopped, it can be repeated.
     Threads: Any.
     """
-    from pybk.operations.metadata_mending import destroy
-
-    return destroy(url, cluster_secret, cluster_id)
+    return metadata_mending.destroy(url, cluster_secret, cluster_id)
 
 
 destroy_metadata_async = asyncio_form(destroy_metadata)

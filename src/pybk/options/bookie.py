@@ -10,13 +10,18 @@ from functools import partial
 from importlib import import_module
 from typing import Any, Final
 
+from pybk.bookie.advertising import check_advertised
 from pybk.config import StoreConfig
 from pybk.credentials import CLUSTER_SECRET, Secret
 from pybk.errors import UsageError
 from pybk.flags import StorageHint
+from pybk.metadata.registration import check_new_name
 from pybk.metadata.url import SCHEMES, parse_url
 from pybk.options.rows import THE_TABLE, Option
 from pybk.options.settings import DEFAULT, ConfigFile, Setting, resolve
+from pybk.replication.locations import Location
+from pybk.storage.volumes import check_distinct
+from pybk.transport.curve import check_address
 
 CREDENTIALS: Final = "CREDENTIALS_DIRECTORY"
 """The variable in which systemd passes the directory of a service's credentials."""
@@ -70,13 +75,6 @@ def check(settings: Mapping[str, Setting]) -> None:
     Raises:
         UsageError: A value is wrong.
     """
-    # Imported here, because they import numpy and ZeroMQ, and `pybk bookie serve --help` needs the options alone.
-    from pybk.bookie.advertising import check_advertised
-    from pybk.metadata.registration import check_new_name
-    from pybk.replication.locations import Location
-    from pybk.storage.volumes import check_distinct
-    from pybk.transport.curve import check_address
-
     checks: Mapping[str, Callable[[str], object]] = {
         "bookie.listen": partial(check_address, secret=True),
         "bookie.advertise": check_advertised,

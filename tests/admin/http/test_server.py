@@ -791,6 +791,7 @@ def test_without_the_extra_what_serves_says_what_to_install(
 ) -> None:
     monkeypatch.setitem(sys.modules, package, None)
     for name in ("AdminServer", "asgi_app"):
+        monkeypatch.delitem(vars(http_interface), name, raising=False)  # as in a process that has not used it yet
         with pytest.raises(UsageError, match=rf"HTTP takes {package}: pip install 'pybk\[http\]'"):
             getattr(http_interface, name)
     with pytest.raises(UsageError, match=r"pip install 'pybk\[http\]'"):

@@ -20,6 +20,7 @@ from pybk.admin.cli.time_limit import OutOfTimeError, time_limit
 from pybk.admin.command import VERSION
 from pybk.admin.profiles import VARIABLE
 from pybk.errors import CorruptError, DigestMismatchError, PybkError, SafetyCheckError
+from pybk.metadata.store import without_secrets
 from pybk.options.rows import THE_TABLE, Command
 
 _MAKING: Final = frozenset({"bookie"})
@@ -91,8 +92,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED  # the usual end of `tail -f`
     except (PybkError, OSError, OutOfTimeError) as error:
-        from pybk.metadata.store import without_secrets
-
         print(f"pybk: {without_secrets(_located(parsed, error))}", file=sys.stderr)
         return _status_of(error)
 

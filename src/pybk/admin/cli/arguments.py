@@ -15,6 +15,7 @@ from pybk.admin.cli.argparse_rows import add_rows
 from pybk.admin.profiles import Profile
 from pybk.credentials import CLUSTER_SECRET
 from pybk.errors import MetadataForgedError, UsageError
+from pybk.metadata.store import without_secrets
 from pybk.options.rows import THE_TABLE, Command
 
 CLUSTER: Final = THE_TABLE.rows("cluster")[0].help
@@ -113,8 +114,6 @@ class CommandParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """End the process with one line: the error, and the command that shows the usage."""
-        from pybk.metadata.store import without_secrets
-
         over_clusters = self.get_default("path_kind") in _OF_PROFILES
         if over_clusters and not self.profile and "arguments are required" in message:
             message += "; the first one is PATH, unless `pybk --profile NAME` or PYBK_PROFILE names the cluster"

@@ -23,6 +23,7 @@ from pybk.admin.cli.output import (
     shown_bytes,
     shown_time,
 )
+from pybk.backup import back_up, list_backup_runs, prune_backup, verify_backup
 from pybk.credentials import PASSWORD, SECRET
 from pybk.errors import UsageError
 
@@ -38,8 +39,6 @@ _NEEDS_PASSWORD: Final = (
 
 
 def _make(parsed: argparse.Namespace) -> int:
-    from pybk.backup import back_up
-
     with ExitStack() as stack:
         source = stack.enter_context(manager_of(parsed)) if is_url(parsed.path) else parsed.path
         progress = stack.enter_context(progress_bar(parsed, "backup"))
@@ -90,8 +89,6 @@ def unauthenticated_note(count: int) -> str:
 
 
 def _verify(parsed: argparse.Namespace) -> int:
-    from pybk.backup import verify_backup
-
     with progress_bar(parsed, "backup verify") as progress:
         found = verify_backup(
             parsed.path,
@@ -118,8 +115,6 @@ def _fields(found: BackupCheckReport) -> dict[str, Any]:
 
 
 def _show(parsed: argparse.Namespace) -> int:
-    from pybk.backup import list_backup_runs
-
     runs = list_backup_runs(parsed.path, storage_options=storage_options_of(parsed))
     if parsed.json:
         print_json({"runs": [run._asdict() for run in runs]})
@@ -144,8 +139,6 @@ def _show(parsed: argparse.Namespace) -> int:
 
 
 def _prune(parsed: argparse.Namespace) -> int:
-    from pybk.backup import prune_backup
-
     if parsed.keep is None and parsed.keep_for is None:
         raise UsageError("give the runs to keep: --keep N, --keep-for TIME, or both")
     keep = 1 if parsed.keep is None else parsed.keep

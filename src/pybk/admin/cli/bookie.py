@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from pybk import operations
+from pybk.admin import service_log
 from pybk.admin.bookie_options import BookieSettings, settings_of
 from pybk.admin.cli.arguments import Verbs, check_path, directory_of, secret_needed
 from pybk.admin.cli.clusters import admin_of, mark_as_json
@@ -34,6 +36,7 @@ from pybk.admin.cli.output import (
 )
 from pybk.admin.cli.probing import probe
 from pybk.admin.cli.service import settings_given
+from pybk.admin.standalone_bookie import serve
 from pybk.errors import SafetyCheckError
 from pybk.options.bookie import RELOADED
 from pybk.options.settings import missing
@@ -69,9 +72,6 @@ def _serve(parsed: argparse.Namespace) -> int:
     parsed.path = settings["bookie.directory"].value
     check_path(parsed)
     directory_of(parsed)
-    from pybk.admin import service_log
-    from pybk.admin.standalone_bookie import serve
-
     with secret_needed():
         what = settings_of(settings)
     service_log.begin(what.log_format, what.log_level)
@@ -111,8 +111,6 @@ def _print_list(parsed: argparse.Namespace, bookies: Iterable[BookieStatus]) -> 
     if parsed.json:
         print_json({"bookies": [_as_json(each) for each in bookies]})
         return SOUND
-    from pybk.operations.cluster_checks import space_by_tiers
-
     rows = [
         (
             each.name,
@@ -122,7 +120,9 @@ def _print_list(parsed: argparse.Namespace, bookies: Iterable[BookieStatus]) -> 
             each.location,
             each.version,
             " ".join(each.addresses),
-            "; ".join(f"{name}: {shown_bytes(one.free_bytes)}" for name, one in space_by_tiers([each]).items()),
+            "; ".join(
+                f"{name}: {shown_bytes(one.free_bytes)}" for name, one in operations.space_by_tiers([each]).items()
+            ),
         )
         for each in bookies
     ]

@@ -8,12 +8,16 @@ from collections.abc import Iterable
 from contextlib import closing
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from pybk import manager as handles
+from pybk import storage
+from pybk.config import StoreConfig
 from pybk.errors import CorruptError, NoSuchLedgerError, PybkError, UnsupportedFormatError
+from pybk.flags import LedgerType
+from pybk.storage.format.extent import Extent
 
 if TYPE_CHECKING:
     from pybk.ledger.ledger_metadata import LedgerMetadata
     from pybk.manager.ledger_manager import LedgerManager
-    from pybk.storage.format.extent import Extent
 
 _LEDGER: Final = re.compile(r"\bledger (\d+)(?: entries (\d+) to (\d+))?")
 
@@ -38,11 +42,8 @@ class Part(NamedTuple):
 
 def is_bookie(path: str) -> bool:
     """Return whether a directory is that of a bookie; False if the store there cannot be opened."""
-    from pybk.flags import LedgerType
-    from pybk.manager.ledger_manager import LedgerManager
-
     try:
-        with LedgerManager.open(path, read_only=True) as manager:
+        with handles.LedgerManager.open(path, read_only=True) as manager:
             return any(True for _ in manager.list_ledgers(LedgerType.BOOKIE))
     except (PybkError, OSError):
         return False
@@ -61,13 +62,11 @@ class BookieParts:
     @classmethod
     def of(cls, path: str, ids: Iterable[int]) -> BookieParts:
         """Return the parts that the ledgers of the store in a directory are; unknown ones are left out."""
-        from pybk.manager.ledger_manager import LedgerManager
-
         wanted = sorted(set(ids))
         if not wanted:
             return cls({})
         try:
-            with LedgerManager.open(path, read_only=True) as manager:
+            with handles.LedgerManager.open(path, read_only=True) as manager:
                 return cls.of_open(manager, wanted)
         except (PybkError, OSError):
             return cls({})  # a store that cannot be opened is reported by the caller, as it is
@@ -108,11 +107,8 @@ class Replacements:
     """
 
     def __init__(self, path: str) -> None:
-        from pybk.config import StoreConfig
-        from pybk.storage.readonly import ReadOnlyStore
-
         self._found: defaultdict[int, list[tuple[int, Extent, int]]] = defaultdict(list)
-        with closing(ReadOnlyStore.open(path, config=StoreConfig())) as store:
+        with closing(storage.ReadOnlyStore.open(path, config=StoreConfig())) as store:
             for metadata in store.ledgers():
                 extent = _extent_of(metadata)
                 if extent is not None and extent.replaces:
@@ -141,8 +137,6 @@ def _extent(manager: LedgerManager, ledger_id: int) -> Extent | None:
 
 
 def _extent_of(metadata: LedgerMetadata) -> Extent | None:
-    from pybk.storage.format.extent import Extent
-
     try:
         return Extent.of(metadata)
     except (CorruptError, UnsupportedFormatError):

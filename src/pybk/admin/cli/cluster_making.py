@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 
+from pybk import manager as handles
+from pybk import operations
 from pybk.admin.cli.arguments import secret_needed
 from pybk.admin.cli.clusters import manager_of, url_of
 from pybk.admin.cli.credentials import secret_of
@@ -14,8 +16,6 @@ from pybk.errors import MetadataError, UsageError
 
 def init(parsed: argparse.Namespace) -> int:
     """Run ``pybk cluster init``."""
-    from pybk.manager.connect import open_cluster
-
     url, secret = url_of(parsed), secret_of(parsed)
     if secret is None and not parsed.insecure:
         raise UsageError(
@@ -24,12 +24,12 @@ def init(parsed: argparse.Namespace) -> int:
         )
     with secret_needed():
         try:
-            metadata, _ = open_cluster(url, secret, create=False)
+            metadata, _ = handles.connect.open_cluster(url, secret, create=False)
             made = False
         except MetadataError as error:
             if type(error) is not MetadataError:  # as a store that cannot be reached, or another secret
                 raise
-            metadata, _ = open_cluster(url, secret, create=True)
+            metadata, _ = handles.connect.open_cluster(url, secret, create=True)
             made = True
     with metadata:
         cluster_id = metadata.cluster_id.hex()
@@ -42,12 +42,9 @@ def init(parsed: argparse.Namespace) -> int:
 
 def destroy(parsed: argparse.Namespace) -> int:
     """Run ``pybk cluster destroy``."""
-    from pybk.operations.cluster_admin import ClusterAdmin
-    from pybk.operations.metadata_repair import destroy_metadata
-
     with manager_of(parsed) as manager:
         ledgers = sum(1 for _ in manager.list_ledgers())
-        names = [each.name for each in ClusterAdmin(manager).bookies()]
+        names = [each.name for each in operations.ClusterAdmin(manager).bookies()]
         cluster_id = manager.store_id.hex()
     what = f"cluster {cluster_id} with {counted(ledgers, 'ledger')} and {counted(len(names), 'bookie')}"
     if parsed.dry_run:
@@ -58,7 +55,7 @@ def destroy(parsed: argparse.Namespace) -> int:
         )
     confirm(parsed, cluster_id, f"{what} is deleted for good; the files of its bookies stay")
     with secret_needed():
-        deleted = destroy_metadata(parsed.path, cluster_id, cluster_secret=secret_of(parsed))
+        deleted = operations.destroy_metadata(parsed.path, cluster_id, cluster_secret=secret_of(parsed))
     return print_result(
         parsed,
         {"cluster": cluster_id, "ledgers": ledgers, "bookies": names, "deleted": deleted},

@@ -8,12 +8,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from pybk import manager as handles
+from pybk import operations
 from pybk.admin.cli.arguments import CLUSTER, is_url, secret_needed
 from pybk.admin.cli.credentials import secret_of
 from pybk.errors import UsageError
 
 if TYPE_CHECKING:
     from pybk.manager.ledger_manager import LedgerManager
+    from pybk.metadata.cluster import ClusterMetadata
     from pybk.metadata.underreplication import UnderReplicatedLedger
     from pybk.operations.cluster_admin import ClusterAdmin
 
@@ -35,24 +38,31 @@ def url_of(parsed: argparse.Namespace) -> str:
     return str(parsed.path)
 
 
-@contextmanager
-def manager_of(parsed: argparse.Namespace) -> Iterator[LedgerManager]:
-    """Connect to the cluster that PATH names, until the end of the block."""
-    from pybk.manager.ledger_manager import LedgerManager
-
+def opened_manager(parsed: argparse.Namespace, *, read_only: bool = False) -> LedgerManager:
+    """Open the store or the cluster that PATH names."""
+    if not is_url(parsed.path):
+        return handles.LedgerManager.open(parsed.path, read_only=read_only)
     with secret_needed():
-        manager = LedgerManager.connect(url_of(parsed), cluster_secret=secret_of(parsed))
-    with manager:
-        yield manager
+        return handles.LedgerManager.connect(parsed.path, cluster_secret=secret_of(parsed))
+
+
+def manager_of(parsed: argparse.Namespace) -> LedgerManager:
+    """Connect to the cluster that PATH names; raises UsageError if PATH is a directory."""
+    url_of(parsed)
+    return opened_manager(parsed)
+
+
+def metadata_of(parsed: argparse.Namespace) -> ClusterMetadata:
+    """Open the metadata of the cluster that PATH names."""
+    with secret_needed():
+        return handles.connect.open_cluster(url_of(parsed), secret_of(parsed), create=False)[0]
 
 
 @contextmanager
 def admin_of(parsed: argparse.Namespace) -> Iterator[ClusterAdmin]:
     """Administer the cluster that PATH names, until the end of the block."""
-    from pybk.operations.cluster_admin import ClusterAdmin
-
     with manager_of(parsed) as manager:
-        yield ClusterAdmin(manager)
+        yield operations.ClusterAdmin(manager)
 
 
 def mark_as_json(mark: UnderReplicatedLedger) -> dict[str, Any]:

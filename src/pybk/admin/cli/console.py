@@ -6,18 +6,17 @@ import argparse
 import os
 import shlex
 import sys
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
+from pybk.admin import console, service_log
 from pybk.admin.cli.arguments import Verbs
 from pybk.admin.cli.clusters import manager_of
 from pybk.admin.cli.output import SOUND, print_json_line
+from pybk.admin.http.shown import OpensLogs, Shown
 from pybk.admin.http_options import HttpSettings
 from pybk.admin.profiles import Profile
 from pybk.credentials import CLUSTER_SECRET, Secret
 from pybk.metadata.store import without_secrets
-
-if TYPE_CHECKING:
-    from pybk.admin.http.shown import OpensLogs
 
 
 def command_of(parsed: argparse.Namespace) -> str:
@@ -47,9 +46,6 @@ def _readable(file: str) -> Secret:
 
 
 def _serve(parsed: argparse.Namespace) -> int:
-    from pybk.admin import console, service_log
-    from pybk.admin.http.shown import Shown
-
     service_log.begin(parsed.log_format, parsed.log_level)
     names: Any = {"listen": "http", "tokens": "http_tokens", "certificate": "http_certificate", "key": "http_key"}
     settings = HttpSettings(**{name: getattr(parsed, given) for name, given in names.items()})

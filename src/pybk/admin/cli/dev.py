@@ -7,19 +7,19 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from pybk.admin.cli.arguments import Verbs
 from pybk.admin.cli.output import DAMAGED, SOUND, counted, print_json, print_json_line, print_table
+from pybk.admin.dev.cluster import BOOKIES_MAX, STATE, DevCluster, DevOptions
+from pybk.admin.dev.members import Member
 from pybk.admin.http.extra import missing
 from pybk.admin.profiles import Profile, path_of
+from pybk.admin.signals import STOPS, Signals
 from pybk.credentials import cut_value
 from pybk.errors import UsageError
+from pybk.flags import StorageHint
 from pybk.options.kinds import KINDS
-
-if TYPE_CHECKING:
-    from pybk.admin.dev.cluster import DevCluster
-    from pybk.admin.dev.members import Member
 
 PROFILE: Final = "dev"
 """The profile of a local cluster unless ``--profile`` names another one."""
@@ -29,8 +29,6 @@ _FOLLOW_SECONDS: Final = 0.2
 
 def count(text: str) -> int:
     """Return the number of bookies that a text names."""
-    from pybk.admin.dev.cluster import BOOKIES_MAX, DevOptions
-
     try:
         found: int = KINDS["whole"].of_text(text)
         DevOptions(bookies=found).check()
@@ -45,8 +43,6 @@ def count(text: str) -> int:
 
 
 def _up(parsed: argparse.Namespace) -> int:
-    from pybk.admin.dev.cluster import STATE, DevCluster, DevOptions
-
     began = time.monotonic()
     directory = _directory(parsed)
     if os.path.exists(os.path.join(directory, STATE)):
@@ -70,8 +66,6 @@ def _up(parsed: argparse.Namespace) -> int:
         cluster.start()
     _print_started(parsed, cluster, time.monotonic() - began)
     if parsed.foreground:
-        from pybk.admin.signals import STOPS, Signals
-
         signals = Signals()
         while signals.wait() not in STOPS:
             pass
@@ -115,8 +109,6 @@ def _profile(parsed: argparse.Namespace) -> Profile:
 
 
 def _cluster(parsed: argparse.Namespace) -> DevCluster:
-    from pybk.admin.dev.cluster import DevCluster
-
     return DevCluster.found(_profile(parsed).directory)
 
 
@@ -306,8 +298,6 @@ def _slow(parsed: argparse.Namespace) -> int:
 
 
 def _fill(parsed: argparse.Namespace) -> int:
-    from pybk.flags import StorageHint
-
     cluster = _cluster(parsed)
     tier = None if parsed.tier is None else StorageHint(parsed.tier)
     with cluster.locked():

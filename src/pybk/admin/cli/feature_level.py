@@ -7,10 +7,14 @@ import os
 from typing import TYPE_CHECKING, Final
 
 from pybk.admin.cli.arguments import is_url
-from pybk.admin.cli.credentials import secret_of
+from pybk.admin.cli.clusters import metadata_of
 from pybk.admin.cli.output import SOUND, print_json
+from pybk.config import StoreConfig
 from pybk.errors import CookieError
 from pybk.feature_level import NEWEST_STORE_LEVEL
+from pybk.storage.directories import find_cookie
+from pybk.storage.io.filesystem import OsFileSystem
+from pybk.storage.store import Store
 
 if TYPE_CHECKING:
     from pybk.metadata.cluster import Upgrade
@@ -22,10 +26,7 @@ def upgrade(parsed: argparse.Namespace) -> int:
     """Run the command; the exit status is 0 if the level is the newest or can be raised to it, and 1 otherwise."""
     if not is_url(parsed.path):
         return _upgrade_store(parsed)
-    from pybk.manager.connect import open_cluster
-
-    metadata, _ = open_cluster(parsed.path, secret_of(parsed), create=False)
-    with metadata:
+    with metadata_of(parsed) as metadata:
         upgrade = metadata.upgrade(finalize=parsed.finalize)
     if parsed.json:
         print_json(upgrade._asdict())
@@ -36,11 +37,6 @@ def upgrade(parsed: argparse.Namespace) -> int:
 
 def _upgrade_store(parsed: argparse.Namespace) -> int:
     """Raise the level of the store in a directory that no process has open; nothing can prevent that."""
-    from pybk.config import StoreConfig
-    from pybk.storage.directories import find_cookie
-    from pybk.storage.io.filesystem import OsFileSystem
-    from pybk.storage.store import Store
-
     root = os.path.abspath(parsed.path)
     cookie = find_cookie(OsFileSystem(), root, None)
     if cookie is None:

@@ -11,8 +11,10 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
-from pybk.admin.cli.arguments import Verbs, is_url, secret_needed
-from pybk.admin.cli.credentials import Given, given_in, secret_of
+from pybk import healing, operations, storage
+from pybk.admin.cli.arguments import Verbs, is_url
+from pybk.admin.cli.clusters import metadata_of, opened_manager
+from pybk.admin.cli.credentials import Given, given_in
 from pybk.admin.cli.output import (
     FAILED,
     PARTLY,
@@ -25,8 +27,10 @@ from pybk.admin.cli.output import (
     print_table,
 )
 from pybk.admin.shown_text import shown_name
+from pybk.config import StoreConfig
 from pybk.credentials import PASSWORD, SECRET
-from pybk.errors import ReadRangeError, UnauthorizedError, UsageError
+from pybk.errors import PybkError, ReadRangeError, UnauthorizedError, UsageError
+from pybk.ledger.keys import end_is_sealed
 
 if TYPE_CHECKING:
     from pybk.ledger.entry import Entry
@@ -98,10 +102,7 @@ def _shown(value: Any) -> Any:
 
 def _store_rows(parsed: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Yield a row for each ledger of a store, with its confirmed entries and their bytes."""
-    from pybk.config import StoreConfig
-    from pybk.storage.readonly import ReadOnlyStore
-
-    store = ReadOnlyStore.open(parsed.path, config=StoreConfig())
+    store = storage.ReadOnlyStore.open(parsed.path, config=StoreConfig())
     try:
         for metadata in store.ledgers():
             if _is_wanted(parsed, metadata):
@@ -120,8 +121,6 @@ def _ledger_row(store: ReadOnlyStore, metadata: LedgerMetadata) -> dict[str, Any
 
 
 def _row(metadata: LedgerMetadata, entries: int | None, nbytes: int | None) -> dict[str, Any]:
-    from pybk.ledger.keys import end_is_sealed
-
     return {
         "ledger": metadata.ledger_id,
         "type": str(metadata.ledger_type),
@@ -141,11 +140,7 @@ def _row(metadata: LedgerMetadata, entries: int | None, nbytes: int | None) -> d
 
 def _cluster_rows(parsed: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Yield a row for each ledger of a cluster; an open ledger's has no end, which only its bookies know."""
-    from pybk.manager.connect import open_cluster
-
-    with secret_needed():
-        metadata, _ = open_cluster(parsed.path, secret_of(parsed), create=False)
-    with metadata:
+    with metadata_of(parsed) as metadata:
         live = {found.bookie for found in metadata.list_bookies()}
         members = {found.bookie.bookie_id: found.bookie for found in metadata.list_cookies()}
         _check_bookie(parsed, [found.bookie.bookie_id for found in metadata.list_cookies(removed=True)])
@@ -169,16 +164,13 @@ def _rows_of(
     metadata: ClusterMetadata, found: list[StoredLedger], live: Collection[Bookie], members: Mapping[str, Bookie]
 ) -> list[dict[str, Any]]:
     """Return the rows of some ledgers of a cluster, by ascending id."""
-    from pybk.healing.cluster_map import ClusterMap
-    from pybk.operations.cluster_checks import Copies
-
     if not found:
         return []
-    cluster = ClusterMap()
+    cluster = healing.ClusterMap()
     for each in found:
         cluster.apply(each.metadata.ledger_id, each.metadata, each.version)
     marks = _marks_of(metadata, found[0].metadata.ledger_id - 1, found[-1].metadata.ledger_id)
-    copies = Copies(cluster, live, marks)
+    copies = operations.Copies(cluster, live, marks)
     return [_cluster_row(each.metadata, copies, partial(_condition, live, members)) for each in found]
 
 
@@ -258,10 +250,7 @@ def _with_condition(name: str, condition: str) -> str:
 
 
 def _shown_of_store(parsed: argparse.Namespace) -> list[dict[str, Any]]:
-    from pybk.config import StoreConfig
-    from pybk.storage.readonly import ReadOnlyStore
-
-    store = ReadOnlyStore.open(parsed.path, config=StoreConfig())
+    store = storage.ReadOnlyStore.open(parsed.path, config=StoreConfig())
     try:
         return [_ledger_row(store, store.descriptor(ledger_id).metadata) for ledger_id in parsed.ledgers]
     finally:
@@ -269,11 +258,7 @@ def _shown_of_store(parsed: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def _shown_of_cluster(parsed: argparse.Namespace) -> list[dict[str, Any]]:
-    from pybk.manager.connect import open_cluster
-
-    with secret_needed():
-        metadata, _ = open_cluster(parsed.path, secret_of(parsed), create=False)
-    with metadata:
+    with metadata_of(parsed) as metadata:
         live = {found.bookie for found in metadata.list_bookies()}
         members = {found.bookie.bookie_id: found.bookie for found in metadata.list_cookies()}
         found = [metadata.read_ledger(ledger_id) for ledger_id in sorted(set(parsed.ledgers))]
@@ -288,7 +273,10 @@ def _cat(parsed: argparse.Namespace) -> int:
         what = f"the end of ledger {parsed.ledger} is found, and its writer, if it has one, cannot append any more"
         confirm(parsed, str(parsed.ledger), what)
     recover = parsed.recover
-    with _manager(parsed, read_only=not recover) as manager, _open_ledger(manager, parsed, recover=recover) as reader:
+    with (
+        opened_manager(parsed, read_only=not recover) as manager,
+        _open_ledger(manager, parsed, recover=recover) as reader,
+    ):
         confirmed = reader.read_last_add_confirmed()
         last = confirmed if parsed.last is None else parsed.last
         try:
@@ -314,7 +302,7 @@ def _outside(parsed: argparse.Namespace, confirmed: int, *, closed: bool) -> str
 
 
 def _tail(parsed: argparse.Namespace) -> int:
-    with _manager(parsed) as manager, _open_ledger(manager, parsed) as reader:
+    with opened_manager(parsed, read_only=True) as manager, _open_ledger(manager, parsed) as reader:
         last = reader.read_last_add_confirmed()
         first = max(0, last - parsed.n + 1)
         for entry in reader.follow(first) if parsed.follow else reader.read(first, last):
@@ -338,12 +326,10 @@ def _print_entry(parsed: argparse.Namespace, entry: Entry) -> None:
 
 
 def _reseal(parsed: argparse.Namespace) -> int:
-    from pybk.manager.ledger_manager import LedgerManager
-
     if not is_url(parsed.path):
-        LedgerManager.open(parsed.path, read_only=True).close()  # fails without a store, where an open would create one
+        opened_manager(parsed, read_only=True).close()  # fails without a store, where an open would create one
     given = given_in(parsed)
-    with _manager(parsed, read_only=False) as manager:
+    with opened_manager(parsed, read_only=False) as manager:
         rows = []
         for ledger_id in parsed.ledgers:
             with _password_needed(ledger_id, given):
@@ -357,15 +343,12 @@ def _reseal(parsed: argparse.Namespace) -> int:
 
 
 def _delete(parsed: argparse.Namespace) -> int:
-    from pybk.errors import PybkError
-    from pybk.manager.ledger_manager import LedgerManager
-
     if not is_url(parsed.path):
-        LedgerManager.open(parsed.path, read_only=True).close()  # fails without a store, where an open would create one
+        opened_manager(parsed, read_only=True).close()  # fails without a store, where an open would create one
     given = given_in(parsed)
     ids = list(dict.fromkeys(parsed.ledgers))
     deleted, failed = [], {}
-    with _manager(parsed, read_only=parsed.dry_run) as manager:
+    with opened_manager(parsed, read_only=parsed.dry_run) as manager:
         sizes = {each: manager.ledger_summary(each).length for each in ids}  # raises for one that is not there
         shown = ", ".join(f"{each} ({'unknown' if size is None else size} bytes)" for each, size in sizes.items())
         if parsed.dry_run:
@@ -386,16 +369,6 @@ def _delete(parsed: argparse.Namespace) -> int:
     elif deleted:
         print(f"{counted(len(deleted), 'ledger')} deleted: {', '.join(map(str, deleted))}")
     return SOUND if not failed else PARTLY if deleted else FAILED
-
-
-def _manager(parsed: argparse.Namespace, *, read_only: bool = True) -> LedgerManager:
-    """Open the store or the cluster that PATH names."""
-    from pybk.manager.ledger_manager import LedgerManager
-
-    if not is_url(parsed.path):
-        return LedgerManager.open(parsed.path, read_only=read_only)
-    with secret_needed():
-        return LedgerManager.connect(parsed.path, cluster_secret=secret_of(parsed))
 
 
 def _open_ledger(manager: LedgerManager, parsed: argparse.Namespace, *, recover: bool = False) -> LedgerReader:

@@ -12,23 +12,25 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from pybk.admin.cli.arguments import Verbs
+from pybk.admin.cli.clusters import opened_manager
 from pybk.admin.cli.credentials import Given, given_in
-from pybk.admin.cli.logs import Append, LogVerbs, Record, manager_of, print_rows
+from pybk.admin.cli.logs import Append, LogVerbs, Record, print_rows
 from pybk.admin.cli.output import UNREACHABLE, counted, print_result, watch
 from pybk.credentials import cut_value
 from pybk.errors import LogFencedError, PybkError, UsageError
+from pybk.metadata.store import without_secrets
 from pybk.streams.format import Position
+from pybk.streams.log import Log
+from pybk.streams.log_reader import LogEnd, Start, TxId
+from pybk.streams.namespace import Namespace
 
 if TYPE_CHECKING:
     from pybk.manager.ledger_manager import LedgerManager
-    from pybk.streams.log import Log
-    from pybk.streams.log_reader import Start
-    from pybk.streams.namespace import Namespace
 
 _PLACES: Final = "a sequence number, a position, txid=NUMBER, or time=TIME as 2026-01-31T12:00:00+00:00"
 
 
-class _LogVerbs(LogVerbs["Log"]):
+class _LogVerbs(LogVerbs[Log]):
     record = "record"
     number = "seq"
     contents = "subscriptions"
@@ -38,19 +40,12 @@ class _LogVerbs(LogVerbs["Log"]):
         own = {"merge": self._merge, "rename": self._rename, "subscriptions": self._subscriptions}
         return {**super().verbs(), **own}
 
-    def sort(self) -> type[Log]:
-        from pybk.streams.log import Log
-
-        return Log
-
     def described(self, log: Log) -> dict[str, Any]:
         ledgers = [each.ledger_id for each in log.segments()]
         found = {"sealed": log.is_sealed(), "ledgers": ledgers, "subscriptions": log.subscriptions()}
         return {**found, "properties": dict(log.properties())}
 
     def records(self, log: Log, first: Start | None, last: int | None, *, follow: bool = False) -> Iterable[Record]:
-        from pybk.streams.log_reader import LogEnd
-
         reader = log.reader(LogEnd.EARLIEST if first is None else first, follow=follow)
         return itertools.takewhile(lambda record: last is None or record.seq <= last, reader)
 
@@ -72,7 +67,7 @@ class _LogVerbs(LogVerbs["Log"]):
             logs.create(name).close()
 
     def _merge(self, parsed: argparse.Namespace) -> int:
-        with manager_of(parsed, read_only=False) as manager, self.open(parsed, manager, parsed.name, "w") as log:
+        with opened_manager(parsed, read_only=False) as manager, self.open(parsed, manager, parsed.name, "w") as log:
 
             def look() -> int:
                 try:
@@ -85,8 +80,6 @@ class _LogVerbs(LogVerbs["Log"]):
                 except PybkError as error:
                     if parsed.watch is None or not (error.retryable or isinstance(error, LogFencedError)):
                         raise
-                    from pybk.metadata.store import without_secrets
-
                     print(f"pybk: {without_secrets(str(error))}; the next look tries again", file=sys.stderr)
                     return UNREACHABLE
                 what = f"{counted(made.replaced, 'segment')} merged into {counted(made.ledgers, 'ledger')}"
@@ -97,12 +90,12 @@ class _LogVerbs(LogVerbs["Log"]):
             return watch(parsed, look)
 
     def _rename(self, parsed: argparse.Namespace) -> int:
-        with manager_of(parsed, read_only=False) as manager, _names(manager, given_in(parsed)) as logs:
+        with opened_manager(parsed, read_only=False) as manager, _names(manager, given_in(parsed)) as logs:
             logs.rename(parsed.name, parsed.target)
         return print_result(parsed, {"renamed": parsed.target}, f"log {parsed.name} has the name {parsed.target} now")
 
     def _subscriptions(self, parsed: argparse.Namespace) -> int:
-        with manager_of(parsed, read_only=True) as manager, self.open(parsed, manager, parsed.name, "r") as log:
+        with opened_manager(parsed, read_only=True) as manager, self.open(parsed, manager, parsed.name, "r") as log:
             rows = [each._asdict() for each in log.subscription_states()]
         headers = ("name", "first_unacked", "backlog", "acked_ranges")
         return print_rows(parsed, rows, headers, "subscriptions")
@@ -113,8 +106,6 @@ def place(text: str) -> Start:
     name, equals, value = text.partition("=")
     try:
         if equals and name == "txid":
-            from pybk.streams.log_reader import TxId
-
             return TxId(int(value))
         if equals and name == "time":
             time = datetime.fromisoformat(value)
@@ -134,10 +125,8 @@ def place(text: str) -> Start:
 
 
 def _names(manager: LedgerManager, given: Given, *, insecure: bool = True) -> Namespace:
-    from pybk.streams.namespace import Namespace
-
     return Namespace.open(manager, **given, insecure=insecure)
 
 
-VERBS: Final[Verbs] = _LogVerbs().verbs()
+VERBS: Final[Verbs] = _LogVerbs(Log).verbs()
 """The verbs of ``pybk log``."""

@@ -11,8 +11,9 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Protocol, TypeVar
 
-from pybk.admin.cli.arguments import Verbs, is_url, secret_needed
-from pybk.admin.cli.credentials import Given, given_in, secret_of
+from pybk.admin.cli.arguments import Verbs
+from pybk.admin.cli.clusters import opened_manager
+from pybk.admin.cli.credentials import Given, given_in
 from pybk.admin.cli.output import (
     SOUND,
     base64,
@@ -27,18 +28,20 @@ from pybk.admin.cli.output import (
 from pybk.admin.shown_text import shown_name
 from pybk.errors import LogExistsError, PybkError, UnauthorizedError
 from pybk.flags import StorageHint
+from pybk.ledger.digest import DigestType
 from pybk.streams.format import Position
+from pybk.streams.ledger_spec import LogSettings
+from pybk.streams.log import Log
+from pybk.streams.wal import WriteAheadLog
 
 if TYPE_CHECKING:
     from pybk.manager.ledger_manager import LedgerManager
     from pybk.streams.appender import RecordFuture
-    from pybk.streams.log import Log
     from pybk.streams.rebuild import RebuiltList
-    from pybk.streams.wal import WriteAheadLog
 
 _APPEND_AT_ONCE: Final = 512
 
-L = TypeVar("L", "Log", "WriteAheadLog")
+L = TypeVar("L", Log, WriteAheadLog)
 Append = Callable[[bytes], "RecordFuture[Any]"]
 
 
@@ -70,9 +73,9 @@ class LogVerbs(ABC, Generic[L]):
 
     # ---- what a sort of logs says --------------------------------------------------------------------------------
 
-    @abstractmethod
-    def sort(self) -> type[L]:
-        """Return the class of the logs, which is imported late."""
+    def __init__(self, sort: type[L]) -> None:
+        self.sort: Final = sort
+        """The class of the logs."""
 
     @abstractmethod
     def described(self, log: L) -> dict[str, Any]:
@@ -96,9 +99,9 @@ class LogVerbs(ABC, Generic[L]):
 
     def create(self, manager: LedgerManager, name: str, given: Given, *, insecure: bool) -> None:
         """Create a log that does not exist."""
-        if name in self.sort().names(manager, name):
+        if name in self.sort.names(manager, name):
             raise LogExistsError(f"log {name!r} exists in {manager.location}; choose another name")
-        self.sort().open(manager, name, **given, insecure=insecure).close()
+        self.sort.open(manager, name, **given, insecure=insecure).close()
 
     def span(self, log: L) -> tuple[int, int]:
         """Return the numbers of the first and the last record."""
@@ -125,12 +128,12 @@ class LogVerbs(ABC, Generic[L]):
     def open(self, parsed: argparse.Namespace, manager: LedgerManager, name: str, mode: str) -> L:
         """Open a log that exists, with or without a password or secret."""
         given = given_in(parsed)
-        return self.sort().open(manager, name, mode=mode, create=False, **given, insecure=True)
+        return self.sort.open(manager, name, mode=mode, create=False, **given, insecure=True)
 
     def _list(self, parsed: argparse.Namespace) -> int:
-        with manager_of(parsed, read_only=True) as manager:
+        with opened_manager(parsed, read_only=True) as manager:
             rows = []
-            for name in self.sort().names(manager, parsed.prefix):
+            for name in self.sort.names(manager, parsed.prefix):
                 try:
                     with self.open(parsed, manager, name, "r") as log:
                         first, last = self.span(log)
@@ -141,17 +144,17 @@ class LogVerbs(ABC, Generic[L]):
         return print_rows(parsed, rows, ("name", f"first_{self.number}", f"last_{self.number}", *self.columns), "logs")
 
     def _create(self, parsed: argparse.Namespace) -> int:
-        with manager_of(parsed, read_only=False) as manager:
+        with opened_manager(parsed, read_only=False) as manager:
             self.create(manager, parsed.name, given_in(parsed), insecure=parsed.insecure)
         return print_result(parsed, {"created": parsed.name}, f"log {parsed.name} is created")
 
     def _cat(self, parsed: argparse.Namespace) -> int:
-        with manager_of(parsed, read_only=True) as manager, self.open(parsed, manager, parsed.name, "r") as log:
+        with opened_manager(parsed, read_only=True) as manager, self.open(parsed, manager, parsed.name, "r") as log:
             print_records(self.records(log, parsed.first, parsed.last), as_json=parsed.json)
         return SOUND
 
     def _tail(self, parsed: argparse.Namespace) -> int:
-        with manager_of(parsed, read_only=True) as manager, self.open(parsed, manager, parsed.name, "r") as log:
+        with opened_manager(parsed, read_only=True) as manager, self.open(parsed, manager, parsed.name, "r") as log:
             first, last = self.span(log)
             begin = max(first, last - parsed.n + 1)
             print_records(self.records(log, begin, None, follow=parsed.follow), as_json=parsed.json)
@@ -160,8 +163,8 @@ class LogVerbs(ABC, Generic[L]):
     def _append(self, parsed: argparse.Namespace) -> int:
         given = given_in(parsed)
         with (
-            manager_of(parsed, read_only=False) as manager,
-            self.sort().open(manager, parsed.name, **given, insecure=self._may_lack(parsed, manager)) as log,
+            opened_manager(parsed, read_only=False) as manager,
+            self.sort.open(manager, parsed.name, **given, insecure=self._may_lack(parsed, manager)) as log,
             self.appending(parsed, log) as append,
         ):
             count, last = append_lines(append)
@@ -171,12 +174,12 @@ class LogVerbs(ABC, Generic[L]):
 
     def _may_lack(self, parsed: argparse.Namespace, manager: LedgerManager) -> bool:
         """Return whether a log may have no password: one that is there is opened as it is, as other verbs open it."""
-        return parsed.insecure or parsed.name in self.sort().names(manager, parsed.name)
+        return parsed.insecure or parsed.name in self.sort.names(manager, parsed.name)
 
     def _truncate(self, parsed: argparse.Namespace) -> int:
         mode = "r" if parsed.dry_run else "w"
         with (
-            manager_of(parsed, read_only=parsed.dry_run) as manager,
+            opened_manager(parsed, read_only=parsed.dry_run) as manager,
             self.open(parsed, manager, parsed.name, mode) as log,
         ):
             first, last = self.span(log)
@@ -191,20 +194,20 @@ class LogVerbs(ABC, Generic[L]):
         return print_result(parsed, {f"first_{self.number}": first}, text)
 
     def _seal(self, parsed: argparse.Namespace) -> int:
-        with manager_of(parsed, read_only=False) as manager, self.open(parsed, manager, parsed.name, "w") as log:
+        with opened_manager(parsed, read_only=False) as manager, self.open(parsed, manager, parsed.name, "w") as log:
             log.seal()
             first, last = self.span(log)
         after = f"after {self.record} {last}" if last >= first else "without records"
         return print_result(parsed, {f"last_{self.number}": last}, f"log {parsed.name} is sealed {after}")
 
     def _sweep(self, parsed: argparse.Namespace) -> int:
-        with manager_of(parsed, read_only=False) as manager:
-            deleted = self.sort().sweep(manager, parsed.prefix, **given_in(parsed), insecure=True)
+        with opened_manager(parsed, read_only=False) as manager:
+            deleted = self.sort.sweep(manager, parsed.prefix, **given_in(parsed), insecure=True)
         return print_result(parsed, {"deleted": deleted}, f"{counted(len(deleted), 'ledger')} deleted")
 
     def _rebuild(self, parsed: argparse.Namespace) -> int:
-        with manager_of(parsed, read_only=False) as manager:
-            sort: Any = self.sort()  # the first record has another name in each sort
+        with opened_manager(parsed, read_only=False) as manager:
+            sort: Any = self.sort  # the first record has another name in each sort
             first = {f"first_{self.number}": parsed.first}
             found: RebuiltList = sort.rebuild(manager, parsed.name, **first, **given_in(parsed), insecure=True)
         has = f"records {found.first_seq} to {found.last_seq} in ledgers {shown(found.ledgers)}"
@@ -218,23 +221,21 @@ class LogVerbs(ABC, Generic[L]):
         return print_result(parsed, found._asdict(), "\n".join(lines))
 
     def _delete(self, parsed: argparse.Namespace) -> int:
-        with manager_of(parsed, read_only=parsed.dry_run) as manager:
+        with opened_manager(parsed, read_only=parsed.dry_run) as manager:
             if parsed.dry_run:
                 self.open(parsed, manager, parsed.name, "r").close()
                 return print_result(parsed, {"deleted": None}, f"log {parsed.name} would be deleted")
             confirm(parsed, parsed.name, f"log {parsed.name} is deleted with all its records and {self.contents}")
             given = given_in(parsed)
-            self.sort().delete(manager, parsed.name, **given, insecure=True, steal=parsed.steal)
+            self.sort.delete(manager, parsed.name, **given, insecure=True, steal=parsed.steal)
         return print_result(parsed, {"deleted": parsed.name}, f"log {parsed.name} is deleted")
 
     def _settings(self, parsed: argparse.Namespace) -> int:
-        from pybk.streams.ledger_spec import LogSettings
-
         given = _given_settings(parsed)
         is_changed = bool(given) or parsed.defaults
         # It is open for reading, so that its owner keeps it.
         with (
-            manager_of(parsed, read_only=not is_changed) as manager,
+            opened_manager(parsed, read_only=not is_changed) as manager,
             self.open(parsed, manager, parsed.name, "r") as log,
         ):
             if is_changed:
@@ -248,8 +249,6 @@ class LogVerbs(ABC, Generic[L]):
 
 def _given_settings(parsed: argparse.Namespace) -> dict[str, Any]:
     """Return the settings that the arguments name."""
-    from pybk.ledger.digest import DigestType
-
     given = {
         "quorums": parsed.quorums,
         "digest_type": parsed.digest and DigestType[parsed.digest],
@@ -259,16 +258,6 @@ def _given_settings(parsed: argparse.Namespace) -> dict[str, Any]:
         "segment_records": parsed.segment_records,
     }
     return {name: value for name, value in given.items() if value is not None}
-
-
-def manager_of(parsed: argparse.Namespace, *, read_only: bool) -> LedgerManager:
-    """Open the store or the cluster that PATH names."""
-    from pybk.manager.ledger_manager import LedgerManager
-
-    if is_url(parsed.path):
-        with secret_needed():
-            return LedgerManager.connect(parsed.path, cluster_secret=secret_of(parsed))
-    return LedgerManager.open(parsed.path, read_only=read_only)
 
 
 def append_lines(append: Callable[[bytes], RecordFuture[Any]]) -> tuple[int, Any]:

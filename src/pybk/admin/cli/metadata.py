@@ -10,6 +10,7 @@ from pybk.admin.cli.arguments import Verbs, is_url, secret_needed
 from pybk.admin.cli.credentials import secret_of
 from pybk.admin.cli.output import DAMAGED, SOUND, confirm, counted, print_json, print_result, print_table, progress_bar
 from pybk.errors import UsageError
+from pybk.operations.metadata_repair import check_metadata, export_metadata, rebuild_metadata, restore_metadata
 
 if TYPE_CHECKING:
     from pybk.metadata.reports import MetadataCheckReport, MetadataRestoreReport
@@ -23,8 +24,6 @@ _NAMED_MAX: Final = 20
 def _export(parsed: argparse.Namespace) -> int:
     if not is_url(parsed.path):
         raise UsageError(f"{parsed.path} is not a metadata URL; PATH takes {_URL}")
-    from pybk.operations.metadata_repair import export_metadata
-
     with secret_needed(), progress_bar(parsed, "export", "values") as progress:
         made = export_metadata(parsed.path, parsed.file, cluster_secret=secret_of(parsed), progress=progress)
     return print_result(
@@ -40,8 +39,6 @@ def _check(parsed: argparse.Namespace) -> int:
         raise UsageError(f"{parsed.path} is a directory; PATH takes {parsed.path_help}")
     if not is_url(parsed.path) and not os.path.exists(parsed.path):
         raise UsageError(f"{parsed.path} does not exist; PATH takes {parsed.path_help}")
-    from pybk.operations.metadata_repair import check_metadata
-
     with secret_needed(), progress_bar(parsed, "check", "values") as progress:
         found = check_metadata(parsed.path, cluster_secret=secret_of(parsed), repair=parsed.repair, progress=progress)
     if parsed.json:
@@ -69,8 +66,6 @@ def _print_check(found: MetadataCheckReport) -> None:
 
 
 def _restore(parsed: argparse.Namespace) -> int:
-    from pybk.operations.metadata_repair import restore_metadata
-
     if parsed.new_epoch and parsed.same_epoch:
         raise UsageError("--new-epoch and --same-epoch exclude each other; leave one out")
 
@@ -90,8 +85,6 @@ def _restore(parsed: argparse.Namespace) -> int:
 
 
 def _rebuild(parsed: argparse.Namespace) -> int:
-    from pybk.operations.metadata_repair import rebuild_metadata
-
     def run(write: bool) -> MetadataRestoreReport:
         return rebuild_metadata(
             parsed.path,

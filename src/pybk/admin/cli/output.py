@@ -15,10 +15,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from pybk.admin.shown_text import shown_text
+from pybk.deferral import LateModule
 from pybk.errors import SafetyCheckError
+
+if TYPE_CHECKING:
+    import tabulate
+    import tqdm
+else:  # few commands print tables, and fewer a bar
+    tabulate, tqdm = LateModule("tabulate"), LateModule("tqdm")
 
 SOUND: Final = 0
 DAMAGED: Final = 1
@@ -111,11 +118,9 @@ def print_result(parsed: argparse.Namespace, content: Mapping[str, Any], *lines:
 
 def print_table(rows: Iterable[Sequence[Any]], headers: Sequence[str], *, last_column: int | None = None) -> None:
     """Print a table; the last column wraps at ``last_column`` characters if that is given."""
-    from tabulate import tabulate
-
     widths = None if last_column is None else [*[None] * (len(headers) - 1), last_column]
     shown = [[shown_text(cell) if isinstance(cell, str) else cell for cell in row] for row in rows]
-    print(tabulate(shown, headers=headers, disable_numparse=True, stralign="left", maxcolwidths=widths))
+    print(tabulate.tabulate(shown, headers=headers, disable_numparse=True, stralign="left", maxcolwidths=widths))
 
 
 def print_note(parsed: argparse.Namespace, text: str) -> None:
@@ -158,9 +163,7 @@ def progress_bar(parsed: argparse.Namespace, what: str, unit: str = "B") -> Iter
     if mode == "none" or not sys.stderr.isatty():
         yield lambda done, total: None
         return
-    from tqdm import tqdm
-
-    with tqdm(
+    with tqdm.tqdm(
         desc=what,
         unit=unit,
         unit_scale=True,

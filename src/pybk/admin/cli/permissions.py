@@ -13,11 +13,29 @@ from typing import TYPE_CHECKING, Final
 
 from pybk.admin.cli.arguments import Verbs, is_url
 from pybk.admin.cli.output import print_json
+from pybk.deferral import LateModule
 from pybk.errors import CookieError, MetadataError, UsageError
+from pybk.metadata.lmdb_store import HOST_FILE, location_of
 from pybk.metadata.url import open_metadata, parse_url
+from pybk.storage.directories import find_cookie
+from pybk.storage.io.filesystem import OsFileSystem
+from pybk.storage.io.permissions import (
+    PRIVATE,
+    Access,
+    PermissionDifference,
+    access_of,
+    differences,
+    group_id,
+    group_name,
+    metadata_paths,
+    store_paths,
+)
+from pybk.storage.volumes import load_directories
 
 if TYPE_CHECKING:
-    from pybk.storage.io.permissions import Access, PermissionDifference
+    from pybk.metadata import zookeeper_store
+else:
+    zookeeper_store = LateModule("pybk.metadata.zookeeper_store")  # needs an optional package
 
 _DIFFERS: Final = 1
 
@@ -28,17 +46,6 @@ def _permissions(parsed: argparse.Namespace) -> int:
     The wanted permissions are those of ``--group``. Without it, ``--narrow`` makes everything private; without
     ``--narrow``, they are those that an open would give to new files.
     """
-    from pybk.metadata.lmdb_store import HOST_FILE, location_of
-    from pybk.storage.io.permissions import (
-        PRIVATE,
-        Access,
-        access_of,
-        differences,
-        group_id,
-        group_name,
-        metadata_paths,
-    )
-
     if is_url(parsed.path) and parse_url(parsed.path).parts.scheme != "lmdb":
         return _znodes(parsed)
     if is_url(parsed.path):
@@ -73,9 +80,7 @@ def _znodes(parsed: argparse.Namespace) -> int:
     if parsed.group is not None:
         raise UsageError("--group is for files; name the owner of the znodes in the URL, by auth_file=FILE or acl=x509")
     with closing(open_metadata(parsed.path, create=False)) as store:
-        from pybk.metadata.zookeeper_store import ZooKeeperMetadataStore  # needs an optional package
-
-        if not isinstance(store, ZooKeeperMetadataStore) or not store.access.identity:
+        if not isinstance(store, zookeeper_store.ZooKeeperMetadataStore) or not store.access.identity:
             raise UsageError(
                 "a URL without auth_file or acl names no owner, and the znodes are for everybody who reaches the "
                 "servers; name the owner"
@@ -101,11 +106,6 @@ def _znodes(parsed: argparse.Namespace) -> int:
 @contextmanager
 def _closed_store(root: str, lock: str, access: Access, *, locked: bool) -> Iterator[list[str]]:
     """Provide the paths of a store; with ``locked`` under its lock, so that no process creates files meanwhile."""
-    from pybk.storage.directories import find_cookie
-    from pybk.storage.io.filesystem import OsFileSystem
-    from pybk.storage.io.permissions import store_paths
-    from pybk.storage.volumes import load_directories
-
     fs = OsFileSystem(access)
     if find_cookie(fs, root, None) is None:
         raise CookieError(f"there is no store at {root}; name the directory that LedgerManager.open was given")

@@ -7,10 +7,13 @@ import secrets
 import time
 from typing import TYPE_CHECKING, Any, Final
 
+from pybk import manager as handles
+from pybk import operations
 from pybk.admin.cli.arguments import secret_needed
 from pybk.admin.cli.clusters import url_of
 from pybk.admin.cli.credentials import secret_of
 from pybk.admin.cli.output import DAMAGED, SOUND, print_json, print_table
+from pybk.config import StoreConfig
 from pybk.credentials import Credentials
 from pybk.errors import NotEnoughBookiesError, SafetyCheckError
 from pybk.feature_level import FeatureLevel
@@ -27,17 +30,14 @@ def probe(parsed: argparse.Namespace) -> int:
 
     The entries of a probe of a bookie are on that bookie alone.
     """
-    from pybk.config import StoreConfig
-    from pybk.manager.connect import connect
-    from pybk.manager.ledger_manager import LedgerManager
-    from pybk.operations.cluster_admin import ClusterAdmin
-
     name = getattr(parsed, "name", None)
     with secret_needed():
-        manager = LedgerManager(connect(url_of(parsed), secret_of(parsed), StoreConfig(), near=name))
+        manager = handles.LedgerManager(
+            handles.connect.connect(url_of(parsed), secret_of(parsed), StoreConfig(), near=name)
+        )
     with manager:
         if name is not None:
-            ClusterAdmin(manager).bookie(name)  # raises for a name that no bookie has
+            operations.ClusterAdmin(manager).bookie(name)  # raises for a name that no bookie has
         found = _probed(manager, parsed, name)
     if parsed.json:
         print_json(found)

@@ -7,6 +7,7 @@ import sys
 from collections import Counter
 from typing import TYPE_CHECKING, Final
 
+from pybk import operations
 from pybk.admin.cli.arguments import Verbs
 from pybk.admin.cli.clusters import admin_of, manager_of, mark_as_json, person_of
 from pybk.admin.cli.output import (
@@ -23,9 +24,10 @@ from pybk.admin.cli.output import (
     shown_time,
     watch,
 )
+from pybk.backend import Replicated
+from pybk.errors import NoSuchLedgerError
 
 if TYPE_CHECKING:
-    from pybk.backend import Replicated
     from pybk.manager.ledger_manager import LedgerManager
     from pybk.metadata.settings import ClusterSettings
     from pybk.operations.cluster_admin import ClusterAdmin
@@ -132,11 +134,7 @@ def _run(parsed: argparse.Namespace) -> int:
 
 def _replicate_all(parsed: argparse.Namespace, manager: LedgerManager) -> Replicated:
     """Copy what the ledgers that are marked lack."""
-    from pybk.backend import Replicated
-    from pybk.errors import NoSuchLedgerError
-    from pybk.operations.cluster_admin import ClusterAdmin
-
-    ids = list(dict.fromkeys(mark.ledger_id for mark in ClusterAdmin(manager).repairs()))
+    ids = list(dict.fromkeys(mark.ledger_id for mark in operations.ClusterAdmin(manager).repairs()))
     fragments, left = 0, list[str]()
     with progress_bar(parsed, "repair", "ledgers") as show:
         for place, ledger_id in enumerate(ids, 1):
@@ -152,9 +150,7 @@ def _replicate_all(parsed: argparse.Namespace, manager: LedgerManager) -> Replic
 
 def _print_plan(parsed: argparse.Namespace, manager: LedgerManager) -> int:
     """Show what a run would look at: about how many bytes, as no bookie is asked what it has."""
-    from pybk.operations.cluster_admin import ClusterAdmin
-
-    admin = ClusterAdmin(manager)
+    admin = operations.ClusterAdmin(manager)
     if parsed.bookie is not None:
         progress = admin.drain_progress(parsed.bookie)
         ledgers, size = progress.ledgers_left, progress.bytes_left

@@ -10,16 +10,15 @@ from pybk.admin.cli.arguments import Verbs, is_url, secret_needed
 from pybk.admin.cli.backup import print_left_out, unauthenticated_note
 from pybk.admin.cli.credentials import passwords_of, secret_of, storage_options_of
 from pybk.admin.cli.output import DAMAGED, SOUND, counted, print_json, progress_bar, shown_bytes
+from pybk.backup import restore_backup
 from pybk.errors import UsageError
+from pybk.manager.ledger_manager import LedgerManager
 
 if TYPE_CHECKING:
     from pybk.backup.restoring import RestoreReport
 
 
 def _restore(parsed: argparse.Namespace) -> int:
-    from pybk.backup import restore_backup
-    from pybk.manager.ledger_manager import LedgerManager
-
     given = "--ledger" if parsed.ledgers is not None else "--new-ids"
     if not is_url(parsed.destination) and (parsed.ledgers is not None or parsed.new_ids):
         raise UsageError(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pybk.admin.cli.arguments import Verbs, is_url
 from pybk.admin.cli.bookie_parts import BookieParts, Replacements
-from pybk.admin.cli.clusters import admin_of
+from pybk.admin.cli.clusters import admin_of, opened_manager
 from pybk.admin.cli.output import (
     DAMAGED,
     SOUND,
@@ -47,9 +47,7 @@ def _scrub(parsed: argparse.Namespace) -> int:
 def _scrub_store(parsed: argparse.Namespace) -> int:
     if parsed.ledger is not None or parsed.kind != ScrubKind.DEEP:
         raise UsageError("--ledger and --kind are for clusters; of a directory, every checksum is checked")
-    from pybk.manager.ledger_manager import LedgerManager
-
-    with LedgerManager.open(parsed.path, read_only=True) as manager, progress_bar(parsed, "scrub") as progress:
+    with opened_manager(parsed, read_only=True) as manager, progress_bar(parsed, "scrub") as progress:
         report = manager.scrub(progress=progress)
         whole = BookieParts.of_open(manager, {each.ledger_id for each in report.damaged})
     replacements = Replacements(parsed.path) if whole else None
@@ -131,9 +129,7 @@ def _look(parsed: argparse.Namespace) -> int:
         with admin_of(parsed) as admin:
             found = admin.scrub_status()
     else:
-        from pybk.manager.ledger_manager import LedgerManager
-
-        with LedgerManager.open(parsed.path, read_only=True) as manager:
+        with opened_manager(parsed, read_only=True) as manager:
             found = (manager.scrub_status(),)
     damaged = [(status.name, *each) for status in found for each in status.damaged]
     if parsed.json:

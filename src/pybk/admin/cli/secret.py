@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 from pybk.admin.cli.arguments import Verbs
 from pybk.admin.cli.clusters import admin_of
 from pybk.admin.cli.output import SOUND, print_json, print_result, print_table
+from pybk.credentials import write_new_secret
 
 if TYPE_CHECKING:
     from pybk.metadata.resealing import SecretStatus
@@ -16,8 +17,6 @@ if TYPE_CHECKING:
 
 
 def _new(parsed: argparse.Namespace) -> int:
-    from pybk.credentials import write_new_secret
-
     write_new_secret(parsed.file)
     return print_result(
         parsed,

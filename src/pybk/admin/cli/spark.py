@@ -13,17 +13,22 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
+from pybk import spark as jobs
 from pybk.admin.cli.arguments import Verbs
 from pybk.admin.cli.credentials import given_in, passwords_of, secret_of
 from pybk.admin.cli.output import DAMAGED, SOUND, counted, print_json, print_table
 from pybk.credentials import Secret, cut_value
+from pybk.deferral import LateModule
 from pybk.errors import UsageError
 from pybk.flags import StorageHint
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from pybk.spark.jobs import session as sessions
     from pybk.spark.jobs.verify import CheckedReplica, VerifiedLedgers
+else:
+    sessions = LateModule("pybk.spark.jobs.session")
 
 _SPANS_SHOWN: Final = 5
 
@@ -62,12 +67,12 @@ def _job(name: str, job: Callable[[SparkSession, argparse.Namespace], int]) -> C
 
     def run(parsed: argparse.Namespace) -> int:
         with _spark_needed():
-            from pybk.spark.jobs.session import failure, session
-        with session(f"pybk {name}", parsed.master) as spark:
+            opened = sessions.session(f"pybk {name}", parsed.master)
+        with opened as spark:
             try:
                 return job(spark, parsed)
             except Exception as error:
-                reason = failure(error)
+                reason = sessions.failure(error)
                 if reason is None:
                     raise
                 print(f"pybk: {reason}", file=sys.stderr)
@@ -105,9 +110,9 @@ def _left_out(
 
 
 def _collect(parsed: argparse.Namespace) -> int:
-    from pybk.spark.sink.manifest import collect
-
-    found = collect(parsed.path, cluster_secret=secret_of(parsed), **given_in(parsed), older_than=parsed.older_than)
+    found = jobs.collect(
+        parsed.path, cluster_secret=secret_of(parsed), **given_in(parsed), older_than=parsed.older_than
+    )
     if parsed.json:
         print_json({"deleted": found})
     else:
@@ -121,9 +126,7 @@ def _collect(parsed: argparse.Namespace) -> int:
 
 
 def _verify(spark: SparkSession, parsed: argparse.Namespace) -> int:
-    from pybk.spark.jobs.verify import verify
-
-    found = verify(
+    found = jobs.verify(
         spark,
         parsed.path,
         **_common(parsed),
@@ -200,9 +203,7 @@ def _summary(found: VerifiedLedgers) -> str:
 
 
 def _tier(spark: SparkSession, parsed: argparse.Namespace) -> int:
-    from pybk.spark.jobs.tier import tier
-
-    found = tier(
+    found = jobs.tier(
         spark,
         parsed.path,
         StorageHint(parsed.target),
@@ -223,10 +224,8 @@ def _tier(spark: SparkSession, parsed: argparse.Namespace) -> int:
 
 
 def _export(spark: SparkSession, parsed: argparse.Namespace) -> int:
-    from pybk.spark.jobs.export import export
-
     mode = "overwrite" if parsed.overwrite else "errorifexists"
-    found = export(
+    found = jobs.export(
         spark,
         parsed.path,
         parsed.directory,
@@ -244,9 +243,7 @@ def _export(spark: SparkSession, parsed: argparse.Namespace) -> int:
 
 
 def _import(spark: SparkSession, parsed: argparse.Namespace) -> int:
-    from pybk.spark.jobs.import_ import import_
-
-    found = import_(spark, parsed.path, parsed.directory, **_common(parsed), quorums=parsed.quorums)
+    found = jobs.import_(spark, parsed.path, parsed.directory, **_common(parsed), quorums=parsed.quorums)
     if parsed.json:
         print_json(asdict(found))
     else:
@@ -261,9 +258,7 @@ def target_secret_of(parsed: argparse.Namespace) -> bytes | None:
 
 
 def _copy(spark: SparkSession, parsed: argparse.Namespace) -> int:
-    from pybk.spark.jobs.copy import copy
-
-    found = copy(
+    found = jobs.copy(
         spark,
         parsed.path,
         parsed.target,
@@ -283,9 +278,7 @@ def _copy(spark: SparkSession, parsed: argparse.Namespace) -> int:
 
 
 def _inventory(spark: SparkSession, parsed: argparse.Namespace) -> int:
-    from pybk.spark.jobs.inventory import inventory
-
-    found = inventory(spark, parsed.path, **_common(parsed), **_selection(parsed))
+    found = jobs.inventory(spark, parsed.path, **_common(parsed), **_selection(parsed))
     kinds, bookies, short = (
         [row.asDict() for row in frame.collect()]
         for frame in (found.by_kind(), found.by_bookie(), found.under_replicated())
@@ -307,9 +300,7 @@ def _inventory(spark: SparkSession, parsed: argparse.Namespace) -> int:
 
 
 def _compact(spark: SparkSession, parsed: argparse.Namespace) -> int:
-    from pybk.spark.jobs.compact import compact
-
-    found = compact(
+    found = jobs.compact(
         spark,
         parsed.path,
         parsed.logs or None,

@@ -21,9 +21,11 @@ from pybk.admin.cli.output import (
     print_table,
     progress_bar,
 )
+from pybk.admin.dump import dump_store
 from pybk.admin.shown_text import shown_text
 from pybk.credentials import PASSWORD, SECRET
 from pybk.flags import StorageHint
+from pybk.operations.store_repair import rebuild_index, verify
 
 if TYPE_CHECKING:
     from pybk.storage.repair.rebuild import RebuildReport
@@ -33,8 +35,6 @@ _LAST_COLUMN: Final = 100
 
 
 def _dump(parsed: argparse.Namespace) -> int:
-    from pybk.admin.dump import dump_store
-
     for row in dump_store(directory_of(parsed)):
         if parsed.json:
             print_json_line(row)
@@ -44,8 +44,6 @@ def _dump(parsed: argparse.Namespace) -> int:
 
 
 def _files(parsed: argparse.Namespace) -> int:
-    from pybk.admin.dump import dump_store
-
     found = [row for row in dump_store(directory_of(parsed), contents=False) if row["what"] in ("directory", "file")]
     if parsed.json:
         print_json({"files": found})
@@ -56,8 +54,6 @@ def _files(parsed: argparse.Namespace) -> int:
 
 
 def _status(parsed: argparse.Namespace) -> int:
-    from pybk.admin.dump import dump_store
-
     rows = list(dump_store(directory_of(parsed), contents=False))
     wanted = ("store", "catalog", "ledger", "file", "problem")
     of = {what: [row for row in rows if row["what"] == what] for what in wanted}
@@ -85,8 +81,6 @@ def _status(parsed: argparse.Namespace) -> int:
 
 
 def _verify(parsed: argparse.Namespace) -> int:
-    from pybk.operations.store_repair import verify
-
     directory = directory_of(parsed)
     with progress_bar(parsed, "verify") as progress:
         found = verify(directory, passwords=passwords_of(parsed), progress=progress)
@@ -186,8 +180,6 @@ def tier_directory(text: str) -> tuple[StorageHint, str]:
 
 
 def _rebuild_index(parsed: argparse.Namespace) -> int:
-    from pybk.operations.store_repair import rebuild_index
-
     with progress_bar(parsed, "rebuild-index") as progress:
         tiers: dict[StorageHint, list[str]] = {}
         for tier, path in parsed.tiers:

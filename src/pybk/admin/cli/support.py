@@ -17,18 +17,19 @@ import tarfile
 import time
 from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
-from typing import TYPE_CHECKING, Any, Final
+from http.client import HTTPException
+from typing import Any, Final
+from urllib.request import urlopen
 
+from pybk.admin.cli import parser_of
 from pybk.admin.cli.arguments import Verbs, is_url
 from pybk.admin.cli.output import PARTLY, SOUND, counted, print_json, print_note
+from pybk.admin.dev.cluster import STATE, DevCluster
 from pybk.credentials import without_credentials
 from pybk.errors import PybkError
 from pybk.metadata.store import without_secrets
 from pybk.storage.io.filesystem import open_regular
 from pybk.version import __version__
-
-if TYPE_CHECKING:
-    from pybk.admin.dev.cluster import DevCluster
 
 _LMDB: Final = "lmdb://"
 _LOG_BYTES_MAX: Final = 1 << 20
@@ -92,8 +93,6 @@ def _bundle(parsed: argparse.Namespace) -> int:
 
 def _dev_cluster(path: str) -> DevCluster | None:
     """Return the local cluster of a metadata URL, if ``pybk dev up`` made it."""
-    from pybk.admin.dev.cluster import STATE, DevCluster
-
     directory = os.path.dirname(path.removeprefix(_LMDB)) if path.startswith(_LMDB) else ""
     return DevCluster.found(directory) if directory and os.path.isfile(os.path.join(directory, STATE)) else None
 
@@ -117,9 +116,6 @@ def _answer(url: str) -> str:
     """Return what an HTTP port answers; ValueError for a URL of another kind."""
     if not url.startswith(("http://", "https://")):
         raise ValueError("not an HTTP URL")
-    from http.client import HTTPException
-    from urllib.request import urlopen
-
     try:
         with urlopen(url, timeout=_ANSWER_SECONDS) as answer:
             found: bytes = answer.read(_METRICS_BYTES_MAX)
@@ -140,8 +136,6 @@ def _about(parsed: argparse.Namespace) -> dict[str, Any]:
 
 def _output_of(parsed: argparse.Namespace, command: str) -> dict[str, Any]:
     """Return what a command prints, and its exit status; None for one that failed, with its error."""
-    from pybk.admin.cli import parser_of
-
     words = [*command.split(), parsed.path, "--json", "--quiet"]
     if is_url(parsed.path) and parsed.cluster_secret_file is not None:
         words += ["--cluster-secret-file", parsed.cluster_secret_file]

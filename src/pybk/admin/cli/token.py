@@ -7,11 +7,10 @@ from typing import Final
 
 from pybk.admin.cli.arguments import Verbs
 from pybk.admin.cli.output import print_result
+from pybk.admin.http.tokens import Scope, Token, add_token
 
 
 def _make(parsed: argparse.Namespace) -> int:
-    from pybk.admin.http.tokens import Scope, Token, add_token
-
     kept, text = Token.new(parsed.name, Scope[parsed.scope.upper()])
     add_token(parsed.file, kept)
     return print_result(parsed, {"name": kept.name, "scope": parsed.scope, "token": text}, text)

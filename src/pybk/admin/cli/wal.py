@@ -5,25 +5,18 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import Any, ClassVar, Final
 
 from pybk.admin.cli.arguments import Verbs
 from pybk.admin.cli.logs import Append, LogVerbs, Record
-
-if TYPE_CHECKING:
-    from pybk.streams.wal import WriteAheadLog
+from pybk.streams.wal import WriteAheadLog
 
 
-class _WalVerbs(LogVerbs["WriteAheadLog"]):
+class _WalVerbs(LogVerbs[WriteAheadLog]):
     record = "LSN"
     number = "lsn"
     contents = "checkpoints"
     columns: ClassVar[tuple[str, ...]] = ("generation", "epoch", "ledgers", "checkpoints")
-
-    def sort(self) -> type[WriteAheadLog]:
-        from pybk.streams.wal import WriteAheadLog
-
-        return WriteAheadLog
 
     def described(self, log: WriteAheadLog) -> dict[str, Any]:
         found = {"generation": log.generation(), "epoch": log.epoch(), "ledgers": list(log.ledgers())}
@@ -44,5 +37,5 @@ class _WalVerbs(LogVerbs["WriteAheadLog"]):
         log.truncate_before(parsed.before)
 
 
-VERBS: Final[Verbs] = _WalVerbs().verbs()
+VERBS: Final[Verbs] = _WalVerbs(WriteAheadLog).verbs()
 """The verbs of ``pybk wal``."""

@@ -40,6 +40,7 @@ from pybk.admin.dev.members import (
     stop_all,
 )
 from pybk.admin.http.extra import missing
+from pybk.admin.http.tokens import Scope, Token
 from pybk.admin.profiles import Profile, path_of
 from pybk.credentials import Secret
 from pybk.errors import PybkError, UsageError
@@ -172,8 +173,6 @@ class DevCluster:
         """Make the files of a new cluster; the last one marks the directory as a cluster's."""
         for name in ("data", "devices", "logs", "faults"):
             os.mkdir(self.path(name))
-        from pybk.admin.http.tokens import Scope, Token
-
         kept, text = Token.new("dev", Scope.ADMIN)
         for name, content in (
             ("cluster-secret", secrets.token_hex(32)),

@@ -5,34 +5,35 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from pybk.admin.http.extra import check_installed
+from pybk.deferral import deferred
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from pybk.admin.http.asgi import asgi_app
-    from pybk.admin.http.bookie_loads import BookiePorts
-    from pybk.admin.http.server import AdminServer
-    from pybk.admin.http.tokens import Scope, Token, read_tokens
+    from pybk.admin.http.asgi import asgi_app as asgi_app
+    from pybk.admin.http.bookie_loads import BookiePorts as BookiePorts
+    from pybk.admin.http.certificates import checked_context as checked_context
+    from pybk.admin.http.server import AdminServer as AdminServer
+    from pybk.admin.http.tokens import Scope as Scope
+    from pybk.admin.http.tokens import Token as Token
+    from pybk.admin.http.tokens import read_tokens as read_tokens
+else:
+    _first_use = deferred(
+        __name__,
+        {
+            "asgi": "asgi_app",
+            "bookie_loads": "BookiePorts",
+            "certificates": "checked_context",
+            "server": "AdminServer",
+            "tokens": "Scope Token read_tokens",
+        },
+    )
+
+    def __getattr__(name: str) -> object:
+        """Import the module of a public name at its first use; commands need few, and work without the extra."""
+        if name in ("AdminServer", "asgi_app"):
+            check_installed()
+        return _first_use(name)
+
 
 __all__ = ["AdminServer", "BookiePorts", "Scope", "Token", "asgi_app", "read_tokens"]
-
-_HOMES: Final = {
-    "AdminServer": "server",
-    "BookiePorts": "bookie_loads",
-    "Scope": "tokens",
-    "Token": "tokens",
-    "asgi_app": "asgi",
-    "read_tokens": "tokens",
-}
-
-
-def __getattr__(name: str) -> object:
-    """Import the module of a public name at its first use; commands need few, and work without the extra."""
-    from importlib import import_module
-
-    from pybk.admin.http.extra import check_installed
-
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    if _HOMES[name] in ("asgi", "server"):
-        check_installed()
-    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -19,6 +19,7 @@ from enum import IntEnum
 from typing import Final, NamedTuple
 
 from pybk.errors import UsageError
+from pybk.storage.io.filesystem import OsFileSystem
 
 TOKEN_BYTES: Final = 32
 _LINE: Final = re.compile(r"(\S+)\s+(\S+)\s+([0-9a-f]{64})")
@@ -114,8 +115,6 @@ def add_token(path: str, token: Token) -> None:
 
 def _replace(path: str, data: bytes, before: os.stat_result) -> None:
     """Make ``data`` a file's whole content, durably, and keep the mode and owner that it had before."""
-    from pybk.storage.io.filesystem import OsFileSystem  # with numpy, which commands do without
-
     temporary = f"{path}.tmp"
     with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600), "wb") as new:
         if (before.st_uid, before.st_gid) != (os.geteuid(), os.getegid()):

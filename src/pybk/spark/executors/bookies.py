@@ -20,7 +20,9 @@ from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from pybk import manager as handles
 from pybk.credentials import CLUSTER_SECRET
+from pybk.deferral import LateModule
 from pybk.errors import NotEnoughBookiesError, PybkError, UsageError
 from pybk.spark.executors.bookie_settings import BookieSettings
 from pybk.spark.executors.executor import (
@@ -37,6 +39,10 @@ from pybk.spark.executors.task_placement import ask_executors, executor_location
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+    from pybk.spark.executors import configuration
+else:  # every worker imports this module, and drivers alone need the options
+    configuration = LateModule("pybk.spark.executors.configuration")
 
 SETTINGS: Final = "PYBK_BOOKIES"
 """The environment variable of executors with the settings of their bookies, as JSON without secrets."""
@@ -151,10 +157,7 @@ def configure(
     Raises:
         UsageError: An argument is not valid.
     """
-    # The import is in the function, because every worker imports this module, and drivers alone need the options.
-    from pybk.spark.executors.configuration import configuration_of, settings_in
-
-    settings = settings_in(
+    settings = configuration.settings_in(
         {},
         options,
         metadata=metadata,
@@ -167,7 +170,7 @@ def configure(
         "spark.python.daemon.module": "pybk.spark.executors.daemon",
         "spark.python.unix.domain.socket.enabled": "true",  # makes reads about a quarter faster
         "spark.sql.python.filterPushdown.enabled": "true",
-        **configuration_of(settings),
+        **configuration.configuration_of(settings),
         f"{_EXECUTOR}{SETTINGS}": str(settings),  # executors do not see the other settings
     }
     if settings.secret_file is not None:
@@ -222,9 +225,7 @@ def start_bookies(
     A Spark task starts each bookie, so the call waits until each executor has a free task slot. Spark Connect does not
     list executors; with it, executors without a free slot are left out.
     """
-    from pybk.spark.executors.configuration import settings_in
-
-    settings = settings_in(
+    settings = configuration.settings_in(
         spark.conf.getAll,
         options,
         metadata=metadata,
@@ -263,10 +264,7 @@ def ensure_from_json(settings: str) -> str:
 
 def _check_secret(settings: BookieSettings) -> None:
     """Raise PybkError if the cluster has another secret; a bookie that already serves did not check this one."""
-    # The import is in the function, because every worker imports this module and few call this function.
-    from pybk.manager.connect import open_cluster
-
-    open_cluster(settings.metadata, settings.secret, create=False)[0].close()
+    handles.connect.open_cluster(settings.metadata, settings.secret, create=False)[0].close()
 
 
 def _watch(metadata: str) -> None:
