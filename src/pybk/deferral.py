@@ -13,8 +13,10 @@ A module that needs such a name begins with ``from pybk import manager``, and us
 
 The error of a name that was removed from a package or a class names what to use instead (``deferred``, ``without``).
 
-All other imports stand at the beginning of a module, except those of packages that may be missing. An import needs a file descriptor, and a process may have none
-left. While a store is open, a spare descriptor is closed for the import (``import_by``).
+All other imports stand at the beginning of a module, except those of packages that may be missing.
+
+An import needs a file descriptor, and a process may have none left. While a store is open, a spare descriptor is closed
+for the import (``import_by``).
 
 Threads: any. One thread at a time imports, and none while the process forks (``storage/io/failures.py``): a
 child would inherit the lock of the module that another thread was importing.

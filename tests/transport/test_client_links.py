@@ -20,6 +20,7 @@ from pybk.transport.client_links import Link, Links
 from pybk.transport.cluster_keys import ClusterKeys, greeting_mac
 from pybk.transport.codec import Answer, MessageKind
 from pybk.transport.frames import Outgoing
+from pybk.transport.in_process import NEVER_NS
 from pybk.transport.server import Server
 from tests.paths import ROOT
 from tests.transport.wire_harness import BOOKIE, INSTANCE, KEYS, OK, TCP, Tap, World, add, entries, flat, world
@@ -264,8 +265,8 @@ def test_a_quiet_bookie_is_pinged_and_stays() -> None:
         link.heard_ns -= 3600 * 10**9
         here.links.due_ns = 0
         here.turn()
-        assert link.pinged_ns < client_links.NEVER_NS
-        here.until(lambda: link.pinged_ns == client_links.NEVER_NS)
+        assert link.pinged_ns < NEVER_NS
+        here.until(lambda: link.pinged_ns == NEVER_NS)
         assert link.is_up
         assert not here.arrived
         assert not here.outcomes

@@ -28,7 +28,7 @@ from pybk.admin.http.extra import missing
 from pybk.admin.http_options import HttpSettings
 from pybk.admin.sd_notify import notify, reloading
 from pybk.admin.signals import STOPS, Signals
-from pybk.bookie.server import BookieServer
+from pybk.bookie.server import SWITCH_SECONDS, BookieServer
 from pybk.client.backend import ClusterBackend
 from pybk.errors import CookieError, MetadataUnreachableError, PybkError
 from pybk.log_events import log_event
@@ -45,12 +45,6 @@ logger = logging.getLogger(__name__)
 _CHECK_SECONDS: Final = 1.0
 RETRY_SECONDS: Final = 2.0
 """The pause of the start after a try in which the metadata store could not be reached."""
-
-_SWITCH_SECONDS: Final = 0.0001
-"""The time for which a thread may keep the interpreter while another one wants it.
-
-Python's default, 5 ms, is several times what an append takes, and the serving thread waits for threads that repair.
-"""
 
 
 class _Watchdog:
@@ -104,7 +98,7 @@ def serve(
 
     Threads: the main thread, because signal handlers are set.
     """
-    sys.setswitchinterval(_SWITCH_SECONDS)
+    sys.setswitchinterval(SWITCH_SECONDS)
     began = time.monotonic()
     signals = Signals()
     logger.info(

@@ -123,6 +123,12 @@ ASIDE_BYTES_MAX: Final = 64 << 20
 SESSION_POLLS_MAX: Final = 1024
 """Long polls that one session may have open; further ones are answered at once."""
 
+SWITCH_SECONDS: Final = 0.0001
+"""The time for which a thread of a bookie's process may keep the interpreter while another one wants it.
+
+Python's default, 5 ms, is several times what an append takes, and the serving thread waits for threads that repair.
+"""
+
 _OPS: Final[Mapping[type, str]] = {
     Add: "add",
     Read: "read",

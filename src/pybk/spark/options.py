@@ -14,12 +14,11 @@ from pybk.errors import UsageError
 from pybk.flags import StorageHint
 from pybk.ledger.digest import DigestType, is_keyed
 from pybk.ledger.ledger_metadata import CUSTOM_METADATA_BYTES_MAX
-from pybk.manager.arguments import hints_of, user_type
+from pybk.manager.arguments import LEDGER_ID_MAX, hints_of, user_type
 from pybk.spark.connection import StoreOrCluster
 
 BATCH_BYTES: Final = 8 << 20
 BATCH_BYTES_MAX: Final = 512 << 20
-LEDGER_ID_MAX: Final = (1 << 63) - 2
 
 SECRETS: Final = ("clusterSecret", "password", "secret")
 """The secrets, each of which two options name: that with ``File``, and that with ``Variable`` appended."""

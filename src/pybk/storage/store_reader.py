@@ -41,7 +41,9 @@ logger = logging.getLogger(__name__)
 _one_end = struct.Struct("<I").unpack_from
 _two_ends = struct.Struct("<II").unpack_from
 
-_ATTEMPTS: Final = 8
+READ_TRIES: Final = 8
+"""Tries of a read or a check of a store whose records another thread or process moves meanwhile."""
+
 SPAN_FACTOR: Final = 4
 """The multiple of ``max_bytes`` that one direct read may span, when other ledgers' records lie between."""
 
@@ -277,7 +279,7 @@ class StoreReader:
         Raises:
             CorruptError: The entries are known to exist and cannot be read.
         """
-        for _ in range(_ATTEMPTS):
+        for _ in range(READ_TRIES):
             try:
                 runs = self.locations_from(descriptor, first)
                 runs = runs[: max(1, int(np.searchsorted(runs["first"], last, side="right")))]

@@ -76,8 +76,8 @@ _REPAIR_SECONDS: Final = 0.5
 _WITHOUT_BOOKIES: Final = (NotEnoughBookiesError, LedgerRecoveryError, EntryUnknownError, MetadataUnreachableError)
 """The errors because of which a lost segment cannot be repaired now, but perhaps later."""
 
-_RETRY_SECONDS: Final = 1.0
-"""The delay after a failed roll before the next attempt."""
+RETRY_SECONDS: Final = 1.0
+"""The delay after what failed and may succeed soon, such as a roll, or a read of a record, before the next attempt."""
 
 
 class RollPolicy(NamedTuple):
@@ -568,7 +568,7 @@ class ListWriter:
         except (PybkError, OSError) as error:
             if not self.closed and not self._backend.ended:
                 logger.warning("log %r continues in its present ledger, as it could not roll: %s", self._name, error)
-                self._roll_after(_RETRY_SECONDS, number)
+                self._roll_after(RETRY_SECONDS, number)
 
     def roll_old(self, number: int) -> None:
         """Roll if a segment that has records is still the open one."""

@@ -9,15 +9,13 @@ from collections.abc import Callable, Iterable
 from pybk.backend import LedgerBackend
 from pybk.errors import ClosedError, PybkError
 from pybk.streams.list_record import ListKind
+from pybk.streams.list_writer import RETRY_SECONDS
 from pybk.threads import background
 
 logger = logging.getLogger(__name__)
 
 NameCallback = Callable[[list[str], list[str]], None]
 """Called with the names that were added and those that were removed, each ascending, at least one of them."""
-
-_RETRY_SECONDS = 1.0
-"""The pause after which a failed read of names is tried again."""
 
 
 class NameWatch:
@@ -76,7 +74,7 @@ class NameWatch:
                 logger.info("names of logs could not be read, and are read again soon: %s", error)
                 with self._lock:
                     self._changed |= changed
-                background().call_later(_RETRY_SECONDS, self._look)
+                background().call_later(RETRY_SECONDS, self._look)
                 return
             self._report(present, self._known if None in changed else {each for each in changed if each is not None})
 

@@ -49,6 +49,7 @@ from pybk.streams.deliveries import Deliveries, Handed
 from pybk.streams.format import HEADERS_MAX, Headers, Position
 from pybk.streams.ledger_steps import LedgerSteps
 from pybk.streams.list_record import SEQ_MAX, ListKind, cursor_list_name
+from pybk.streams.list_writer import RETRY_SECONDS
 from pybk.streams.log_reader import Start, seq_of
 from pybk.streams.log_record import LogRecord, RecordSource, log_records
 from pybk.streams.log_writer import LogWriter
@@ -64,9 +65,6 @@ R = TypeVar("R")
 MAX_UNACKED: Final = 10_000
 LEASE_RECORDS: Final = 1000
 """Records that may be handed out for the first time after one record of the cursor."""
-
-RETRY_SECONDS: Final = 1.0
-"""The delay before a record that could not be read, or not moved to the dead letters, is handed out again."""
 
 _WARN_AT: Final = 0.8
 """The part of ``max_unacked`` from which on a warning is logged."""

@@ -89,7 +89,8 @@ from pybk.transport.frames import (
     is_whole,
     send_frame,
 )
-from pybk.transport.in_process import Called, InProcessLink
+from pybk.transport.in_process import NEVER_NS, OWN_IDS, Called, InProcessLink
+from pybk.transport.server import QUEUE_MESSAGES
 
 logger = logging.getLogger(__name__)
 
@@ -102,9 +103,6 @@ PING_NS: Final = 5 * 10**9
 OUTSTANDING_BYTES_MAX: Final = 32 << 20
 """The default bound on the outstanding bytes of one link: those of its requests, and those that its reads ask for."""
 
-QUEUE_MESSAGES: Final = 16 << 10
-"""The most messages that ZeroMQ queues for one bookie."""
-
 _RESENT_MAX: Final = 3
 _RECONNECT_MS: Final = 24 * 3600 * 1000
 """The time after which ZeroMQ would reconnect: a day, so it never does, because a link that broke gets a new socket."""
@@ -113,16 +111,10 @@ _RETRY_NS: Final = 20_000_000
 HANDSHAKE_NS: Final = curve.HANDSHAKE_MS * 10**6
 """The time that a connection may take until its session begins."""
 
-NEVER_NS: Final = 1 << 63
-"""A time that does not come."""
-
 _READABLE: Final = int(zmq.POLLIN)
 _DONT_WAIT: Final = int(zmq.NOBLOCK)
 _MORE: Final = int(zmq.NOBLOCK | zmq.SNDMORE)
 _NO_SESSION: Final = int(MessageKind.NO_SESSION)
-_OWN_IDS: Final = 1 << 63
-"""The first request id of the link's own requests: pings, and proofs of rights."""
-
 _EVENTS: Final = (
     zmq.EVENT_HANDSHAKE_SUCCEEDED
     | zmq.EVENT_HANDSHAKE_FAILED_AUTH
@@ -329,7 +321,7 @@ class Link:
 
     def _own_id(self) -> int:
         """Return a request id that no caller uses."""
-        return _OWN_IDS + self._counter
+        return OWN_IDS + self._counter
 
     # ---- the connection ----------------------------------------------------------------------------------------------
 
@@ -508,7 +500,7 @@ class Link:
         request_id = header.request_id
         noted = self._outstanding.get(request_id)
         if noted is None:
-            counters.late += request_id < _OWN_IDS
+            counters.late += request_id < OWN_IDS
             return
         reply = None if bodies else plain_reply(header)
         if reply is None:

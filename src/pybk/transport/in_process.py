@@ -43,10 +43,11 @@ from pybk.transport.server import Caller
 _HEAD_BYTES: Final = 256
 """The bytes that a request counts in addition to its entries."""
 
-_OWN_IDS: Final = 1 << 63
-"""The request id of proofs of rights, whose replies are ignored."""
+OWN_IDS: Final = 1 << 63
+"""The first request id of a link's own requests: pings, and proofs of rights, whose replies are ignored."""
 
-_NEVER_NS: Final = 1 << 63
+NEVER_NS: Final = 1 << 63
+"""A time that does not come."""
 
 
 class Called(Protocol):
@@ -107,7 +108,7 @@ class InProcessLink:
         self._late: dict[int, int] = {}
         """The size of each request that timed out and the bookie has not answered, by request id."""
         self._late_bytes = 0
-        self._first_deadline_ns = _NEVER_NS
+        self._first_deadline_ns = NEVER_NS
         self._unflushed = False
         self.arrived: deque[tuple[int, WireReply | None]] = deque()
         """The replies that ``take`` has not reported yet; the serving thread appends them."""
@@ -175,7 +176,7 @@ class InProcessLink:
         description, key = self._grants[ledger_id]
         proof = key.sign(self._caller.session_id, self._server.instance, ledger_id)
         right = Authorize if isinstance(key, RightsKey) else AuthorizeMember
-        self._server.call(self._caller, _OWN_IDS, right(ledger_id, description, proof), _HEAD_BYTES)
+        self._server.call(self._caller, OWN_IDS, right(ledger_id, description, proof), _HEAD_BYTES)
         self._proved.add(ledger_id)
 
     def forget_right(self, ledger_id: int) -> None:
@@ -193,7 +194,7 @@ class InProcessLink:
         arrived = self.arrived
         while arrived:
             request_id, reply = arrived.popleft()
-            if request_id == _OWN_IDS and reply is None:
+            if request_id == OWN_IDS and reply is None:
                 self._ended = True
                 for each in list(self._outstanding):
                     self._end(each, None)
@@ -212,7 +213,7 @@ class InProcessLink:
                 size = self._late[request_id] = self._outstanding[request_id][1]
                 self._late_bytes += size
                 self._end(request_id, None)
-            self._first_deadline_ns = min((noted[0] for noted in self._outstanding.values()), default=_NEVER_NS)
+            self._first_deadline_ns = min((noted[0] for noted in self._outstanding.values()), default=NEVER_NS)
         self._look_at(self._first_deadline_ns)
 
     def _end(self, request_id: int, reply: WireReply | None) -> None:
@@ -223,7 +224,7 @@ class InProcessLink:
         """End the session; outstanding requests get no reply. The links may be closed afterwards. May be repeated."""
         with self._closing:
             self.closed = True
-        if self._server.call(self._caller, _OWN_IDS, None, 0):
+        if self._server.call(self._caller, OWN_IDS, None, 0):
             self._server.wake_called()
         for request_id in list(self._outstanding):
             self._end(request_id, None)
@@ -241,4 +242,4 @@ class InProcessLink:
 
     def end(self) -> None:
         """Report to the leader that the server is closed."""
-        self.deliver(_OWN_IDS, None)
+        self.deliver(OWN_IDS, None)

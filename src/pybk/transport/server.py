@@ -111,7 +111,7 @@ RECEIVED_MAX: Final = 1024
 
 _RECEIVED_BYTES_MAX: Final = 32 << 20
 QUEUE_MESSAGES: Final = 16 << 10
-"""The most messages that ZeroMQ queues for one client."""
+"""The most messages that ZeroMQ queues for one client, and at a client for one bookie."""
 
 SILENCE_NS: Final = 600 * 10**9
 """The silence after which a session is probed when another client greets, because its connection may be gone."""

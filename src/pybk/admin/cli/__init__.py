@@ -14,7 +14,7 @@ from collections.abc import Collection, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Final
 
-from pybk.admin.cli.arguments import CommandParser, check_path, fill, is_url
+from pybk.admin.cli.arguments import NEAR, CommandParser, check_path, fill, is_url
 from pybk.admin.cli.output import CUT_OFF, DAMAGED, EXIT_STATUSES, FAILED, INTERRUPTED, REFUSED, UNREACHABLE
 from pybk.admin.cli.time_limit import OutOfTimeError, time_limit
 from pybk.admin.command import VERSION
@@ -44,9 +44,6 @@ HELP_OF_PROFILE: Final = "the cluster of commands that are given no PATH, such a
 """The meaning of ``--profile``, for ``--help``."""
 
 _ROOT: Final = Command((), "", (), "", "COMMAND")
-_NEAR: Final = 0.7
-"""The least likeness of a word and a verb, by difflib, at which the word counts as a misspelt verb."""
-
 _REMEDIES: Final[Mapping[int, str]] = {
     errno.ENOENT: "check the path",
     errno.ENOTDIR: "check the path",
@@ -168,7 +165,7 @@ def _check_no_verb(noun: Command, verbs: Collection[str], words: Sequence[str]) 
     for word in words:
         if word.startswith("-") or os.sep in word or os.path.exists(word):
             continue
-        near = get_close_matches(word, verbs, 1, _NEAR)
+        near = get_close_matches(word, verbs, 1, NEAR)
         if near or noun.name not in _MAKING:
             known = f"{near[0]} is one" if near else f"the verbs are {', '.join(verbs)}"
             CommandParser(prog=f"pybk {noun.name}").error(

@@ -28,8 +28,8 @@ _OF_PROFILES: Final = ("cluster", "either", "export")
 """The kinds of PATH for which a profile may stand."""
 
 _WRONG_USAGE: Final = 2
-_NEAR: Final = 0.7
-"""The least likeness of two flags, by difflib, at which one counts as the other, misspelt."""
+NEAR: Final = 0.7
+"""The least likeness of two words, by difflib, at which one counts as the other, misspelt."""
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -68,7 +68,7 @@ class CommandParser(argparse.ArgumentParser):
             self.error("--profile NAME stands before the command: pybk --profile NAME ...")
         found, left = super().parse_known_args(args, namespace)
         if left:  # the parser above would name itself, whose usage does not help
-            near = get_close_matches(left[0].partition("=")[0], self._option_string_actions, 1, _NEAR)
+            near = get_close_matches(left[0].partition("=")[0], self._option_string_actions, 1, NEAR)
             self.error(f"unrecognized arguments: {' '.join(left)}{f'; did you mean {near[0]}?' if near else ''}")
         return found, left
 

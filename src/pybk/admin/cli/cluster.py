@@ -27,6 +27,7 @@ from pybk.admin.cli.output import (
 )
 from pybk.admin.cli.probing import probe
 from pybk.admin.shown_text import shown_text
+from pybk.healing.repair_report import COPIES
 
 if TYPE_CHECKING:
     from pybk.healing.rebalance import RebalancePlan
@@ -74,7 +75,7 @@ def _print(status: ClusterStatus) -> None:
     rows = [
         ("bookies", _counts(status.bookies) + (f"; absent: {', '.join(status.absent)}" if status.absent else "")),
         ("auditor", status.auditor or "none"),
-        ("short ledgers with 0, 1, 2, more copies", ", ".join(str(status.short.get(name, 0)) for name in _COPIES)),
+        ("short ledgers with 0, 1, 2, more copies", ", ".join(str(status.short.get(name, 0)) for name in COPIES)),
         ("misplaced ledgers", status.misplaced),
         ("to copy", _left_to_copy(status)),
         ("paused until (UTC)", shown_time(status.paused_until_ns) or "not paused"),
@@ -84,9 +85,6 @@ def _print(status: ClusterStatus) -> None:
             more = " ..." if len(ids) > _LISTED_MAX else ""
             rows.append((name.replace("_", " "), ", ".join(map(str, ids[:_LISTED_MAX])) + more))
     print_table(rows, ())
-
-
-_COPIES: Final = ("0", "1", "2", "more")
 
 
 def _counts(bookies: Mapping[Any, int]) -> str:

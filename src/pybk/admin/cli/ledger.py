@@ -31,6 +31,8 @@ from pybk.config import StoreConfig
 from pybk.credentials import PASSWORD, SECRET
 from pybk.errors import PybkError, ReadRangeError, UnauthorizedError, UsageError
 from pybk.ledger.keys import end_is_sealed
+from pybk.metadata.ledgers import LEDGERS_PAGE
+from pybk.metadata.underreplication import MARKS_PAGE
 
 if TYPE_CHECKING:
     from pybk.ledger.entry import Entry
@@ -42,9 +44,6 @@ if TYPE_CHECKING:
     from pybk.metadata.underreplication import UnderReplicatedLedger
     from pybk.operations.cluster_checks import Copies
     from pybk.storage.readonly import ReadOnlyStore
-
-_PAGE: Final = 500
-"""Ledgers whose metadata is read from a cluster at a time."""
 
 
 # ---- list --------------------------------------------------------------------------------------------------------
@@ -145,7 +144,7 @@ def _cluster_rows(parsed: argparse.Namespace) -> Iterator[dict[str, Any]]:
         members = {found.bookie.bookie_id: found.bookie for found in metadata.list_cookies()}
         _check_bookie(parsed, [found.bookie.bookie_id for found in metadata.list_cookies(removed=True)])
         after = _after(parsed)
-        while ids := metadata.list_ledgers(after=after, count=_PAGE):
+        while ids := metadata.list_ledgers(after=after, count=LEDGERS_PAGE):
             found = [each for each in metadata.read_sound_ledgers(ids) if _is_wanted(parsed, each.metadata)]
             yield from _rows_of(metadata, found, live, members)
             after = ids[-1]
@@ -177,7 +176,7 @@ def _rows_of(
 def _marks_of(metadata: ClusterMetadata, after: int, last: int) -> list[UnderReplicatedLedger]:
     """Return the marks of the ledgers above ``after``, up to ``last``."""
     marks: list[UnderReplicatedLedger] = []
-    while page := metadata.list_under_replicated(after=after, count=_PAGE):
+    while page := metadata.list_under_replicated(after=after, count=MARKS_PAGE):
         marks += [mark for mark in page if mark.ledger_id <= last]
         after = page[-1].ledger_id
         if after >= last:

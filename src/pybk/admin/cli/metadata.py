@@ -8,7 +8,17 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pybk.admin.cli.arguments import Verbs, is_url, secret_needed
 from pybk.admin.cli.credentials import secret_of
-from pybk.admin.cli.output import DAMAGED, SOUND, confirm, counted, print_json, print_result, print_table, progress_bar
+from pybk.admin.cli.output import (
+    DAMAGED,
+    LAST_COLUMN,
+    SOUND,
+    confirm,
+    counted,
+    print_json,
+    print_result,
+    print_table,
+    progress_bar,
+)
 from pybk.errors import UsageError
 from pybk.operations.metadata_repair import check_metadata, export_metadata, rebuild_metadata, restore_metadata
 
@@ -16,7 +26,6 @@ if TYPE_CHECKING:
     from pybk.metadata.reports import MetadataCheckReport, MetadataRestoreReport
 
 _URL: Final = "where the cluster's metadata is: zk://host:port,host:port/path, or lmdb:///path"
-_LAST_COLUMN: Final = 100
 _NAMED_MAX: Final = 20
 """Ledgers that one line names; JSON has all."""
 
@@ -52,7 +61,7 @@ def _print_check(found: MetadataCheckReport) -> None:
     for key in found.repaired:
         print(f"{key} is made again")
     if found.problems:
-        print_table(found.problems, ("key", "problem"), last_column=_LAST_COLUMN)
+        print_table(found.problems, ("key", "problem"), last_column=LAST_COLUMN)
     for note in found.notes:
         print(f"note: {note}")
     print(
@@ -129,7 +138,7 @@ def _print_restore(found: MetadataRestoreReport) -> None:
     if found.incomplete:
         print_table(found.incomplete, ("ledger", "entries that no bookie has: from", "to"))
     if found.not_made:
-        print_table(found.not_made, ("ledger", "cannot be made again"), last_column=_LAST_COLUMN)
+        print_table(found.not_made, ("ledger", "cannot be made again"), last_column=LAST_COLUMN)
     for note in found.notes:
         print(f"note: {note}")
 

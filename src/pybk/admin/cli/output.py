@@ -61,6 +61,9 @@ EXIT_STATUSES: Final[Mapping[int, str]] = {
 }
 """The meaning of each exit status."""
 
+LAST_COLUMN: Final = 100
+"""The characters at which the last column of a table wraps if that is a sentence."""
+
 _SCHEMA: Final = 1
 PROGRESS_AFTER_SECONDS: Final = 1.0
 _WATCHED: Final = ContextVar("watched", default=False)

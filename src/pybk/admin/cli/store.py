@@ -13,6 +13,7 @@ from pybk.admin.cli.credentials import passwords_of
 from pybk.admin.cli.feature_level import upgrade
 from pybk.admin.cli.output import (
     DAMAGED,
+    LAST_COLUMN,
     SOUND,
     counted,
     print_json,
@@ -30,8 +31,6 @@ from pybk.operations.store_repair import rebuild_index, verify
 if TYPE_CHECKING:
     from pybk.storage.repair.rebuild import RebuildReport
     from pybk.storage.repair.verify import VerifyProblem, VerifyReport
-
-_LAST_COLUMN: Final = 100
 
 
 def _dump(parsed: argparse.Namespace) -> int:
@@ -93,7 +92,7 @@ def _verify(parsed: argparse.Namespace) -> int:
     if found.problems:
         headers = ("file", "offset", "part of ledger" if parts else "ledger", "entries", "problem")
         rows = (_problem_row(problem, parsed.path, parts) for problem in found.problems)
-        print_table(rows, headers, last_column=_LAST_COLUMN)
+        print_table(rows, headers, last_column=LAST_COLUMN)
     if parts:
         print_note(
             parsed,
@@ -194,7 +193,7 @@ def _rebuild_index(parsed: argparse.Namespace) -> int:
     for problem in found.problems:
         print(problem)
     if found.lost:
-        print_table(found.lost, ("ledger", "first entry missing", "last"), last_column=_LAST_COLUMN)
+        print_table(found.lost, ("ledger", "first entry missing", "last"), last_column=LAST_COLUMN)
     print(_outcome(found))
     return status
 

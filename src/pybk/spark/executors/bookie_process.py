@@ -19,7 +19,7 @@ from contextlib import ExitStack
 from typing import Final
 from urllib.parse import urlsplit
 
-from pybk.bookie.server import BookieServer
+from pybk.bookie.server import SWITCH_SECONDS, BookieServer
 from pybk.errors import PybkError, UsageError
 from pybk.manager.connect import join
 from pybk.manager.ledger_manager import LedgerManager
@@ -34,8 +34,6 @@ logger = logging.getLogger(__name__)
 
 _LOOK_MS: Final = 1_000
 _NAME_BYTES: Final = 2
-_SWITCH_SECONDS: Final = 0.0001
-"""The time for which a thread may keep the interpreter: the serving thread waits for threads that repair."""
 
 
 def main(settings: BookieSettings, slot: str, executor: Executor) -> None:
@@ -49,7 +47,7 @@ def main(settings: BookieSettings, slot: str, executor: Executor) -> None:
     Raises:
         PybkError, OSError: The bookie cannot start, or has stopped serving.
     """
-    sys.setswitchinterval(_SWITCH_SECONDS)
+    sys.setswitchinterval(SWITCH_SECONDS)
     state = executor.file(settings.metadata, "json")
     with ExitStack() as stack:
         shutdown = Shutdown(executor)

@@ -49,7 +49,9 @@ SETTINGS: Final = "PYBK_BOOKIES"
 
 _EXECUTOR: Final = "spark.executorEnv."
 _START_SECONDS: Final = 60.0
-_LOOK_SECONDS: Final = 0.1
+LOOK_SECONDS: Final = 0.1
+"""Seconds between two looks for what a call waits for."""
+
 _WATCH_SECONDS: Final = 1.0
 
 
@@ -87,7 +89,7 @@ def ensure_bookie(settings: BookieSettings, executor: Executor | None = None) ->
         elif time.monotonic() > until:
             raise _late(settings, (read_state(executor.file(settings.metadata, "json")) or {}).get(DOWN, ""))
         else:
-            time.sleep(_LOOK_SECONDS)
+            time.sleep(LOOK_SECONDS)
 
 
 def _launch(settings: BookieSettings, executor: Executor, lock: int) -> None:
@@ -248,7 +250,7 @@ def start_bookies(
                 f"{len(found)} executors have a bookie after {timeout_s} seconds, not {wanted}: check whether the "
                 "cluster has more, request fewer, or wait until executors have a free task slot"
             )
-        time.sleep(_LOOK_SECONDS)
+        time.sleep(LOOK_SECONDS)
 
 
 def ensure_from_json(settings: str) -> str:

@@ -25,6 +25,7 @@ from pyspark.sql.types import (
 from pybk.credentials import CredentialSources
 from pybk.errors import NoSuchLedgerError, PybkError
 from pybk.ledger.keys import end_is_sealed
+from pybk.metadata.underreplication import MARKS_PAGE
 from pybk.replication.fragments import fragment_ranges
 from pybk.replication.replica_check import spans_of
 from pybk.spark.connection import Connection, StoreOrCluster, connection
@@ -38,8 +39,6 @@ if TYPE_CHECKING:
     from pybk.ledger.ledger_metadata import LedgerMetadata
 
 _CHUNK: Final = 200
-_PAGE: Final = 1000
-
 logger = logging.getLogger(__name__)
 
 LEDGERS: Final = StructType(
@@ -198,7 +197,7 @@ def _known(found: Connection) -> _ClusterState:
         return _ClusterState(time.time_ns(), frozenset(), frozenset())
     recorded: set[tuple[int, str]] = set()
     after = -1
-    while page := metadata.list_under_replicated(after=after, count=_PAGE):
+    while page := metadata.list_under_replicated(after=after, count=MARKS_PAGE):
         recorded.update((each.ledger_id, str(each.bookie)) for each in page)
         after = page[-1].ledger_id
     registered = frozenset(str(each.bookie) for each in metadata.list_bookies())

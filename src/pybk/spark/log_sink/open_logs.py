@@ -6,6 +6,7 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from pybk.errors import LogLockedError, NoSuchLogError
+from pybk.spark.executors.bookies import LOOK_SECONDS
 from pybk.spark.options import nearest_names
 from pybk.streams.ledger_steps import names_of
 from pybk.streams.list_record import ListKind
@@ -17,8 +18,6 @@ if TYPE_CHECKING:
 
 RELEASE_SECONDS: Final = 15.0
 """The seconds in which the log of a process that died is released, and that of another query's commit."""
-
-_LOOK_SECONDS: Final = 0.1
 
 
 def open_log(options: LogSinkOptions, manager: LedgerManager, name: str) -> Log:
@@ -75,4 +74,4 @@ def refuse_live_writer(log: Log, seconds: float = RELEASE_SECONDS) -> None:
                 f"log {log.name!r} has a live writer ({holder}), and takes no records from Spark meanwhile: close it "
                 "there, or have it write to another log"
             )
-        time.sleep(_LOOK_SECONDS)
+        time.sleep(LOOK_SECONDS)

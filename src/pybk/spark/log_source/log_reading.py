@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import InputPartition
 
 from pybk.errors import EntryUnknownError, NoSuchLogError, PybkError, RewoundError, TruncatedError
 from pybk.spark.connection import task_connection
 from pybk.spark.log_source.log_columns import LogColumns
+from pybk.spark.source.reading import LATE_SECONDS
 from pybk.streams.ledger_spec import LedgerSpec
 from pybk.streams.ledger_steps import LedgerSteps
 from pybk.streams.list_record import ListKind
@@ -23,9 +24,6 @@ if TYPE_CHECKING:
 
     from pybk.spark.log_source.log_options import LogOptions
     from pybk.streams.format import Records
-
-LATE_SECONDS: Final = 10.0
-"""The seconds for which a task waits until it sees the records that the planner saw."""
 
 logger = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import (
@@ -32,13 +32,15 @@ from pyspark.sql.streaming.datasource import (
 
 from pybk.errors import NoSuchLogError, PybkError, RewoundError, TruncatedError
 from pybk.spark.connection import close_connections
+from pybk.spark.executors.bookies import LOOK_SECONDS
 from pybk.spark.log_source.log_catalog import LogCatalog, LogState
 from pybk.spark.log_source.log_columns import check_schema
 from pybk.spark.log_source.log_offsets import LogPlace, from_json, shares, short_uid, to_json
 from pybk.spark.log_source.log_positions import LogPositions, tasks_of
-from pybk.spark.log_source.log_reading import LATE_SECONDS, LogPartition, RecordRange, add_remedy, read_records
+from pybk.spark.log_source.log_reading import LogPartition, RecordRange, add_remedy, read_records
 from pybk.spark.log_source.query_subscription import QuerySubscription
 from pybk.spark.source.planning import SizedRange
+from pybk.spark.source.reading import LATE_SECONDS
 from pybk.spark.worker_errors import one_line_errors, with_one_line_errors
 
 if TYPE_CHECKING:
@@ -47,8 +49,6 @@ if TYPE_CHECKING:
 
     from pybk.spark.log_source.log_offsets import LogOffset
     from pybk.spark.log_source.log_options import LogOptions
-
-_END_LOOK_SECONDS: Final = 0.1
 
 logger = logging.getLogger(__name__)
 
@@ -242,7 +242,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             found = self._on_driver().view(state.record.name).look()
             if found is not None and found.end_seq >= place.seq:
                 return found._replace(end_seq=place.seq)
-            time.sleep(_END_LOOK_SECONDS)
+            time.sleep(LOOK_SECONDS)
         return state if found is None else found
 
     def _new(self, state: LogState) -> LogPlace:

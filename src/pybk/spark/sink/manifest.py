@@ -69,6 +69,7 @@ from pybk.errors import (
     UsageError,
 )
 from pybk.flags import LedgerType
+from pybk.metadata.ledgers import LEDGERS_PAGE
 from pybk.spark.connection import Connection, StoreOrCluster, connection
 from pybk.spark.sink.sink_record import (
     ORPHAN_AGE_S,
@@ -95,9 +96,6 @@ SINK_KEY: Final = "pybk.sink"
 
 SINKS: Final = "sinks"
 """The group of the records among the cluster's pointers."""
-
-_PAGE: Final = 500
-"""The number of ledgers whose metadata is read at a time."""
 
 _AGE_S_MAX: Final = 1e9
 
@@ -242,8 +240,8 @@ class Sink:
     def _not_deleted(self, rows: ManifestRows) -> ManifestRows:
         """Return the rows of ledgers that were not deleted; a missing key alone does not prove that."""
         kept: ManifestRows = []
-        for at in range(0, len(rows), _PAGE):
-            page = rows[at : at + _PAGE]
+        for at in range(0, len(rows), LEDGERS_PAGE):
+            page = rows[at : at + LEDGERS_PAGE]
             found = self.metadata.read_ledgers([row[0] for row in page], damaged=lambda *_: None)
             kept += [row for row, each in zip(page, found, strict=True) if each or not self._is_deleted(row[0])]
         return kept
@@ -422,7 +420,7 @@ class Sink:
 def sink_ledgers(metadata: ClusterMetadata, app_id: str | None = None) -> Iterator[LedgerMetadata]:
     """Yield the ledgers, manifests included, of one sink, or of all sinks if ``app_id`` is None."""
     after = -1
-    while ids := metadata.list_ledgers(after=after, count=_PAGE):
+    while ids := metadata.list_ledgers(after=after, count=LEDGERS_PAGE):
         for found in metadata.read_sound_ledgers(ids):
             app = found.metadata.custom_metadata.get(SINK_KEY)
             if app is not None and (app_id is None or app == app_id.encode()):

@@ -17,6 +17,7 @@ from pybk.credentials import mismatch
 from pybk.errors import CorruptError, NoSuchLedgerError, UnauthorizedError, UsageError
 from pybk.ledger.ledger_metadata import LedgerState
 from pybk.manager.ledger_manager import HOW_TO_SEAL
+from pybk.metadata.ledgers import LEDGERS_PAGE
 from pybk.spark.connection import Connection, connection, ledger_seal, refuse_bookie_directory
 from pybk.spark.noted_changes import NotedChanges
 from pybk.spark.options import nearest
@@ -33,9 +34,6 @@ if TYPE_CHECKING:
     from pybk.spark.options import Positions, Ranges, SourceOptions
 
 _LIST_SHARE: Final = 10
-
-_PAGE: Final = 500
-"""The number of ledgers that a sink names and whose metadata is read at a time."""
 
 _READ_BY_NAME: Final = ("log", "wal")
 """The types of the segments of what is read by name."""
@@ -335,8 +333,8 @@ class LedgerCatalog:
             new = self._sinks[app].look()
             unseen += [each for each in new if each not in listed and within(each, self._ids) and not self._knows(each)]
         more: list[LedgerMetadata] = []
-        for at in range(0, len(unseen), _PAGE):
-            read = metadata.read_sound_ledgers(unseen[at : at + _PAGE])
+        for at in range(0, len(unseen), LEDGERS_PAGE):
+            read = metadata.read_sound_ledgers(unseen[at : at + LEDGERS_PAGE])
             more += self._selected(each.metadata for each in read)
         return more
 

@@ -11,15 +11,13 @@ import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from pybk.metadata.ledgers import LEDGERS_PAGE
 from pybk.spark.noted_changes import NotedChanges
 
 if TYPE_CHECKING:
     from pybk.errors import PybkError
     from pybk.ledger.ledger_metadata import LedgerMetadata
     from pybk.metadata.cluster import ClusterMetadata
-
-_PAGE: Final = 500
-"""The number of ledgers whose metadata is read at a time."""
 
 _UNKNOWN: Final = -1
 
@@ -103,8 +101,8 @@ class LedgerChanges:
             logger.warning("ledger %d is left out of a look: %s", ledger_id, error)
             damaged.add(ledger_id)
 
-        for at in range(0, len(ledger_ids), _PAGE):
-            page = ledger_ids[at : at + _PAGE]
+        for at in range(0, len(ledger_ids), LEDGERS_PAGE):
+            page = ledger_ids[at : at + LEDGERS_PAGE]
             for ledger_id, each in zip(page, self.metadata.read_ledgers(page, damaged=left_out), strict=True):
                 if each is not None:
                     found.append(each.metadata)

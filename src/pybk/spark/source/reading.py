@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pybk.spark.options import SourceOptions
 
 LATE_SECONDS: Final = 10.0
-"""The longest wait of a task, in seconds, until it knows that the entries that the planner saw are confirmed."""
+"""The longest wait of a task, in seconds, until it sees the entries or records that the planner saw."""
 
 _CONFIRMED_LOOK_SECONDS: Final = 0.05
 

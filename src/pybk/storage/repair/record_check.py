@@ -14,15 +14,13 @@ from pybk.storage.descriptor import LedgerDescriptor
 from pybk.storage.format.log_file import RECORD_HEADER_BYTES, RunLocations
 from pybk.storage.io.filesystem import PAGE_BYTES
 from pybk.storage.repair.inspection import RecordReader
-from pybk.storage.store_reader import StoreReader, take_locations
+from pybk.storage.store_reader import READ_TRIES, StoreReader, take_locations
 
 PIECE_BYTES: Final = 1 << 20
 """About how many bytes of records are checked at a time."""
 
 _HEADERS: Final = 256
 """Records whose headers are checked at a time."""
-
-_ATTEMPTS: Final = 8
 
 
 class DamagedEntries(NamedTuple):
@@ -73,7 +71,7 @@ def check_piece(store: StoreReader, descriptor: LedgerDescriptor, first: int, *,
     """
     last = descriptor.last_durable
     check = _bodies if deep else _headers
-    for attempt in range(_ATTEMPTS):
+    for attempt in range(READ_TRIES):
         if first > last or descriptor.deleted:
             return CheckedPiece(None, 0, ())
         try:
@@ -88,7 +86,7 @@ def check_piece(store: StoreReader, descriptor: LedgerDescriptor, first: int, *,
         try:
             size, damaged = check(store, descriptor.ledger_id, runs)
         except (KeyError, FileNotFoundError):
-            if attempt < _ATTEMPTS - 1:
+            if attempt < READ_TRIES - 1:
                 store.refresh(descriptor)
                 continue
             size, damaged = _one_by_one(check, store, descriptor.ledger_id, runs)

@@ -16,7 +16,7 @@ It checks from the outside in, and a part that cannot be opened is reported and 
 
 Why that is right without a lock: a checkpoint changes the index's mark before it removes the files that it replaces. So
 ``_stable`` reads the mark before and after each check, and repeats a check that found a problem while the mark changed.
-A problem between two equal marks is real. After ``_ATTEMPTS`` tries the problem is reported.
+A problem between two equal marks is real. After ``READ_TRIES`` tries the problem is reported.
 """
 
 from __future__ import annotations
@@ -70,10 +70,10 @@ from pybk.storage.repair.inspection import RecordReader
 from pybk.storage.repair.log_check import LogProblem, check_kept_file, check_log_from
 from pybk.storage.repair.rebuild import Progress
 from pybk.storage.repair.replaced_entries import Replacements
+from pybk.storage.store_reader import READ_TRIES
 from pybk.storage.tiers import LOG, OpenedFiles
 from pybk.storage.volumes import Volumes
 
-_ATTEMPTS: Final = 8
 _RESTORE: Final = "restore the file from a backup"
 
 _DAMAGE: Final = (StorageError, EntryError, LedgerError)
@@ -264,7 +264,7 @@ class _Check:
     def _stable(self, check: Callable[[], Iterable[VerifyProblem]]) -> bool:
         """Run a check, again while it finds problems and the mark changed meanwhile; return whether it found none."""
         problems: list[VerifyProblem] = []
-        for _ in range(_ATTEMPTS):
+        for _ in range(READ_TRIES):
             before = self._current_mark()
             try:
                 problems = list(check())
