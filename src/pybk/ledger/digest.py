@@ -49,9 +49,10 @@ _VECTOR_MIN: Final = 32
 """The number of entries from which on numpy makes or verifies a batch's headers faster than a loop does."""
 
 _LANES_MIN: Final = 3
-"""So many entries take less time in the lanes of a processor's vectors, most of which they leave empty, than alone.
+"""The least number of entries that a processor's vectors compute in less time together, in lanes, than one by one.
 
-A batch of which one entry is more than a third fills fewer lanes, most of the time.
+Most lanes are empty then. A batch is not computed so if one entry is more than a third of it, because that one would
+fill its lane alone most of the time.
 """
 
 _new_tuple = tuple.__new__

@@ -75,7 +75,7 @@ class Row:
 
     @cached_property
     def reader(self) -> Kind:
-        """What reads its values; raises KeyError for a kind that does not exist."""
+        """The reader of its values; raises KeyError for a kind that does not exist."""
         return kind_of(self.kind, self.key)
 
     @property
@@ -90,7 +90,7 @@ class Row:
 
     @property
     def notes(self) -> list[str]:
-        """What ``--help`` says after its meaning: its default, whether it may be repeated, and its variable."""
+        """The notes that ``--help`` adds to its meaning: its default, whether it may be repeated, and its variable."""
         shown = "" if self.is_switch else self.shown_default
         repeated = "may be repeated" if self.count == "..." else ""
         notes = (f"default: {shown}", shown), (repeated, repeated), (f"variable: {self.variable}", self.variable)

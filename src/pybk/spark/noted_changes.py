@@ -1,4 +1,4 @@
-"""What a feed of the metadata store has reported, until the thread of a query asks for it."""
+"""The changes that a feed of the metadata store has reported, until the thread of a query asks for them."""
 
 from __future__ import annotations
 

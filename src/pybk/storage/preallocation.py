@@ -92,7 +92,7 @@ logger = logging.getLogger(__name__)
 FIRST_FILE_BYTES: Final = MIB
 _MAKING: Final = "making log files"
 _STEP_BYTES: Final = 128 << 10
-"""So many zeros are written between two pauses: an append that waits for them takes no more than thrice its time."""
+"""The zeros, in bytes, between two pauses of writing them; an append that waits for them takes up to thrice as long."""
 
 _SMALL_FILE_BYTES: Final = 4 * MIB
 """Size of a file that an append waits for."""

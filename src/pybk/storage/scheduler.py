@@ -60,7 +60,7 @@ _REST_SECONDS: Final = 5.0
 """The interval at which the thread looks for work while nothing is committed; the next commit wakes it."""
 
 _MANY_COMMITS: Final = 256
-"""So many small commits between two looks are worth log files with zeros."""
+"""The number of small commits between two looks from which on log files with zeros are worth their cost."""
 
 POLICY_SECONDS: Final = 60.0
 """The time between two applications of the tier policy."""

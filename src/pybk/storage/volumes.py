@@ -30,7 +30,7 @@ from pybk.storage.tiers.lmdb_tier import LmdbTier
 
 _DIRECTORIES_FORMAT: Final = 1
 _CHECKED_BYTES_MAX: Final = 1 << 20
-"""So many bytes of a file of JSON and a checksum are read; none is so long."""
+"""The most bytes that are read of a file of JSON with a checksum; none is so long."""
 
 
 TIERS: Final[tuple[Tier, ...]] = (LogTier(), LmdbTier(), ColdTier())

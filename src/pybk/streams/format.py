@@ -345,7 +345,7 @@ NOTHING_YET: Final = Highest()
 
 
 class Origin(NamedTuple):
-    """Where the entries of an adopted ledger begin in the log.
+    """The place in a log where the entries of an adopted ledger begin.
 
     Attributes:
         seq: The first record of the ledger.

@@ -281,7 +281,7 @@ class Segment:
 
     @property
     def origin(self) -> Origin | None:
-        """Where its entries begin in the log, if they are relative; None for a ledger of the log's writer."""
+        """The place in the log where its entries begin, if they are relative; None for a ledger of the log's writer."""
         if self.before is None:
             return None
         assert self.first_seq is not None, "an adopted ledger is closed"
@@ -323,7 +323,7 @@ class Detached(NamedTuple):
 
 
 class Producer(NamedTuple):
-    """What a list has of a query or of an idempotent producer.
+    """The last commit of a query, or the last records of an idempotent producer, as a list keeps them.
 
     Attributes:
         epoch: Its last epoch: for a query, the number of its last commit.

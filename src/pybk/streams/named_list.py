@@ -75,7 +75,7 @@ class NamedList(Handle):
         self._steps = LedgerSteps(manager, name, spec)
         self._closed = False
         self._opened_here: list[ref[Closing]] = []
-        """What is closed with it; not a WeakSet, which takes 800 bytes if it is empty."""
+        """The handles that are closed with it; not in a WeakSet, which takes 800 bytes if it is empty."""
 
     # ---- opening and closing -------------------------------------------------------------------------------------
 

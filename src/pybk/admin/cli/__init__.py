@@ -51,7 +51,7 @@ _REMEDIES: Final[Mapping[int, str]] = {
     errno.EEXIST: "name a file that does not exist",
     errno.EACCES: "name a file that this user may use",
 }
-"""What to do about an error of the system whose text does not say it."""
+"""The remedies of errors of the system whose texts name none."""
 
 _ENVIRONMENT: Final = (
     "PYBK_SECRET, PYBK_PASSWORD, PYBK_CLUSTER_SECRET: a ledger's secret or password and a cluster's secret, which are\n"

@@ -71,11 +71,11 @@ class LogVerbs(ABC, Generic[L]):
     contents: ClassVar[str]
     columns: ClassVar[tuple[str, ...]]
 
-    # ---- what a sort of logs says --------------------------------------------------------------------------------
-
     def __init__(self, sort: type[L]) -> None:
         self.sort: Final = sort
         """The class of the logs."""
+
+    # ---- what a sort of logs says --------------------------------------------------------------------------------
 
     @abstractmethod
     def described(self, log: L) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What the two processes of an executor's bookie have in common: they outlive the task that starts them."""
+"""The parts that the two processes of an executor's bookie have in common; both outlive the task that starts them."""
 
 from __future__ import annotations
 

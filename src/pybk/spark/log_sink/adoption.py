@@ -109,7 +109,7 @@ class _LogCommit:
         self._commit = commit
         self._parts = parts
         self._segments: list[DetachedSegment] = []
-        """What the log is to adopt, in order."""
+        """The segments that the log is to adopt, in order."""
         self._own = _segments_of(part for _, part in parts)
         """The segments of this attempt."""
         steps = LedgerSteps(manager, log.name, spec_of_logs(ListKind.LOG, options.given.read()))

@@ -1,4 +1,4 @@
-"""What one task writes: a detached segment for each log, or few records, which the commit writes with those of others.
+"""The work of one task: it writes a detached segment for each log, or leaves few records to the commit.
 
 A ledger costs some synced writes and a place in the log, so a task makes none for few records: they go to the driver
 with its message, and the commit makes one ledger of those of neighbouring tasks.
@@ -48,7 +48,7 @@ class Task(NamedTuple):
 
 
 class LogPart(NamedTuple):
-    """What a task wrote to one log: a segment, or records that are not written yet.
+    """The part of one log that a task wrote: a segment, or records that are not written yet.
 
     Attributes:
         log: The log.
@@ -62,7 +62,7 @@ class LogPart(NamedTuple):
 
 
 class _LogWrite:
-    """What a task writes to one log.
+    """The part of one log that a task writes.
 
     Attributes:
         log: The log.

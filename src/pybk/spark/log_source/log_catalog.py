@@ -66,7 +66,7 @@ class LogView:
         self._found: Found | None = None
         """The record as of the last look; None if there was none."""
         self._reader: LedgerReader | None = None
-        """Of the open ledger that was looked at last."""
+        """The reader of the open ledger that was looked at last."""
         self._seen: tuple[int, int, int | None] | None = None
         """That ledger, its last add confirmed, and the last record up to there."""
 

@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 
 class ChangedLedgers(NamedTuple):
-    """What a look has found.
+    """The result of a look.
 
     Attributes:
         ledgers: The metadata of the ledgers that are new or have changed.

@@ -122,7 +122,7 @@ class Compaction:
         They are not tried again, which would fail again, until some of them are dead.
         """
         self._needs: dict[int, _Needs] = {}
-        """What the files take that were refused for lack of space, by file id."""
+        """The space that is needed to pack files that were refused for lack of space, by file id."""
         self._unmerged: set[tuple[str, int]] = set()
         """The tiers and size classes whose small files could not be merged when it was tried last."""
         self._unfit: dict[int, int] = {}

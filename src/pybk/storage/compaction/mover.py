@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 MOVED_LEDGERS_MAX: Final = 1024
 MOVED_BYTES_MAX: Final = 64 << 20
-"""So much is moved together, with one commit of the index; it is in memory 16 MiB at a time."""
+"""The most bytes that are moved together, with one commit of the index; 16 MiB of them are in memory at a time."""
 
 PORTION_BYTES: Final = 16 << 20
 """Bound on the bytes that are read at a time."""
