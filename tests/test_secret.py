@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import stat
 from dataclasses import replace
 from pathlib import Path
@@ -169,6 +171,18 @@ def test_the_command_that_errors_of_secrets_name_makes_one(tmp_path: Path) -> No
     with open_store(tmp_path / "store") as manager:
         ledger_id = write(manager, secret=Secret(file=str(made)))
         manager.open_ledger(ledger_id, secret=Secret(file=str(made))).close()
+
+
+def test_a_secret_that_cannot_be_written_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    made = tmp_path / "made"
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", full)
+        assert main(["secret", "new", str(made)]) != 0
+    assert not made.exists()
+    assert main(["secret", "new", str(made)]) == 0
 
 
 def test_the_command_that_a_lower_level_names_lets_ledgers_take_a_secret(tmp_path: Path) -> None:

@@ -82,7 +82,10 @@ def write_new_secret(path: str) -> None:
     """Write 32 random bytes, in hexadecimal, to a new file that its owner alone may read.
 
     Raises:
-        UsageError: The file exists, or cannot be written.
+        UsageError: The file exists, or cannot be made.
+        OSError: It cannot be written; it is removed again.
+
+    Durability: The file and its name are durable on return.
     """
     try:
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -93,10 +96,24 @@ def write_new_secret(path: str) -> None:
             f"{path} cannot be made: {error.strerror}; name a file in a directory that exists, and that this user may "
             "write to"
         ) from error
-    with open(file, "wb") as opened:
-        opened.write(f"{secrets.token_hex(LEDGER_SECRET_BYTES_MIN)}\n".encode())
-        opened.flush()
-        os.fsync(file)
+    try:
+        with open(file, "wb") as opened:
+            opened.write(f"{secrets.token_hex(LEDGER_SECRET_BYTES_MIN)}\n".encode())
+            opened.flush()
+            os.fsync(file)
+        _sync_directory(os.path.dirname(os.path.abspath(path)))
+    except BaseException:
+        os.unlink(path)  # a part of a secret would be taken for one
+        raise
+
+
+def _sync_directory(path: str) -> None:
+    """Make the names in a directory durable: a loss of power must not take the only secret of durable ledgers."""
+    directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
 
 
 def without_credentials(text: str, settings: Collection[str] = ()) -> str:

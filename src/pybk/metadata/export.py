@@ -20,7 +20,7 @@ from pybk.metadata.orphan_records import ORPHANS_KEY
 from pybk.metadata.reports import MetadataExportReport
 from pybk.metadata.scrub_records import QUICK_KEY, SCRUB_KEY
 from pybk.metadata.store import MetadataStore
-from pybk.storage.io.filesystem import open_regular
+from pybk.storage.io.filesystem import OsFileSystem, open_regular
 from pybk.values import from_base64, to_base64
 
 EXPORT_FORMAT: Final = 1
@@ -76,7 +76,7 @@ def write_export(
             file.flush()
             os.fsync(file.fileno())
             size = file.tell()
-        _sync_directory(os.path.dirname(os.path.abspath(path)))
+        OsFileSystem().sync_directory(os.path.dirname(os.path.abspath(path)))
     except BaseException:
         with suppress(OSError):
             os.unlink(path)
@@ -86,14 +86,6 @@ def write_export(
 
 def _line(values: dict[str, Any]) -> bytes:
     return json.dumps(values, separators=(",", ":"), sort_keys=True).encode() + b"\n"
-
-
-def _sync_directory(path: str) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def check_export(path: str) -> None:

@@ -13,6 +13,7 @@ from pybk.admin.cli import main
 from pybk.admin.dev.cluster import DevCluster, DevOptions
 from pybk.admin.http.tokens import read_tokens
 from pybk.admin.profiles import Profile
+from pybk.credentials import read_secret_file
 from pybk.manager.connect import open_cluster
 from pybk.metadata.export import check_export
 from pybk.operations.metadata_repair import export_metadata
@@ -61,7 +62,7 @@ class Bookies:
 
 
 class Files:
-    """What ``pybk dev up`` makes before it starts processes, a profile, tokens, and exports of metadata."""
+    """The files of ``pybk dev up`` before it starts processes, a profile, secrets, tokens, and exports of metadata."""
 
     def run(self, directory: Path, choice: Random, report: Report) -> None:
         """See :class:`Workload`."""
@@ -71,6 +72,9 @@ class Files:
             report("made")
             cluster.write_profile()
             report("profile")
+            for number in range(3):
+                main(["secret", "new", str(directory / f"secret{number}"), "--json"])
+                report(f"secret{number}")
             for number in range(3):
                 main(["token", f"t{number}", "--file", str(directory / "tokens"), "--json"])
                 report(f"token t{number}")
@@ -96,6 +100,8 @@ class Files:
                 found = [token.name for token in read_tokens(directory / "tokens")]
                 assert found[: len(tokens)] == tokens
             for each in reports:
+                if each.startswith("secret"):
+                    assert len(read_secret_file(directory / each, private=True)) == 64
                 if each.startswith("export"):
                     check_export(str(directory / each))
         report(RECOVERED)
