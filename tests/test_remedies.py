@@ -60,9 +60,9 @@ NO_REMEDY = {
     "options/table.py:TABLE": "help",
     "spark/jobs/compact.py:compact": "what merges the logs of a store",
     "admin/cli/dev.py:_profile": "what has not made a cluster",
-    "admin/dev/cluster.py:DevCluster.found": "what has not made a cluster",
-    "admin/dev/cluster.py:DevCluster.made": "what has not made the files",
-    "admin/dev/cluster.py:DevCluster.locked": "what changes the cluster now",
+    "admin/dev/dev_cluster.py:DevCluster.found": "what has not made a cluster",
+    "admin/dev/dev_cluster.py:DevCluster.made": "what has not made the files",
+    "admin/dev/dev_cluster.py:DevCluster.locked": "what changes the cluster now",
 }
 """Texts that name a command without saying to run it, and what they say of it."""
 

@@ -41,8 +41,8 @@ COVERED: Final[Mapping[str, Covered]] = {
     "fsync sync_directory metadata/lmdb_store.py open_url": Covered(
         "the environment syncs the innermost name again", "bookie"
     ),
-    "fsync sync_directory admin/dev/cluster.py save": Covered("the second file is in the same directory", "files"),
-    "fsync sync_directory admin/dev/cluster.py make_files": Covered("save syncs the directory", "files"),
+    "fsync sync_directory admin/dev/dev_cluster.py save": Covered("the second file is in the same directory", "files"),
+    "fsync sync_directory admin/dev/dev_cluster.py make_files": Covered("save syncs the directory", "files"),
     "fsync sync storage/directories.py note_accepted_loss": Covered("the file is empty", "harmed"),
     "fsync sync storage/directories.py note_lost_environments": Covered("the file is empty", "salvage"),
     "fsync sync_directory storage/directories.py note_lost_environments": Covered(

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pybk.admin.cli.arguments import CommandParser, fill
+from pybk.admin.cli.command_parser import CommandParser, fill
 from pybk.errors import UsageError
 from pybk.options.rows import Command, Table
 from pybk.options.settings import DEFAULT, missing, read_file, resolve

@@ -117,7 +117,7 @@ class _Attempt(Client):
 
 
 class Dropper:
-    """Looks again and again whether a bookie's copy of one ledger is surplus (``healing/surplus_drop.py``).
+    """Looks again and again whether a bookie's copy of one ledger is surplus (``healing/unnamed_copies.py``).
 
     It lives in the process of the bookie: what it knows ends with that.
     """

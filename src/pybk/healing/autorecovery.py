@@ -13,7 +13,7 @@ from pybk.healing.repair_report import report_gauges
 from pybk.healing.repair_worker import RepairWorker
 from pybk.healing.scrub import BookieScrub, StoreScrub, scrub_gauges
 from pybk.healing.scrub_schedule import ScrubKind
-from pybk.healing.surplus_drop import SurplusDrops
+from pybk.healing.unnamed_copies import SurplusDrops
 from pybk.healing.writer_watch import WriterWatch
 from pybk.metrics import Gauge, MetricKey
 

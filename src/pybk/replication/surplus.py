@@ -1,9 +1,10 @@
 """The drop of a surplus copy: a bookie deletes its entries of a closed ledger whose fragments do not name it.
 
 Theory of operation. Re-replication replaces bookies; a replaced bookie may come back with its entries.
-``healing/surplus_drop.py`` finds such copies, and drives one machine for each that it has seen twice (SD1). The danger
-is a re-replication that copies to this very bookie: its adds were acknowledged, and the compare-and-set that names the
-bookie may come at any later time. So the machine has this order (``docs/design/replication.md``, *Surplus copies*):
+``healing/unnamed_copies.py`` finds such copies, and drives one machine for each that it has seen twice (SD1). The
+danger is a re-replication that copies to this very bookie: its adds were acknowledged, and the compare-and-set that
+names the bookie may come at any later time. So the machine has this order (see *Surplus copies* in
+``docs/design/replication.md``):
 
 1. It reads some entries from each bookie that the fragments name, and asks each for an entry that cannot exist, which
    only a bookie outside limbo denies (SD2).

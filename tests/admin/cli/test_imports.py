@@ -39,7 +39,7 @@ def test_the_help_of_no_command_imports_what_takes_long() -> None:
     heavy = {command: sorted(HEAVY & modules) for command, modules in found.items() if HEAVY & modules}
     assert heavy == {}
     nouns = {name for name in found[""] if name.startswith("pybk.admin.cli.")}
-    shared = {f"pybk.admin.cli.{name}" for name in ("argparse_rows", "arguments", "output", "time_limit")}
+    shared = {f"pybk.admin.cli.{name}" for name in ("argparse_rows", "command_parser", "output", "time_limit")}
     assert nouns == shared, "the list of commands imports the module of no noun"
 
 

@@ -13,7 +13,7 @@ import pytest
 from pybk import LedgerManager
 from pybk.admin.cli import parser_of
 from pybk.admin.cli.console import command_of
-from pybk.admin.dev.cluster import DevCluster
+from pybk.admin.dev.dev_cluster import DevCluster
 from pybk.admin.profiles import Profile
 from pybk.errors import UsageError
 from tests.admin.dev.local import Local, local_cluster
@@ -103,9 +103,9 @@ NAMED = frozenset(
     {
         "admin/profiles.py:Profile.read",
         "admin/dev/members.py:Member.signal",
-        "admin/dev/cluster.py:DevCluster.corrupt",
-        "admin/dev/cluster.py:DevCluster.purge",
-        "admin/dev/cluster.py:DevCluster.start",
+        "admin/dev/dev_cluster.py:DevCluster.corrupt",
+        "admin/dev/dev_cluster.py:DevCluster.purge",
+        "admin/dev/dev_cluster.py:DevCluster.start",
         "admin/cli/dev.py:_up",
         "admin/cli/dev.py:_check_same",
     }
@@ -131,13 +131,13 @@ def test_what_dev_prints_as_a_remedy_runs(tmp_path: Path) -> None:
 
     try:
         run("admin/profiles.py:Profile.read", refused("dev", "status"), "1", "--any-port")
-        run("admin/dev/cluster.py:DevCluster.corrupt", refused("dev", "corrupt", "b1"))
+        run("admin/dev/dev_cluster.py:DevCluster.corrupt", refused("dev", "corrupt", "b1"))
         local.run("dev", "stop", "b1")
         run("admin/dev/members.py:Member.signal", refused("dev", "pause", "b1"))
         local.run("dev", "pause", "b1")
         local.run("dev", "resume", "b1")
         local.run("dev", "wipe", "b1")
-        run("admin/dev/cluster.py:DevCluster.start", refused("dev", "start", "b1"))
+        run("admin/dev/dev_cluster.py:DevCluster.start", refused("dev", "start", "b1"))
         run("admin/cli/dev.py:_up", refused("dev", "up", "2"))
         local.run("dev", "up", "2", "--any-port")
         run("admin/cli/dev.py:_check_same", refused("dev", "up", "--zones", "2"))
@@ -145,7 +145,7 @@ def test_what_dev_prints_as_a_remedy_runs(tmp_path: Path) -> None:
         cluster = DevCluster.found(str(tmp_path / "state" / "pybk" / "dev"))
         with pytest.raises(UsageError) as raised:
             cluster.purge()
-        run("admin/dev/cluster.py:DevCluster.purge", str(raised.value))
+        run("admin/dev/dev_cluster.py:DevCluster.purge", str(raised.value))
         assert cluster.purge() == []
     finally:
         local.ask("dev", "purge")

@@ -10,7 +10,7 @@ from random import Random
 from unittest import mock
 
 from pybk.admin.cli import main
-from pybk.admin.dev.cluster import DevCluster, DevOptions
+from pybk.admin.dev.dev_cluster import DevCluster, DevOptions
 from pybk.admin.http.tokens import read_tokens
 from pybk.admin.profiles import Profile
 from pybk.credentials import read_secret_file

@@ -9,9 +9,9 @@ from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from pybk.admin.cli.arguments import Verbs, is_url
 from pybk.admin.cli.clusters import manager_of
-from pybk.admin.cli.credentials import passwords_of, storage_options_of
+from pybk.admin.cli.command_parser import Verbs, is_url
+from pybk.admin.cli.given_secrets import passwords_of, storage_options_of
 from pybk.admin.cli.output import (
     DAMAGED,
     SOUND,

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from pybk import operations
 from pybk.admin import service_log
 from pybk.admin.bookie_options import BookieSettings, settings_of
-from pybk.admin.cli.arguments import Verbs, check_path, directory_of, secret_needed
 from pybk.admin.cli.clusters import admin_of, mark_as_json
+from pybk.admin.cli.command_parser import Verbs, check_path, directory_of, secret_needed
 from pybk.admin.cli.output import (
     DAMAGED,
     REFUSED,

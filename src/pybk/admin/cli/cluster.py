@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pybk.admin.cli import cluster_making, cluster_settings
 from pybk.admin.cli.argparse_rows import WATCH_SECONDS
-from pybk.admin.cli.arguments import Verbs
 from pybk.admin.cli.cluster_check import check
 from pybk.admin.cli.clusters import admin_of, mark_as_json
-from pybk.admin.cli.feature_level import upgrade
+from pybk.admin.cli.command_parser import Verbs
 from pybk.admin.cli.output import (
     DAMAGED,
     REFUSED,
@@ -26,6 +25,7 @@ from pybk.admin.cli.output import (
     watch,
 )
 from pybk.admin.cli.probing import probe
+from pybk.admin.cli.upgrading import upgrade
 from pybk.admin.shown_text import shown_text
 from pybk.healing.repair_report import COPIES
 

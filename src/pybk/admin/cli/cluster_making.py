@@ -6,9 +6,9 @@ import argparse
 
 from pybk import manager as handles
 from pybk import operations
-from pybk.admin.cli.arguments import secret_needed
 from pybk.admin.cli.clusters import manager_of, url_of
-from pybk.admin.cli.credentials import secret_of
+from pybk.admin.cli.command_parser import secret_needed
+from pybk.admin.cli.given_secrets import secret_of
 from pybk.admin.cli.output import confirm, counted, print_result
 from pybk.credentials import CLUSTER_SECRET
 from pybk.errors import MetadataError, UsageError

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from pybk import manager as handles
 from pybk import operations
-from pybk.admin.cli.arguments import CLUSTER, is_url, secret_needed
-from pybk.admin.cli.credentials import secret_of
+from pybk.admin.cli.command_parser import CLUSTER, is_url, secret_needed
+from pybk.admin.cli.given_secrets import secret_of
 from pybk.errors import UsageError
 
 if TYPE_CHECKING:

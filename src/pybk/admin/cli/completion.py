@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable
 from typing import Final
 
-from pybk.admin.cli.arguments import Verbs
+from pybk.admin.cli.command_parser import Verbs
 from pybk.admin.cli.output import SOUND
 from pybk.admin.command import completion_of
 

@@ -6,7 +6,7 @@ import argparse
 import sys
 from typing import Any, Final
 
-from pybk.admin.cli.arguments import Verbs
+from pybk.admin.cli.command_parser import Verbs
 from pybk.admin.cli.output import FAILED, SOUND, counted, print_json, print_table
 from pybk.admin.cli.service import settings_given
 from pybk.errors import UsageError

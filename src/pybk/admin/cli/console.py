@@ -9,8 +9,8 @@ import sys
 from typing import Any, Final
 
 from pybk.admin import console, service_log
-from pybk.admin.cli.arguments import Verbs
 from pybk.admin.cli.clusters import manager_of
+from pybk.admin.cli.command_parser import Verbs
 from pybk.admin.cli.output import SOUND, print_json_line
 from pybk.admin.http.shown import OpensLogs, Shown
 from pybk.admin.http_options import HttpSettings

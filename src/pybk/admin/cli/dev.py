@@ -9,9 +9,9 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
-from pybk.admin.cli.arguments import Verbs
+from pybk.admin.cli.command_parser import Verbs
 from pybk.admin.cli.output import DAMAGED, SOUND, counted, print_json, print_json_line, print_table
-from pybk.admin.dev.cluster import BOOKIES_MAX, STATE, DevCluster, DevOptions
+from pybk.admin.dev.dev_cluster import BOOKIES_MAX, STATE, DevCluster, DevOptions
 from pybk.admin.dev.members import Member
 from pybk.admin.http.extra import missing
 from pybk.admin.profiles import Profile, path_of

@@ -12,9 +12,9 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
 from pybk import healing, operations, storage
-from pybk.admin.cli.arguments import Verbs, is_url
 from pybk.admin.cli.clusters import metadata_of, opened_manager
-from pybk.admin.cli.credentials import Given, given_in
+from pybk.admin.cli.command_parser import Verbs, is_url
+from pybk.admin.cli.given_secrets import Given, given_in
 from pybk.admin.cli.output import (
     FAILED,
     PARTLY,

@@ -11,10 +11,10 @@ from contextlib import contextmanager
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-from pybk.admin.cli.arguments import Verbs
 from pybk.admin.cli.clusters import opened_manager
-from pybk.admin.cli.credentials import Given, given_in
-from pybk.admin.cli.logs import Append, LogVerbs, Record, print_rows
+from pybk.admin.cli.command_parser import Verbs
+from pybk.admin.cli.given_secrets import Given, given_in
+from pybk.admin.cli.log_verbs import Append, LogVerbs, Record, print_rows
 from pybk.admin.cli.output import UNREACHABLE, counted, print_result, watch
 from pybk.credentials import cut_value
 from pybk.errors import LogFencedError, PybkError, UsageError

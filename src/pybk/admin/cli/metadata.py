@@ -6,8 +6,8 @@ import argparse
 import os
 from typing import TYPE_CHECKING, Any, Final
 
-from pybk.admin.cli.arguments import Verbs, is_url, secret_needed
-from pybk.admin.cli.credentials import secret_of
+from pybk.admin.cli.command_parser import Verbs, is_url, secret_needed
+from pybk.admin.cli.given_secrets import secret_of
 from pybk.admin.cli.output import (
     DAMAGED,
     LAST_COLUMN,

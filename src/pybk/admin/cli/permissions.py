@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Final
 
-from pybk.admin.cli.arguments import Verbs, is_url
+from pybk.admin.cli.command_parser import Verbs, is_url
 from pybk.admin.cli.output import print_json
 from pybk.deferral import LateModule
 from pybk.errors import CookieError, MetadataError, UsageError

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pybk import manager as handles
 from pybk import operations
-from pybk.admin.cli.arguments import secret_needed
 from pybk.admin.cli.clusters import url_of
-from pybk.admin.cli.credentials import secret_of
+from pybk.admin.cli.command_parser import secret_needed
+from pybk.admin.cli.given_secrets import secret_of
 from pybk.admin.cli.output import DAMAGED, SOUND, print_json, print_table
 from pybk.config import StoreConfig
 from pybk.credentials import Credentials

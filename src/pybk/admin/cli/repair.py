@@ -8,8 +8,8 @@ from collections import Counter
 from typing import TYPE_CHECKING, Final
 
 from pybk import operations
-from pybk.admin.cli.arguments import Verbs
 from pybk.admin.cli.clusters import admin_of, manager_of, mark_as_json, person_of
+from pybk.admin.cli.command_parser import Verbs
 from pybk.admin.cli.output import (
     PARTLY,
     SOUND,

@@ -6,9 +6,9 @@ import argparse
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Final
 
-from pybk.admin.cli.arguments import Verbs, is_url, secret_needed
 from pybk.admin.cli.backup import print_left_out, unauthenticated_note
-from pybk.admin.cli.credentials import passwords_of, secret_of, storage_options_of
+from pybk.admin.cli.command_parser import Verbs, is_url, secret_needed
+from pybk.admin.cli.given_secrets import passwords_of, secret_of, storage_options_of
 from pybk.admin.cli.output import DAMAGED, SOUND, counted, print_json, progress_bar, shown_bytes
 from pybk.backup import restore_backup
 from pybk.errors import UsageError

@@ -6,9 +6,9 @@ import argparse
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from pybk.admin.cli.arguments import Verbs, is_url
 from pybk.admin.cli.bookie_parts import BookieParts, Replacements
 from pybk.admin.cli.clusters import admin_of, opened_manager
+from pybk.admin.cli.command_parser import Verbs, is_url
 from pybk.admin.cli.output import (
     DAMAGED,
     SOUND,

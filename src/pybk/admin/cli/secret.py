@@ -6,8 +6,8 @@ import argparse
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
-from pybk.admin.cli.arguments import Verbs
 from pybk.admin.cli.clusters import admin_of
+from pybk.admin.cli.command_parser import Verbs
 from pybk.admin.cli.output import SOUND, print_json, print_result, print_table
 from pybk.credentials import write_new_secret
 

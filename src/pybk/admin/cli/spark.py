@@ -14,8 +14,8 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
 from pybk import spark as jobs
-from pybk.admin.cli.arguments import Verbs
-from pybk.admin.cli.credentials import given_in, passwords_of, secret_of
+from pybk.admin.cli.command_parser import Verbs
+from pybk.admin.cli.given_secrets import given_in, passwords_of, secret_of
 from pybk.admin.cli.output import DAMAGED, SOUND, counted, print_json, print_table
 from pybk.credentials import Secret, cut_value
 from pybk.deferral import LateModule

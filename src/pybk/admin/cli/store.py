@@ -7,10 +7,9 @@ import os
 from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
-from pybk.admin.cli.arguments import Verbs, directory_of
 from pybk.admin.cli.bookie_parts import BookieParts, Part, is_bookie
-from pybk.admin.cli.credentials import passwords_of
-from pybk.admin.cli.feature_level import upgrade
+from pybk.admin.cli.command_parser import Verbs, directory_of
+from pybk.admin.cli.given_secrets import passwords_of
 from pybk.admin.cli.output import (
     DAMAGED,
     LAST_COLUMN,
@@ -22,6 +21,7 @@ from pybk.admin.cli.output import (
     print_table,
     progress_bar,
 )
+from pybk.admin.cli.upgrading import upgrade
 from pybk.admin.dump import dump_store
 from pybk.admin.shown_text import shown_text
 from pybk.credentials import PASSWORD, SECRET

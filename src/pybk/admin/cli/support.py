@@ -22,9 +22,9 @@ from typing import Any, Final
 from urllib.request import urlopen
 
 from pybk.admin.cli import parser_of
-from pybk.admin.cli.arguments import Verbs, is_url
+from pybk.admin.cli.command_parser import Verbs, is_url
 from pybk.admin.cli.output import PARTLY, SOUND, counted, print_json, print_note
-from pybk.admin.dev.cluster import STATE, DevCluster
+from pybk.admin.dev.dev_cluster import STATE, DevCluster
 from pybk.credentials import without_credentials
 from pybk.errors import PybkError
 from pybk.metadata.store import without_secrets

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Final
 
-from pybk.admin.cli.arguments import Verbs
+from pybk.admin.cli.command_parser import Verbs
 from pybk.admin.cli.output import print_result
 from pybk.admin.http.tokens import Scope, Token, add_token
 

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar, Final
 
-from pybk.admin.cli.arguments import Verbs
-from pybk.admin.cli.logs import Append, LogVerbs, Record
+from pybk.admin.cli.command_parser import Verbs
+from pybk.admin.cli.log_verbs import Append, LogVerbs, Record
 from pybk.streams.wal import WriteAheadLog
 
 

@@ -11,9 +11,9 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Protocol, TypeVar
 
-from pybk.admin.cli.arguments import Verbs
 from pybk.admin.cli.clusters import opened_manager
-from pybk.admin.cli.credentials import Given, given_in
+from pybk.admin.cli.command_parser import Verbs
+from pybk.admin.cli.given_secrets import Given, given_in
 from pybk.admin.cli.output import (
     SOUND,
     base64,

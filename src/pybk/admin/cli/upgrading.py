@@ -6,8 +6,8 @@ import argparse
 import os
 from typing import TYPE_CHECKING, Final
 
-from pybk.admin.cli.arguments import is_url
 from pybk.admin.cli.clusters import metadata_of
+from pybk.admin.cli.command_parser import is_url
 from pybk.admin.cli.output import SOUND, print_json
 from pybk.config import StoreConfig
 from pybk.errors import CookieError

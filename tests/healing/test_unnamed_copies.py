@@ -12,8 +12,8 @@ import pytest
 
 from pybk.bookie.server import BookieServer
 from pybk.errors import MetadataError, StorageFullError
-from pybk.healing import surplus_drop
-from pybk.healing.surplus_drop import SurplusDrops
+from pybk.healing import unnamed_copies
+from pybk.healing.unnamed_copies import SurplusDrops
 from pybk.ledger.ledger_metadata import LedgerState
 from pybk.manager.ledger_manager import LedgerManager
 from tests.cluster.inside import Inside, inside
@@ -223,7 +223,7 @@ def test_ledgers_without_a_key_are_orphans_and_stay(four: Inside) -> None:
 
 
 def test_a_pass_reads_pages_and_takes_its_time(four: Inside, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(surplus_drop, "LEDGERS_PAGE", 2)
+    monkeypatch.setattr(unnamed_copies, "LEDGERS_PAGE", 2)
     client = four.connect()
     ledgers = [fill(client, ensemble_size=4) for _ in range(5)]
     # Ledgers are closed once two bookies have their entries; this one may be late.
