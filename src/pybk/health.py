@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, get_args
 from pybk.ledger.ledger_metadata import DEFAULT_ACK_QUORUM, DEFAULT_ENSEMBLE_SIZE, DEFAULT_WRITE_QUORUM
 from pybk.replication.quorum import Quorum
 from pybk.storage.io.failures import CHECKING
-from pybk.values import FrozenDict
+from pybk.values import FrozenDict, listed
 
 if TYPE_CHECKING:
     from pybk.ledger.ledger_metadata import Bookie
@@ -109,9 +109,6 @@ Codes are stable: alerts and probes may rely on them."""
 
 SILENT_S: Final = 60.0
 """The seconds without a report after which an auditor counts as failed; it reports every 10 s while it works."""
-
-LISTED_MAX: Final = 20
-"""The most ledgers or bookies that one message names."""
 
 
 class HealthReason(NamedTuple):
@@ -431,12 +428,6 @@ def silence_reasons(report: Mapping[str, Any], age_s: float) -> Iterator[HealthR
     if age_s > SILENT_S:
         text = f"the auditor, {report.get('auditor', '')}, has not reported for {age_s:.0f} s: restart it"
         yield HealthReason("auditor_silent", text)
-
-
-def listed(items: Sequence[object]) -> str:
-    """Return items for a message, at most ``LISTED_MAX`` of them."""
-    more = f" and {len(items) - LISTED_MAX} more" if len(items) > LISTED_MAX else ""
-    return ", ".join(map(str, items[:LISTED_MAX])) + more
 
 
 def paused_reason(until_ns: int, by: str, now_ns: int) -> HealthReason:

@@ -1,10 +1,10 @@
-"""Values of callers, and stored values: mappings that cannot be changed, whole numbers of any type, and JSON."""
+"""Values of callers, stored values, and values in messages: fixed mappings, whole numbers of any type, JSON, lists."""
 
 from __future__ import annotations
 
 import json
 from binascii import a2b_base64, b2a_base64
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from operator import index
 from typing import Any, Final, NoReturn, Self, TypeVar
 
@@ -16,6 +16,9 @@ T = TypeVar("T")
 
 INT64_MAX: Final = (1 << 63) - 1
 """The largest number that 8 bytes with a sign hold; on disk, on the wire and in JSON, numbers end there."""
+
+LISTED_MAX: Final = 20
+"""The number of ids or names that a message has, unless it says otherwise."""
 
 _MESSAGE: Final = "this mapping cannot be changed; change a copy of it: dict(mapping)"
 
@@ -54,6 +57,13 @@ def whole(value: Any) -> int | None:
         return index(value)
     except TypeError:
         return None
+
+
+def listed(items: Iterable[object], most: int = LISTED_MAX) -> str:
+    """Return items for a message, at most some of them, and the number of the others."""
+    given = list(map(str, items))
+    more = f" and {len(given) - most} more" if len(given) > most else ""
+    return ", ".join(given[:most]) + more
 
 
 _encode_json: Final = json.JSONEncoder(ensure_ascii=False, sort_keys=True, separators=(",", ":")).encode

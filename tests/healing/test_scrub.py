@@ -109,3 +109,16 @@ def test_each_part_that_was_checked_has_a_span(tmp_path: Path, clock: Clock) -> 
     parts = [each.attributes for each in hook.spans]
     assert {part_of(ledger_id) for ledger_id in range(3)} <= {each["pybk.part"] for each in parts}
     assert {(each["pybk.kind"], each["pybk.damaged"]) for each in parts} == {("deep", 0)}
+
+
+@pytest.mark.parametrize(
+    ("ledgers", "text"),
+    [
+        ([3], "1 damaged record in ledger 3"),
+        ([3, 3], "2 damaged records in ledger 3"),
+        ([3, 7, 3], "3 damaged records in ledgers 3, 7"),
+        (range(12), "12 damaged records in ledgers 0, 1, 2, 3, 4, 5, 6, 7, 8, 9 and 2 more"),
+    ],
+)
+def test_a_reason_counts_damaged_records_and_names_their_ledgers(ledgers: list[int], text: str) -> None:
+    assert scrub.text_of(DamagedEntries(each, 0, 9, "a bit") for each in ledgers) == text

@@ -23,6 +23,7 @@ from pybk.ledger.ledger_metadata import LedgerState
 from pybk.metadata.epochs import MetadataEpoch, outdated
 from pybk.metadata.ledgers import LEDGERS_PAGE
 from pybk.metadata.registration import BookieState
+from pybk.values import listed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -110,7 +111,7 @@ def _why_incomplete(replicas: Replicas, metadata: ClusterMetadata, first: int) -
     missing = [each for each in suspects if metadata.is_unheard_of(each)]
     if not missing:
         return None
-    named = ", ".join(map(str, missing[:_NAMED_MAX])) + (", ..." if len(missing) > _NAMED_MAX else "")
+    named = listed(missing, _NAMED_MAX)
     return f"{_name(replicas)} has entries of {len(missing)} ledgers that it never heard of ({named})"
 
 

@@ -43,11 +43,11 @@ from typing import TYPE_CHECKING, Final, Protocol
 from pybk.client.remote_ledger import RemoteLedger
 from pybk.client.rereplication import FragmentCopy
 from pybk.errors import LedgerDeletedError, NoSuchLedgerError, PybkError
-from pybk.health import listed
 from pybk.ledger.ledger_metadata import LedgerState
 from pybk.replication.fragments import fragment_end
 from pybk.replication.rereplication import RereplicationMachine
 from pybk.threads import start_thread
+from pybk.values import listed
 
 if TYPE_CHECKING:
     from pybk.client.driver import Driver

@@ -39,7 +39,7 @@ from pybk.replication.messages import (
 )
 from pybk.replication.placement import FULL_ABOVE, Candidate, Choice, choose, choose_first, fits
 from pybk.replication.quorum import Quorum
-from pybk.values import FrozenDict
+from pybk.values import FrozenDict, listed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -405,8 +405,7 @@ class Membership:
             zones.setdefault(each.location.zone, []).append(name)
         named = []
         for zone, names in zones.items():
-            more = f" and {len(names) - _NAMED_MAX} more" if len(names) > _NAMED_MAX else ""
-            named.append(", ".join(names[:_NAMED_MAX]) + more + (f" in zone {zone}" if zone else " without a label"))
+            named.append(listed(names, _NAMED_MAX) + (f" in zone {zone}" if zone else " without a label"))
         return "; ".join(named) or "none"
 
     def _choose(

@@ -29,6 +29,7 @@ from pybk.healing.cluster_map import ClusterMap
 from pybk.ledger.ledger_metadata import Bookie
 from pybk.replication.locations import PlacementPolicy, keeps_spread
 from pybk.replication.placement import FULL_ABOVE, Candidate
+from pybk.values import listed
 
 TOLERANCE: Final = 0.10
 """The part of its capacity by which a bookie may be fuller or emptier than the level."""
@@ -229,24 +230,17 @@ def plan_rebalance(
     known = {each.bookie: each for each in candidates}
     refused = [*held]
     if marked := sorted(set(short)):
-        refused.append(f"ledgers wait for repairs: {_named(map(str, marked))}")
+        refused.append(f"ledgers wait for repairs: {listed(marked, _NAMED_MAX)}")
     if absent := sorted({bookie for each in fragments for bookie in each.ensemble if bookie not in known}):
-        refused.append(f"bookies that have copies are absent: {_named(map(str, absent))}")
+        refused.append(f"bookies that have copies are absent: {listed(absent, _NAMED_MAX)}")
     silent = sorted(
         bookie.bookie_id for bookie, each in known.items() if any(not each.capacity.get(tier) for tier in each.tiers)
     )
     if silent:
-        refused.append(f"bookies that do not register their capacity: {_named(silent)}; upgrade them")
+        refused.append(f"bookies that do not register their capacity: {listed(silent, _NAMED_MAX)}; upgrade them")
     if refused:
         return RebalancePlan(refused=tuple(refused))
     return _Planner(fragments, known, policy, tolerance, (moved_max, moves_max), full_above).plan()
-
-
-def _named(names: Iterable[str]) -> str:
-    """Return some names for a message, at most a few of them."""
-    each = list(names)
-    more = f" and {len(each) - _NAMED_MAX} more" if len(each) > _NAMED_MAX else ""
-    return ", ".join(each[:_NAMED_MAX]) + more
 
 
 class _Planner:

@@ -71,7 +71,7 @@ from pybk.storage.repair.record_check import CheckedPiece, DamagedEntries, check
 from pybk.storage.repair.scrub_notes import load_notes, save_notes
 from pybk.storage.store import Store
 from pybk.storage.store_reader import StoreReader
-from pybk.values import FrozenDict
+from pybk.values import FrozenDict, listed
 
 if TYPE_CHECKING:
     from pybk.bookie.server import BookieServer
@@ -710,10 +710,8 @@ def text_of(damaged: Iterable[DamagedEntries]) -> str:
     """Return the text of a health reason about damaged entries: the number of records, and the ledgers."""
     found = list(damaged)
     ledgers = sorted({each.ledger_id for each in found})
-    more = " ..." if len(ledgers) > LEDGERS_NAMED else ""
-    names = ", ".join(map(str, ledgers[:LEDGERS_NAMED])) + more
-    records, of = ("record", "ledger") if len(found) == 1 else ("records", "ledgers")
-    return f"{len(found)} damaged {records} in {of if len(ledgers) == 1 else 'ledgers'} {names}"
+    records, of = "record" if len(found) == 1 else "records", "ledger" if len(ledgers) == 1 else "ledgers"
+    return f"{len(found)} damaged {records} in {of} {listed(ledgers, LEDGERS_NAMED)}"
 
 
 class EmbeddedScrub(ScrubOwner):

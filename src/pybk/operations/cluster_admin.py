@@ -29,7 +29,6 @@ from pybk.healing.cluster_map import ClusterMap
 from pybk.healing.rebalance import RebalancePlan, placed_fragments, plan_rebalance
 from pybk.healing.scrub import ScrubStatus, status_of_notes, status_of_quick
 from pybk.healing.scrub_schedule import ScrubKind
-from pybk.health import listed
 from pybk.ledger.ledger_metadata import Bookie, LedgerState
 from pybk.manager.arguments import existing_id, member_of
 from pybk.manager.ledger_manager import LedgerManager, backend_of
@@ -68,6 +67,7 @@ from pybk.replication.locations import PlacementPolicy
 from pybk.replication.replica_check import ReplicasCheck
 from pybk.spans import operation
 from pybk.threads.call_threads import asyncio_form, in_thread
+from pybk.values import listed
 
 if TYPE_CHECKING:
     from pybk.metadata.cluster import ClusterMetadata

@@ -18,13 +18,11 @@ from pybk.flags import StorageHint
 from pybk.healing.cluster_map import ClusterMap, MappedFragment, MappedLedger
 from pybk.healing.situation import FULL_LINE, HoldReason, Space, Status
 from pybk.health import (
-    LISTED_MAX,
     REASON_STATES,
     HealthReason,
     ensemble_sizes,
     fewest_for,
     ledger_reasons,
-    listed,
     no_spare_note,
     paused_reason,
     repair_reasons,
@@ -38,7 +36,7 @@ from pybk.metadata.underreplication import RepairReason, RepairState, UnderRepli
 from pybk.replication.locations import ANYWHERE, Location, PlacementPolicy
 from pybk.replication.placement import Candidate, tier_of
 from pybk.replication.quorum import Quorum
-from pybk.values import FrozenDict
+from pybk.values import LISTED_MAX, FrozenDict, listed
 
 SPACE_FACTOR: Final = 1.2
 """The multiple of a drained bookie's bytes that must be free on the bookies that stay."""

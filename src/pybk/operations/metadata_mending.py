@@ -44,7 +44,6 @@ from pybk.errors import (
 )
 from pybk.feature_level import FeatureLevel
 from pybk.flags import StorageHint
-from pybk.health import listed
 from pybk.ledger.ledger_metadata import Bookie, LedgerMetadata, LedgerState
 from pybk.manager.connect import key_for, open_cluster
 from pybk.metadata.authenticated_values import (
@@ -76,7 +75,7 @@ from pybk.metadata.store import MetadataStore
 from pybk.metadata.url import open_metadata
 from pybk.replication.held_entries import FoundEnsembles, HeldRun, Quorums, ensembles_hold, find_ensembles
 from pybk.transport.cluster_keys import proves_deletion
-from pybk.values import decode_json
+from pybk.values import decode_json, listed
 
 ID_JUMP: Final = 1_000_000
 """The distance by which the ids jump above all known ones, because other ids may have been given to lost ledgers."""

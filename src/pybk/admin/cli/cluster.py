@@ -28,6 +28,7 @@ from pybk.admin.cli.probing import probe
 from pybk.admin.cli.upgrading import upgrade
 from pybk.admin.shown_text import shown_text
 from pybk.healing.repair_report import COPIES
+from pybk.values import listed
 
 if TYPE_CHECKING:
     from pybk.healing.rebalance import RebalancePlan
@@ -80,10 +81,8 @@ def _print(status: ClusterStatus) -> None:
         ("to copy", _left_to_copy(status)),
         ("paused until (UTC)", shown_time(status.paused_until_ns) or "not paused"),
     ]
-    for name in ("lost", "waiting", "no_target", "stuck"):
-        if ids := getattr(status, name):
-            more = " ..." if len(ids) > _LISTED_MAX else ""
-            rows.append((name.replace("_", " "), ", ".join(map(str, ids[:_LISTED_MAX])) + more))
+    named = ((name, getattr(status, name)) for name in ("lost", "waiting", "no_target", "stuck"))
+    rows += [(name.replace("_", " "), listed(ids, _LISTED_MAX)) for name, ids in named if ids]
     print_table(rows, ())
 
 

@@ -21,13 +21,12 @@ from pybk.admin.cli.output import (
 )
 from pybk.errors import UsageError
 from pybk.operations.metadata_repair import check_metadata, export_metadata, rebuild_metadata, restore_metadata
+from pybk.values import listed
 
 if TYPE_CHECKING:
     from pybk.metadata.reports import MetadataCheckReport, MetadataRestoreReport
 
 _URL: Final = "where the cluster's metadata is: zk://host:port,host:port/path, or lmdb:///path"
-_NAMED_MAX: Final = 20
-"""Ledgers that one line names; JSON has all."""
 
 
 def _export(parsed: argparse.Namespace) -> int:
@@ -134,18 +133,13 @@ def _print_restore(found: MetadataRestoreReport) -> None:
         ("have lost so many bookies that no recovery can find their end", found.undecidable),
     ):
         if ids:
-            print(f"{counted(len(ids), 'ledger')} {text}: {_named(ids)}")
+            print(f"{counted(len(ids), 'ledger')} {text}: {listed(ids)}")
     if found.incomplete:
         print_table(found.incomplete, ("ledger", "entries that no bookie has: from", "to"))
     if found.not_made:
         print_table(found.not_made, ("ledger", "cannot be made again"), last_column=LAST_COLUMN)
     for note in found.notes:
         print(f"note: {note}")
-
-
-def _named(ids: tuple[int, ...]) -> str:
-    more = f" and {len(ids) - _NAMED_MAX} more" if len(ids) > _NAMED_MAX else ""
-    return ", ".join(map(str, ids[:_NAMED_MAX])) + more
 
 
 VERBS: Final[Verbs] = {

@@ -42,6 +42,7 @@ from pybk.storage.log.recovery import (
     units_of,
 )
 from pybk.storage.log.salvage import SalvagedLog
+from pybk.values import listed
 
 if TYPE_CHECKING:
     from pybk.storage.volumes import Volumes
@@ -49,7 +50,6 @@ if TYPE_CHECKING:
 SKIPPED: Final = 1 << 32
 """Number of LSNs, ledger ids and creation sequences that lost commits may have used: more than a log ever holds."""
 
-_IDS_LISTED_MAX: Final = 20
 
 _UNKNOWN: Final = "ledgers that are not listed may have been created in missing commits, and stay unknown"
 
@@ -265,5 +265,4 @@ def _between(known: Sequence[int], stop: int) -> Iterator[range]:
 def _listed(ids: Sequence[int]) -> str:
     if len(ids) == 1:
         return f"ledger {ids[0]}"
-    more = f" and {len(ids) - _IDS_LISTED_MAX} others" if len(ids) > _IDS_LISTED_MAX else ""
-    return f"ledgers {', '.join(map(str, ids[:_IDS_LISTED_MAX]))}{more}"
+    return f"ledgers {listed(ids)}"
