@@ -304,18 +304,20 @@ def test_a_bookie_is_drained_and_removed(cluster: Inside, admin: ClusterAdmin, m
 
 
 def test_a_proof_holds_when_the_drain_ends_and_no_longer_than_the_drain(
-    cluster: Inside, admin: ClusterAdmin, metadata: ClusterMetadata, monkeypatch: pytest.MonkeyPatch
+    cluster: Inside, metadata: ClusterMetadata, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cluster_admin_module, "REQUESTS_SECONDS", 0.0)
+    client = cluster.connect()
+    admin, own = ClusterAdmin(client), cluster_backend_of(client).membership.metadata
     admin.drain("bookie-0")
     wait_until(lambda: admin.bookies()[0].read_only, "the bookie is read-only")
-    look = cluster_admin_module.all_marks
+    marks = own.marks
 
-    def ended_meanwhile(store: ClusterMetadata) -> object:
+    def ended_meanwhile() -> object:
         metadata.change_cookie("bookie-0", lambda found: replace(found, state=BookieState.DRAINED))
-        return look(store)
+        return marks()
 
-    monkeypatch.setattr(cluster_admin_module, "all_marks", ended_meanwhile)
+    monkeypatch.setattr(own, "marks", ended_meanwhile)
     proof = admin.ok_to_remove("bookie-0")
     assert states(admin)["bookie-0"] is BookieState.DRAINED
     assert (proof.state, proof.state_since_ns) == (BookieState.DRAINING, admin.bookies()[0].since_ns)
@@ -572,7 +574,7 @@ def test_ledgers_without_copies_and_marks_of_deleted_ledgers_are_orphans(
     metadata.mark_under_replicated(single, bookie, 3, reason=RepairReason.DAMAGED)
     assert admin.orphans().without_copies == (single,), "a copy that was found damaged is not sound"
     assert admin.orphans().marks == (deleted,)
-    assert len(metadata.list_under_replicated(count=10)) == 3, "nothing is removed because of the list"
+    assert len(list(metadata.marks())) == 3, "nothing is removed because of the list"
 
 
 def test_in_asyncio(admin: ClusterAdmin) -> None:

@@ -105,7 +105,7 @@ def test_the_document_lists_exactly_what_a_cluster_exports(tmp_path: Path, monke
         with pytest.raises(LedgerFencedError):
             appending.append(b"too late")
         wait_until(lambda: any(autorecovery_of(each).worker.repaired for each in cluster.bookies))
-        wait_until(lambda: not metadata_of(client).list_under_replicated())
+        wait_until(lambda: not list(metadata_of(client).marks()))
         mend(client, cluster, fill(client, 40))
         read_damage(store, tmp_path / "store")
         with client.open_ledger(ledger_ids[0], password=b"correct horse") as reader:

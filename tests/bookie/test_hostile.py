@@ -163,7 +163,7 @@ def test_a_lost_session_does_not_count_as_a_failed_bookie(three: Inside) -> None
         assert done.wait(WAIT_S)
     assert writer.append(b"after") == 1
     assert len(client.ledger_metadata(writer.ledger_id).fragments) == 1
-    assert cluster_backend_of(client).membership.metadata.list_under_replicated() == []
+    assert list(cluster_backend_of(client).membership.metadata.marks()) == []
     writer.close()
     with client.open_ledger(writer.ledger_id, password=PASSWORD) as reader:
         assert [entry.payload for entry in reader.read(0, 1)] == [b"before", b"after"]

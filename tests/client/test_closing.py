@@ -66,7 +66,7 @@ def write_while_stopped(client: LedgerManager, bookie: BookieProcess) -> int:
 
 def missing(client: LedgerManager, ledger_id: int) -> list[tuple[str, int]]:
     """Return who is on record as missing entries of a ledger, and from which one on."""
-    records = cluster_backend_of(client).membership.metadata.list_under_replicated(after=ledger_id - 1)
+    records = cluster_backend_of(client).membership.metadata.marks(after=ledger_id - 1)
     return [(found.bookie.bookie_id, found.first_entry_id) for found in records if found.ledger_id == ledger_id]
 
 

@@ -159,9 +159,9 @@ def test_entries_that_could_not_be_copied_stay_on_record(four: Inside, monkeypat
         done = client.replicate(ledger_id)
     assert (done.fragments, len(done.left)) == (0, 1)
     assert "no space" in done.left[0]
-    assert [mark[:3] for mark in backend.membership.metadata.list_under_replicated()] == [(ledger_id, short, 0)]
+    assert [mark[:3] for mark in backend.membership.metadata.marks()] == [(ledger_id, short, 0)]
     assert client.replicate(ledger_id).fragments == 1
-    assert backend.membership.metadata.list_under_replicated() == []
+    assert list(backend.membership.metadata.marks()) == []
 
 
 def test_the_record_of_a_lost_bookie_that_nobody_replaces_stays(four: Inside) -> None:
@@ -176,7 +176,7 @@ def test_the_record_of_a_lost_bookie_that_nobody_replaces_stays(four: Inside) ->
     wait_until(lambda: not {each.bookie_id for each in lost} & cluster_backend_of(client).membership.bookies.keys())
     done = client.replicate(ledger_id)
     (left,) = set(lost) & set(client.ledger_metadata(ledger_id).fragments[0].ensemble)
-    assert left in [mark.bookie for mark in metadata.list_under_replicated()]
+    assert left in [mark.bookie for mark in metadata.marks()]
     assert (done.fragments, len(done.left)) == (0, 1)
     assert f"the places of {left}: start more bookies" in done.left[0]
 
@@ -196,12 +196,12 @@ def test_a_record_of_a_bookie_that_came_into_the_ensemble_meanwhile_stays(four: 
     backend, old, other = with_a_spare(four)
     ledger_id, ensemble = old.metadata.ledger_id, old.metadata.fragments[0].ensemble
     backend.membership.metadata.mark_under_replicated(ledger_id, other, 7)
-    records = backend.membership.metadata.list_under_replicated()
+    records = list(backend.membership.metadata.marks())
     replicator = Rereplicator(backend.driver, backend.membership)
     fragments = (*old.metadata.fragments, Fragment(5, (other, *ensemble[1:])))
     backend.membership.metadata.write_ledger(replace(old.metadata, version=2, fragments=fragments), old.version)
     assert len(replicator.replicate([old], None).left) == 1
-    assert backend.membership.metadata.list_under_replicated() == records
+    assert list(backend.membership.metadata.marks()) == records
 
 
 @pytest.mark.parametrize("state", [LedgerState.OPEN, LedgerState.IN_RECOVERY])
@@ -214,7 +214,7 @@ def test_records_of_a_ledger_that_is_being_recovered_stay(four: Inside, state: L
     backend.membership.metadata.write_ledger(changed, old.version)
     backend.membership.metadata.mark_under_replicated(ledger_id, other, 7)
     assert Rereplicator(backend.driver, backend.membership).replicate([old], None).left == ()
-    assert bool(backend.membership.metadata.list_under_replicated()) is (state is LedgerState.IN_RECOVERY)
+    assert bool(list(backend.membership.metadata.marks())) is (state is LedgerState.IN_RECOVERY)
 
 
 def test_metadata_that_cannot_be_read_again_are_left_and_stay_on_record(
@@ -237,7 +237,7 @@ def test_metadata_that_cannot_be_read_again_are_left_and_stay_on_record(
     done = Rereplicator(backend.driver, backend.membership).replicate(stored, None)
     assert (done.ledgers, done.fragments) == (2, 1)
     assert done.left == (f"ledger {stored[0].metadata.ledger_id}: its metadata is damaged",)
-    left = [record.ledger_id for record in backend.membership.metadata.list_under_replicated()]
+    left = [record.ledger_id for record in backend.membership.metadata.marks()]
     assert left == [stored[0].metadata.ledger_id]
 
 
@@ -252,7 +252,7 @@ def test_records_of_a_ledger_that_is_deleted_or_closed_without_the_bookie_are_cr
         if is_deleted:
             client.delete_ledger(ledger_id, password=PASSWORD)
         assert Rereplicator(backend.driver, backend.membership).replicate([old], None).left == ()
-        assert backend.membership.metadata.list_under_replicated() == []
+        assert list(backend.membership.metadata.marks()) == []
 
 
 def test_a_store_of_one_process_has_nothing_to_replicate(tmp_path: Path) -> None:

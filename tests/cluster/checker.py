@@ -127,7 +127,7 @@ def _missing(cluster: Cluster, client: LedgerManager, ledger: RemoteLedger, *, c
     metadata = ledger.metadata
     recorded = {
         record.bookie: record.first_entry_id
-        for record in backend.membership.metadata.list_under_replicated()
+        for record in backend.membership.metadata.marks()
         if record.ledger_id == ledger.ledger_id
     }
     quorum = Quorum(metadata.ensemble_size, metadata.write_quorum, metadata.ack_quorum)

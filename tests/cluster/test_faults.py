@@ -67,7 +67,7 @@ def _more(writer: Child, count: int = 200) -> None:
 def _under_replicated(cluster: Cluster, writer: Child) -> set[str]:
     ledger_id = int(writer.said("ledger")[0])
     store = cluster_backend_of(cluster.connect()).membership.metadata
-    return {record.bookie.bookie_id for record in store.list_under_replicated() if record.ledger_id == ledger_id}
+    return {record.bookie.bookie_id for record in store.marks() if record.ledger_id == ledger_id}
 
 
 # ---- bookies that are killed -----------------------------------------------------------------------------------------

@@ -155,7 +155,7 @@ def test_the_auditor_alone_has_the_gauges_of_the_cluster(five: Inside) -> None:
         assert gauge(manager, "under_replicated_oldest_timestamp_ns", reason="lost", copies="2")
     paused.resume_repair()
     wait_until(lambda: gauge(manager, "under_replicated_ledgers", reason="lost", copies="2") == 0)
-    wait_until(lambda: not metadata.list_under_replicated())
+    wait_until(lambda: not list(metadata.marks()))
     counters = [each.metrics().counters for each in five.bookies if each is not five.bookies[lost]]
     done = MetricKey("repair_ledgers", labels=(("reason", "lost"), ("result", "done")))
     assert sum(each.get(done, 0) for each in counters) == len(held)

@@ -273,7 +273,7 @@ def test_marks_are_read_and_written_by_members_that_know_no_reasons(
                 marked = run_old(older(level), MARK, cluster.url, ledger_id, first)
                 assert marked.returncode == 0, marked.stderr
                 assert found in marked.stdout.split()
-            assert [(mark.ledger_id, mark.causes) for mark in metadata.list_under_replicated()] == [
+            assert [(mark.ledger_id, mark.causes) for mark in metadata.marks()] == [
                 (7, ((RepairReason.MISSING, 3),)),
                 (8, ((RepairReason.MISSING, 4),)),
             ]

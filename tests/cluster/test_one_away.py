@@ -80,7 +80,7 @@ def _read_all(client: LedgerManager, ledger_id: int) -> None:
 
 
 def _has_no_marks(client: LedgerManager) -> bool:
-    return not cluster_backend_of(client).membership.metadata.list_under_replicated()
+    return not list(cluster_backend_of(client).membership.metadata.marks())
 
 
 def test_one_of_three_bookies_may_be_down_when_anything_is_made(tmp_path: Path) -> None:

@@ -143,7 +143,7 @@ def test_a_mark_that_is_refused_keeps_no_other_ledger_from_its_repair(
     with auditor_of(own) as auditor:
         wait_until(lambda: auditor.report is not None)
         drain(metadata, "bookie-0")
-        wait_until(lambda: {mark.ledger_id for mark in metadata.list_under_replicated()} == set(others))
+        wait_until(lambda: {mark.ledger_id for mark in metadata.marks()} == set(others))
         assert tries[refused]
 
 
@@ -230,7 +230,7 @@ def test_the_auditor_reads_what_has_changed_before_it_writes_all_marks(
         wait_until(lambda: auditor.report is not None)
         bookie = drain(metadata, "bookie-0")
         wait_until(lambda: published.total())
-        (first,) = metadata.list_under_replicated()
+        (first,) = metadata.marks()
         move(metadata, first.ledger_id, bookie)
         wait_until(lambda: _state(metadata, "bookie-0") is BookieState.DRAINED)
     assert published.total() < len(named)

@@ -78,7 +78,7 @@ def test_a_lost_bookie_is_replaced_after_the_grace(five: Inside) -> None:
         return not any(name in ensemble for ledger_id in ledgers for ensemble in names(client, ledger_id))
 
     wait_until(is_replaced)
-    wait_until(lambda: not metadata_of(client).list_under_replicated())
+    wait_until(lambda: not list(metadata_of(client).marks()))
     for ledger_id in ledgers:
         check(client, ledger_id, 40)
 
@@ -117,7 +117,7 @@ def test_a_bookie_that_comes_back_within_the_grace_causes_no_copy(five: Inside) 
     five.bookies[lost] = five.open_bookie(lost)
     wait_until(lambda: absent() == 0)
     assert [names(client, ledger_id) for ledger_id in ledgers] == before
-    assert not metadata_of(client).list_under_replicated()
+    assert not list(metadata_of(client).marks())
     assert sum(autorecovery_of(manager).worker.copied_bytes for manager in five.bookies) == 0
 
 
@@ -142,7 +142,7 @@ def test_a_bookie_is_drained_while_a_writer_writes(five: Inside) -> None:
         wait_until(is_drained)
     assert not any(leaving.bookie_id in ensemble for ledger_id in ledgers for ensemble in names(client, ledger_id))
     assert not any(leaving.bookie_id in ensemble for ensemble in names(client, writer.ledger_id))
-    wait_until(lambda: not metadata.list_under_replicated())
+    wait_until(lambda: not list(metadata.marks()))
     for ledger_id in ledgers:
         check(client, ledger_id, 40)
     with client.open_ledger(writer.ledger_id, password=b"correct horse") as reader:
@@ -171,7 +171,7 @@ def test_an_abandoned_ledger_is_closed_where_the_cluster_allows_it(five: Inside)
     def is_left_to_its_writer() -> bool:
         report = auditor.report
         left = report is not None and report.counts.left_to_writer == 1
-        return left and time.monotonic() > until and not metadata.list_under_replicated()
+        return left and time.monotonic() > until and not list(metadata.marks())
 
     wait_until(is_left_to_its_writer)
     assert other.ledger_metadata(writer.ledger_id).state is LedgerState.OPEN
@@ -209,7 +209,7 @@ def test_limbo_ends_although_the_writer_of_the_ledger_is_gone(
     assert f"bookie {again.bookie}: 1 ledgers are in limbo" in caplog.text
     wait_until(lambda: not again.in_limbo())
     assert other.ledger_metadata(writer.ledger_id).state is LedgerState.CLOSED
-    wait_until(lambda: not metadata.list_under_replicated())
+    wait_until(lambda: not list(metadata.marks()))
     with other.open_ledger(writer.ledger_id, password=b"correct horse") as reader:
         assert [entry.payload for entry in reader] == [b"entry %d" % number for number in range(20)]
 

@@ -56,7 +56,7 @@ def test_a_flipped_bit_is_found_in_one_period_and_mended_from_a_peer(three: Insi
     wait_until(lambda: counted(bookie, SCRUB_DAMAGED_RECORDS), "the damage is found")
     read = service_of(bookie).replicas.read
     wait_until(lambda: read(ledger_id, 40, 40, 1, 1 << 20, checked=True)[0] is Status.OK, "there is a new copy")
-    wait_until(lambda: not metadata_of(client).list_under_replicated())
+    wait_until(lambda: not list(metadata_of(client).marks()))
     wait_until(lambda: bookie.health().state == "ok", "nothing waits for a copy")
     found = counted(bookie, SCRUB_DAMAGED_RECORDS)
     checked = counted(bookie, SCRUB_BYTES)
@@ -81,7 +81,7 @@ def test_damage_is_a_reason_of_the_health_until_it_is_mended(three: Inside) -> N
     settle(three, deep_asked_ns=1)  # whatever the clock of the person says
     wait_until(lambda: bookie.health().state == "degraded")
     assert f"damaged record in ledger {ledger_id}" in bookie.health().reason
-    (mark,) = wait_until(lambda: metadata_of(client).list_under_replicated())
+    (mark,) = wait_until(lambda: list(metadata_of(client).marks()))
     assert (mark.reason, mark.bookie) == ("damaged", service_of(bookie).bookie)
     assert mark.first_entry_id <= 40
     name = service_of(bookie).bookie
@@ -129,7 +129,7 @@ def test_what_no_bookie_copies_is_not_damage(three: Inside, why: str) -> None:
     settle(three, deep_asked_ns=1)
     wait_until(lambda: counted(bookie, SCRUB_BYTES) >= checked + 60 * len(payload(40)), "everything is checked")
     assert not counted(bookie, SCRUB_DAMAGED_RECORDS)
-    assert not metadata_of(client).list_under_replicated()
+    assert not list(metadata_of(client).marks())
     assert bookie.health().state == "ok"
 
 

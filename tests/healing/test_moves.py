@@ -167,7 +167,7 @@ def test_moves_wait_while_repairs_are_held_and_for_their_target(three: Inside, m
         three.bookies[place].close()
         three.bookies[place] = three.open_bookie(place)
     wait_until(lambda: admin.status().auditor not in ("", leader), "another auditor leads")
-    marks = metadata_of(client).list_under_replicated()
+    marks = list(metadata_of(client).marks())
     assert [mark.target for mark in marks] == ["bookie-3"] * len(plan.moves), "the next auditor keeps them"
     wait_until(lambda: admin.status().auditor and not admin.status().short, "no ledger is short because of them")
     assert all(third.bookie_id != "bookie-3" for them in ensembles(client).values() for third in them)
@@ -193,12 +193,16 @@ def test_misplaced_ledgers_are_counted_and_moved_when_asked(tmp_path: Path, monk
         assert any("placement.repair has them moved" in reason.text for reason in admin.status().reasons)
 
         admin.change_settings(lambda found: replace(found, placement=PlacementSettings(min_zones=3, repair=True)))
-        marks = metadata_of(client).list_under_replicated
-        wait_until(lambda: len(found := marks()) == 10 and {each.state for each in found} == {RepairState.NO_TARGET})
+        metadata = metadata_of(client)
+        wait_until(
+            lambda: (
+                len(found := list(metadata.marks())) == 10 and {each.state for each in found} == {RepairState.NO_TARGET}
+            )
+        )
         assert (ensembles(client), admin.status().misplaced) == (before, 10), "a move within two zones is of no use"
 
         cluster.bookies.append(cluster.open_bookie(4, rack="c"))
-        wait_until(lambda: admin.status().misplaced == 0 and not marks())
+        wait_until(lambda: admin.status().misplaced == 0 and not list(metadata.marks()))
         there = {service_of(manager).bookie: zone for manager, zone in zip(cluster.bookies, [*zones, "c"], strict=True)}
         for ledger_id, ensemble in ensembles(client).items():
             assert {there[bookie] for bookie in ensemble} == {"a", "b", "c"}

@@ -107,7 +107,7 @@ def test_a_bookie_that_denies_entries_is_filled_up(three: Inside) -> None:
     metadata.change_settings(asked)
     everything = list(range(40))
     wait_until(lambda: held(three, ledger_id)[service.bookie.bookie_id] == everything)
-    wait_until(lambda: not metadata.list_under_replicated())
+    wait_until(lambda: not list(metadata.marks()))
     assert held(three, sound)[service.bookie.bookie_id] == everything
     repairers = [autorecovery_of(manager).worker for manager in three.bookies]
     wait_until(lambda: sum(each.repaired for each in repairers))

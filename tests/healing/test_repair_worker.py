@@ -100,7 +100,7 @@ def ensemble_of(manager: LedgerManager, ledger_id: int) -> tuple[Bookie, ...]:
 
 
 def is_done(metadata: ClusterMetadata) -> Callable[[], bool]:
-    return lambda: not metadata.list_under_replicated()
+    return lambda: not list(metadata.marks())
 
 
 def test_the_copies_of_a_lost_bookie_are_made_again(four: Inside, start: Callable[[LedgerManager], LoneWorker]) -> None:
@@ -336,10 +336,10 @@ def test_a_paused_repair_waits_and_continues_by_itself(
     lose(four, 0)
     seen = [metadata_of(manager) for manager in four.bookies[1:]]
     wait_until(lambda: all(each.current_settings().repair.paused_until_ns > 0 for each in seen))
-    marked = len(metadata.list_under_replicated())
+    marked = len(list(metadata.marks()))
     workers = [start(manager) for manager in four.bookies[1:]]
     assert not any(worker.look() for worker in workers)
-    assert len(metadata.list_under_replicated()) == marked > 0
+    assert len(list(metadata.marks())) == marked > 0
     clock[0] += 2
     wait_until(is_done(metadata))
 
@@ -385,7 +385,7 @@ def test_a_pause_stops_the_pass_under_way(
     worker = start(manager)
     wait_until(lambda: passes[:2] == [True, False], "a pass, and one that the pause keeps from anything")
     assert (worker.repaired, len(leases)) == (1, 1)
-    assert len(metadata.list_under_replicated()) == 7
+    assert len(list(metadata.marks())) == 7
 
 
 def test_the_most_urgent_ledgers_come_first_and_a_lease_covers_a_bucket() -> None:
@@ -522,10 +522,10 @@ def test_less_urgent_ledgers_wait_while_another_worker_has_the_lease_of_more_urg
     lease = metadata.try_lock(f"repair-{bucket_of(urgent)}", "another worker")
     assert lease is not None
     start(next(manager for manager in four.bookies if service_of(manager).bookie == bookies[0]))
-    wait_until(lambda: {mark.ledger_id for mark in metadata.list_under_replicated()} == {urgent})
+    wait_until(lambda: {mark.ledger_id for mark in metadata.marks()} == {urgent})
     assert [count for count in dict.fromkeys(listed) if count > 1] == [4, 3, 2], "one at a time"
     lease.release()
-    wait_until(lambda: len(metadata.list_under_replicated()) == 2, "its turn")
+    wait_until(lambda: len(list(metadata.marks())) == 2, "its turn")
 
 
 @pytest.mark.parametrize(("listing_s", "news", "repaired"), [(0.01, True, 1), (1.0, True, 7), (1.0, False, 34)])

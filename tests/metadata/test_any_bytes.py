@@ -247,7 +247,7 @@ def test_one_junk_key_hides_no_ledger(caplog: pytest.LogCaptureFixture) -> None:
         cluster.read_ledgers([3, 5])
     cluster.mark_under_replicated(3, bookie(1), 0)
     store.create(missing_key(4, bookie(1)), b"nonsense")
-    assert [record.ledger_id for record in cluster.list_under_replicated()] == [3]
+    assert [record.ledger_id for record in cluster.marks()] == [3]
     cluster.claim_cookie(bookie(1))
     store.create("cookies/b", b"nonsense")
     assert [cookie.bookie for cookie in cluster.list_cookies()] == [bookie(1)]

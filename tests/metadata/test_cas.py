@@ -267,11 +267,11 @@ def test_cookies_boots_and_missing_entries_survive_lost_answers(faults: tuple[Fa
     for first in (9, 5, 7):
         world.fail(faults)
         world.cluster.mark_under_replicated(4, bookie(1), first)
-    (record,) = world.sure.list_under_replicated()
+    (record,) = world.sure.marks()
     assert record[:3] == (4, bookie(1), 5)
     world.fail(faults)
     assert world.cluster.unmark_under_replicated(record)
-    assert world.sure.list_under_replicated() == []
+    assert list(world.sure.marks()) == []
 
 
 def test_a_lock_whose_taking_stayed_open_is_not_lost_for_ever() -> None:
@@ -307,7 +307,7 @@ def test_a_registration_whose_making_stayed_open_is_made_again() -> None:
 def test_a_record_of_missing_entries_that_changes_while_it_is_crossed_out_stays() -> None:
     world = World()
     world.cluster.mark_under_replicated(4, bookie(1), 5)
-    (record,) = world.sure.list_under_replicated()
+    (record,) = world.sure.marks()
 
     def more_is_missing(operation: str, key: str) -> None:
         if operation == "delete":
@@ -316,7 +316,7 @@ def test_a_record_of_missing_entries_that_changes_while_it_is_crossed_out_stays(
 
     world.store.faults = more_is_missing
     assert not world.cluster.unmark_under_replicated(record)
-    assert [mark[:3] for mark in world.sure.list_under_replicated()] == [(4, bookie(1), 3)]
+    assert [mark[:3] for mark in world.sure.marks()] == [(4, bookie(1), 3)]
 
 
 def test_the_name_of_a_lost_bookie_is_taken_by_one_change_and_not_looked_at_again() -> None:

@@ -28,7 +28,7 @@ from tests.metadata.records import KEYS, bookie, cluster_on
 
 def only(cluster: ClusterMetadata) -> UnderReplicatedLedger:
     """Return the only mark."""
-    (record,) = cluster.list_under_replicated()
+    (record,) = cluster.marks()
     return record
 
 
@@ -67,7 +67,7 @@ def test_only_derived_causes_are_withdrawn(world: World) -> None:
     cluster.mark_under_replicated(7, bookie(1), 5)
     cluster.mark_under_replicated(7, bookie(1), 0, reason=RepairReason.LOST)
     cluster.mark_under_replicated(8, bookie(1), 0, reason=RepairReason.LOST)
-    (lost, _) = cluster.list_under_replicated()
+    (lost, _) = cluster.marks()
     cluster.update_mark(lost, state=RepairState.NO_TARGET, tries=2)
     assert not cluster.withdraw_mark(7, bookie(1), {RepairReason.LOST, RepairReason.DRAINING})
     assert cluster.withdraw_mark(8, bookie(1), {RepairReason.LOST})
@@ -205,4 +205,4 @@ def test_a_value_at_the_key_of_another_mark_is_left_out() -> None:
     cluster.create_value(
         ValueKind.UNDER_REPLICATED, missing_key(8, bookie(1)), record_json(UnderReplicatedLedger(7, bookie(1), 0))
     )
-    assert cluster.list_under_replicated() == []
+    assert list(cluster.marks()) == []

@@ -18,12 +18,13 @@ from pybk.errors import (
 )
 from pybk.flags import StorageHint
 from pybk.ledger.ledger_metadata import Bookie
+from pybk.metadata import underreplication
 from pybk.metadata.cluster import ClusterMetadata
 from pybk.metadata.ledgers import leaves_after
 from pybk.metadata.locks import Election
 from pybk.metadata.registration import BookieCookie, BookieRegistration
 from pybk.metadata.store import Node
-from pybk.metadata.underreplication import UNDER_REPLICATED_KEY
+from pybk.metadata.underreplication import UNDER_REPLICATED_KEY, missing_key
 from tests.metadata.harness import World
 from tests.metadata.records import KEY, bookie, cluster_on, is_held, registration
 from tests.metadata.simulated_store import Fault, SimServer
@@ -376,19 +377,31 @@ def test_missing_entries_are_recorded_listed_and_crossed_out(world: World) -> No
     cluster = cluster_on(world.open())
     for ledger_id, number, first in ((7, 1, 5), (7, 2, 0), (100_000, 1, 3), (7, 1, 9), (7, 1, 4)):
         cluster.mark_under_replicated(ledger_id, bookie(number), first)
-    assert [mark[:3] for mark in cluster.list_under_replicated()] == [
+    assert [mark[:3] for mark in cluster.marks()] == [
         (7, bookie(1), 4),
         (7, bookie(2), 0),
         (100_000, bookie(1), 3),
     ]
-    assert [record.ledger_id for record in cluster.list_under_replicated(count=1)] == [7, 7]
-    assert [record.ledger_id for record in cluster.list_under_replicated(after=7)] == [100_000]
-    stale = cluster.list_under_replicated()[0]
+    assert [record.ledger_id for record in cluster.marks(after=7)] == [100_000]
+    stale = next(cluster.marks())
     cluster.mark_under_replicated(7, bookie(1), 2)
     assert not cluster.unmark_under_replicated(stale), "more was found missing meanwhile"
-    assert cluster.unmark_under_replicated(cluster.list_under_replicated()[0])
+    assert cluster.unmark_under_replicated(next(cluster.marks()))
     assert cluster.unmark_under_replicated(stale), "it is gone"
-    assert [record.bookie for record in cluster.list_under_replicated(count=1)] == [bookie(2)]
+    assert [(record.ledger_id, record.bookie) for record in cluster.marks()] == [(7, bookie(2)), (100_000, bookie(1))]
+
+
+def test_marks_are_read_in_pages_also_past_one_of_damaged_marks(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(underreplication, "MARKS_PAGE", 1)
+    store = world.open()
+    cluster = cluster_on(store)
+    for ledger_id, number in ((7, 1), (7, 2), (8, 1), (100_000, 1)):
+        cluster.mark_under_replicated(ledger_id, bookie(number), 0)
+    key = missing_key(8, bookie(1))
+    node = store.get(key)
+    assert node is not None
+    store.put(key, b"damaged", node.version)
+    assert [record.ledger_id for record in cluster.marks()] == [7, 7, 100_000]
 
 
 @pytest.mark.parametrize("place", [0, 4, 5, 6, -1])
@@ -402,15 +415,15 @@ def test_a_damaged_record_of_missing_entries_is_replaced_by_one_of_all_entries(w
     damaged = bytearray(node.value)
     damaged[place] ^= 1
     store.put(key, bytes(damaged), node.version)
-    assert cluster.list_under_replicated() == []
+    assert list(cluster.marks()) == []
     cluster.mark_under_replicated(7, bookie(1), 5)
-    assert [mark[:3] for mark in cluster.list_under_replicated()] == [(7, bookie(1), 0)]
+    assert [mark[:3] for mark in cluster.marks()] == [(7, bookie(1), 0)]
 
 
 def test_waiters_for_under_replicated_ledgers_are_notified(world: World) -> None:
     cluster, other = cluster_on(world.open()), cluster_on(world.open())
     told: list[bool] = []
-    other.watch_under_replicated(lambda: told.append(bool(other.list_under_replicated())))
+    other.watch_under_replicated(lambda: told.append(bool(list(other.marks()))))
     cluster.mark_under_replicated(7, bookie(1), 5)
     assert world.wait_for(lambda: told[-1:] == [True])
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from pybk.bookie.replicas import Replicas
@@ -87,8 +87,9 @@ def missing(replicas: Replicas) -> int:
 class Listed:
     """A metadata store with the ledgers of this bookie, two by two, and one of others."""
 
-    def list_ledgers(self, *, after: int, count: int) -> list[int]:
-        return [ledger_id for ledger_id in (*LEDGERS, OTHER) if ledger_id > after][:2]
+    def id_pages(self) -> Iterator[list[int]]:
+        ids = [*LEDGERS, OTHER]
+        return (ids[at : at + 2] for at in range(0, len(ids), 2))
 
     def read_ledgers(
         self, ledger_ids: list[int], *, damaged: Callable[[int, Exception], None]

@@ -33,7 +33,6 @@ from pybk.errors import CookieError, CorruptError, PybkError
 from pybk.feature_level import NEWEST_LEVEL
 from pybk.ledger.ledger_metadata import INSTANCE_BYTES, Bookie
 from pybk.log_events import log_event
-from pybk.metadata.ledgers import LEDGERS_PAGE
 from pybk.replication.messages import Reply, Status
 from pybk.transport.client_links import Links
 from pybk.transport.codec import Ping
@@ -257,8 +256,7 @@ def report_limbo(replicas: Replicas, bookie: Bookie) -> None:
 
 def _pages(metadata: ClusterMetadata) -> Iterator[tuple[list[LedgerMetadata], list[int]]]:
     """Yield the metadata of the cluster's ledgers in pages, each with the ids of those whose metadata is damaged."""
-    after = -1
-    while ids := metadata.list_ledgers(after=after, count=LEDGERS_PAGE):
+    for ids in metadata.id_pages():
         damaged: list[int] = []
 
         def note(ledger_id: int, error: PybkError, damaged: list[int] = damaged) -> None:
@@ -266,4 +264,3 @@ def _pages(metadata: ClusterMetadata) -> Iterator[tuple[list[LedgerMetadata], li
             logger.warning("ledger %d is taken to be held here, because its metadata is damaged: %s", ledger_id, error)
 
         yield [found.metadata for found in metadata.read_ledgers(ids, damaged=note) if found is not None], damaged
-        after = ids[-1]

@@ -79,7 +79,6 @@ from pybk.health import (
 from pybk.ledger.entry import ENTRY_HEADER_BYTES
 from pybk.ledger.keys import KeyRing
 from pybk.ledger.ledger_metadata import Bookie, Fragment, LedgerMetadata, LedgerState
-from pybk.metadata.ledgers import LEDGERS_PAGE
 from pybk.metrics import READ_REPAIRS, Gauge, MetricKey
 from pybk.replication.fragments import fragment_of
 from pybk.replication.quorum import Quorum
@@ -94,7 +93,6 @@ if TYPE_CHECKING:
     from pybk.ledger.digest import EntryDigest
     from pybk.ledger.entry import EntryBatch
     from pybk.ledger.keys import LedgerKeys, LedgerSeal
-    from pybk.metadata.ledgers import StoredLedger
     from pybk.metadata.registration import BookieRegistration
     from pybk.metadata.store import Watch
     from pybk.storage.descriptor import LedgerDescriptor
@@ -598,7 +596,7 @@ class ClusterBackend(ReplicatedLedgers):
 
     def _ledgers_on(self, bookie_id: str) -> Iterator[tuple[LedgerMetadata, int]]:
         """Yield the ledgers whose fragments name a bookie."""
-        for found in self._stored():
+        for found in self._metadata.sound_ledgers():
             if any(bookie.bookie_id == bookie_id for each in found.metadata.fragments for bookie in each.ensemble):
                 yield found
 
@@ -608,7 +606,7 @@ class ClusterBackend(ReplicatedLedgers):
 
     def ledgers(self, after: int = -1) -> Iterator[LedgerMetadata]:
         """Yield the ledgers as the metadata store has them."""
-        for found in self._stored(after):
+        for found in self._metadata.sound_ledgers(after=after):
             yield found.metadata
 
     def confirmed(self, ledger_id: int) -> None:
@@ -617,11 +615,6 @@ class ClusterBackend(ReplicatedLedgers):
     def bookies(self) -> list[BookieRegistration]:
         """Return the registrations in the metadata store."""
         return self._metadata.list_bookies()
-
-    def _stored(self, after: int = -1) -> Iterator[StoredLedger]:
-        while ids := self._metadata.list_ledgers(after=after, count=LEDGERS_PAGE):
-            yield from self._metadata.read_sound_ledgers(ids)
-            after = ids[-1]
 
     # ---- named records -------------------------------------------------------------------------------------------
 

@@ -94,7 +94,7 @@ from pybk.metadata.registration import (
     BookieState,
 )
 from pybk.metadata.removed_bookies import collect_removed
-from pybk.metadata.underreplication import MARKS_PAGE, UNDER_REPLICATED_KEY, UnderReplicatedLedger, missing_key
+from pybk.metadata.underreplication import UNDER_REPLICATED_KEY, UnderReplicatedLedger, missing_key
 from pybk.metrics import AUDITOR_FINDINGS
 
 if TYPE_CHECKING:
@@ -551,12 +551,7 @@ class AuditorDriver:
         """Yield settings, bookies and marks, and then all ledgers in pages."""
         yield SettingsRead(self._metadata.read_settings())
         yield self._read_bookies()
-        marks: list[UnderReplicatedLedger] = []
-        after = -1
-        while found := self._metadata.list_under_replicated(after=after, count=MARKS_PAGE):
-            marks += found
-            after = found[-1].ledger_id
-        yield MarksRead(tuple(marks))
+        yield MarksRead(tuple(self._metadata.marks()))
         if not self._swept:
             self._metadata.begin_deletions()  # bookies look at pages from now on
         after = -1

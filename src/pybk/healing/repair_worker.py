@@ -61,7 +61,7 @@ from pybk.healing.ledger_work import LedgerWork, Presence, ledger_work, live_cop
 from pybk.healing.open_fragment import misses_nothing
 from pybk.healing.throttle import SAMPLE_NS, ForegroundCap, ForegroundGuard, TokenBucket
 from pybk.ledger.ledger_metadata import LedgerState
-from pybk.metadata.underreplication import MARKS_PAGE, RepairReason, RepairState, UnderReplicatedLedger, missing_key
+from pybk.metadata.underreplication import RepairReason, RepairState, UnderReplicatedLedger, missing_key
 from pybk.metrics import REPAIR_COPIED_BYTES, REPAIR_LEDGERS, HistogramSnapshot
 from pybk.replication.messages import MetadataRead
 from pybk.replication.rereplication import RereplicationMachine
@@ -282,11 +282,8 @@ class RepairWorker:
     def _queued_marks(self) -> dict[int, list[UnderReplicatedLedger]]:
         """Return the marks by ledger, without the ledgers that no worker can mend now."""
         marks: dict[int, list[UnderReplicatedLedger]] = {}
-        after = -1
-        while page := self._metadata.list_under_replicated(after=after, count=MARKS_PAGE):
-            for mark in page:
-                marks.setdefault(mark.ledger_id, []).append(mark)
-            after = page[-1].ledger_id
+        for mark in self._metadata.marks():
+            marks.setdefault(mark.ledger_id, []).append(mark)
         return {ledger_id: found for ledger_id, found in marks.items() if any(map(self._is_due, found))}
 
     @property

@@ -479,6 +479,21 @@ class Ledgers(AuthenticatedValues):
             after = leaves[-1][0]
         return live
 
+    def id_pages(self, *, after: int = -1) -> Iterator[list[int]]:
+        """Yield what ``list_ledgers`` returns, page by page, each read when it is asked for.
+
+        Args:
+            after: Only ledgers above this id are yielded.
+        """
+        while ids := self.list_ledgers(after=after, count=LEDGERS_PAGE):
+            yield ids
+            after = ids[-1]
+
+    def sound_ledgers(self, *, after: int = -1) -> Iterator[StoredLedger]:
+        """Yield the ledgers above an id, ascending, read in pages; damaged metadata is left out, and logged."""
+        for ids in self.id_pages(after=after):
+            yield from self.read_sound_ledgers(ids)
+
     def _is_deleted(self, key: str, node: Node) -> bool:
         """Return whether a key holds a tombstone; a damaged value does not count as one."""
         try:

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from enum import StrEnum
 from typing import Any, Final, NamedTuple
@@ -229,14 +229,14 @@ class UnderReplication(AuthenticatedValues):
                 self.announce_marks()
             return
 
-    def list_under_replicated(self, *, after: int = -1, count: int = 1000) -> list[UnderReplicatedLedger]:
-        """Return a page of marks, ordered by ledger id. Damaged marks are left out, and logged.
+    def marks(self, *, after: int = -1) -> Iterator[UnderReplicatedLedger]:
+        """Yield the marks of the ledgers above an id, ordered by ledger, read in pages.
 
-        Args:
-            after: The last ledger of the previous page; -1 for the first page.
-            count: The number of marks wanted; more are returned if the last ledger has several.
+        Damaged marks are left out, and logged.
         """
-        return self._records([key for _, key in leaves_after(self._store, UNDER_REPLICATED_KEY, after, count)])
+        while leaves := leaves_after(self._store, UNDER_REPLICATED_KEY, after, MARKS_PAGE):
+            yield from self._records([key for _, key in leaves])
+            after = leaves[-1][0]
 
     def marks_of(self, ledger_id: int) -> list[UnderReplicatedLedger]:
         """Return the marks of a ledger. Damaged marks are left out, and logged.

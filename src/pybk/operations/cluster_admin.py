@@ -37,7 +37,7 @@ from pybk.metadata.ledgers import LEDGERS_PAGE
 from pybk.metadata.registration import REQUESTS_SECONDS, BookieCookie, BookieState
 from pybk.metadata.resealing import SecretStatus
 from pybk.metadata.settings import ClusterSettings
-from pybk.metadata.underreplication import MARKS_PAGE, RepairReason, RepairState, UnderReplicatedLedger
+from pybk.metadata.underreplication import RepairReason, RepairState, UnderReplicatedLedger
 from pybk.operations.cluster_checks import (
     BookieStatus,
     ClusterStatus,
@@ -139,7 +139,7 @@ class ClusterAdmin:
         report = _report_of(metadata)
         if report is not None:
             return status_with_report(report, bookies, settings, time.time_ns())
-        marks = all_marks(metadata)
+        marks = list(metadata.marks())
         copies = _copies_of(metadata, bookies, marks)
         return status_without_report(copies, marks, bookies, settings, time.time_ns())
 
@@ -355,7 +355,7 @@ class ClusterAdmin:
 
     def _progress(self, found: tuple[ClusterMap, list[int]], cookie: BookieCookie) -> DrainProgress:
         cluster, unreadable = found
-        marks = [mark for mark in all_marks(self._metadata) if mark.bookie == cookie.bookie]
+        marks = [mark for mark in self._metadata.marks() if mark.bookie == cookie.bookie]
         waits = []
         if cookie.state in _EMPTYING:
             waits = [*self._passing(cookie, time.time_ns()), *drain_waits(cluster, cookie)]
@@ -445,7 +445,7 @@ class ClusterAdmin:
             _scan(metadata)[0],
             self.bookies(),
             stopped,
-            all_marks(metadata),
+            list(metadata.marks()),
             self._has_writer,
             policy=PlacementPolicy(placement.min_zones, placement.strict),
             in_limbo={each.bookie: each.in_limbo for each in metadata.list_bookies() if each.in_limbo},
@@ -536,7 +536,7 @@ class ClusterAdmin:
         metadata = self._metadata
         cluster, unreadable = _scan(metadata)
         naming = sorted(ledgers_on(cluster, bookie) - accepted)
-        marked = sorted({mark.ledger_id for mark in all_marks(metadata) if mark.bookie == bookie} - accepted)
+        marked = sorted({mark.ledger_id for mark in metadata.marks() if mark.bookie == bookie} - accepted)
         unknown = sorted(set(unreadable) - accepted)
         failures = []
         for ids, one, more in (
@@ -629,7 +629,7 @@ class ClusterAdmin:
         Cost: Reads all marks, and the metadata of their ledgers, 500 at a time.
         """
         metadata = self._metadata
-        marks = all_marks(metadata)
+        marks = list(metadata.marks())
         return tuple(by_urgency(marks, _copies_of(metadata, self.bookies(), marks)))
 
     repairs_async = asyncio_form(repairs)
@@ -790,7 +790,7 @@ class ClusterAdmin:
         Cost: Reads the metadata of all ledgers, as ``drain_progress``.
         """
         metadata = self._metadata
-        settings, report, marks = metadata.read_settings(), _report_of(metadata), all_marks(metadata)
+        settings, report, marks = metadata.read_settings(), _report_of(metadata), list(metadata.marks())
         cluster, _ = _scan(metadata)
         return plan_rebalance(
             placed_fragments(cluster),
@@ -821,7 +821,7 @@ class ClusterAdmin:
         Cost: Reads the metadata of the plan's ledgers, and writes two values for each move.
         """
         metadata = self._metadata
-        settings, report, marks = metadata.read_settings(), _report_of(metadata), all_marks(metadata)
+        settings, report, marks = metadata.read_settings(), _report_of(metadata), list(metadata.marks())
         failures = list(plan.refused) or rebalance_failures(report, marks, settings, time.time_ns())
         if waiting := sorted(waiting_for_repair(marks)):
             failures.append(f"ledgers wait for repairs: {listed(waiting)}")
@@ -852,7 +852,7 @@ class ClusterAdmin:
 
         Cost: Reads all marks.
         """
-        return rebalance_progress(all_marks(self._metadata), self.bookies())
+        return rebalance_progress(list(self._metadata.marks()), self.bookies())
 
     rebalance_progress_async = asyncio_form(rebalance_progress)
 
@@ -865,7 +865,7 @@ class ClusterAdmin:
         Cost: Reads all marks, and changes those of the moves.
         """
         metadata = self._metadata
-        marks = [mark for mark in all_marks(metadata) if RepairReason.REBALANCE in mark.causes_by_reason()]
+        marks = [mark for mark in metadata.marks() if RepairReason.REBALANCE in mark.causes_by_reason()]
         for mark in marks:
             metadata.withdraw_mark(mark.ledger_id, mark.bookie, {RepairReason.REBALANCE})
         return len(marks)
@@ -883,16 +883,14 @@ class ClusterAdmin:
         Cost: Reads the metadata of all ledgers and all marks, as ``drain_progress``.
         """
         metadata = self._metadata
-        marks, cluster, long_open = all_marks(metadata), ClusterMap(), list[int]()
-        before_ns, after = time.time_ns() - LONG_OPEN_NS, -1
-        while ids := metadata.list_ledgers(after=after, count=LEDGERS_PAGE):
-            for stored in metadata.read_sound_ledgers(ids):
-                found = stored.metadata
-                cluster.apply(found.ledger_id, found, stored.version)
-                is_open = found.state is not LedgerState.CLOSED and len(found.fragments) == 1
-                if is_open and found.creation_time_ns < before_ns:
-                    long_open.append(found.ledger_id)
-            after = ids[-1]
+        marks, cluster, long_open = list(metadata.marks()), ClusterMap(), list[int]()
+        before_ns = time.time_ns() - LONG_OPEN_NS
+        for stored in metadata.sound_ledgers():
+            found = stored.metadata
+            cluster.apply(found.ledger_id, found, stored.version)
+            is_open = found.state is not LedgerState.CLOSED and len(found.fragments) == 1
+            if is_open and found.creation_time_ns < before_ns:
+                long_open.append(found.ledger_id)
         copies = Copies(cluster, {each.bookie for each in self.bookies() if each.registered}, marks)
         marked = sorted({mark.ledger_id for mark in marks if mark.ledger_id not in cluster})
         proofs = metadata.deletion_proofs(marked)
@@ -1038,10 +1036,8 @@ def _scan(metadata: ClusterMetadata) -> tuple[ClusterMap, list[int]]:
     """Read the metadata of all ledgers; return them, and the ledgers whose metadata cannot be read."""
     cluster = ClusterMap()
     unreadable: list[int] = []
-    after = -1
-    while ids := metadata.list_ledgers(after=after, count=LEDGERS_PAGE):
+    for ids in metadata.id_pages():
         unreadable += _read_into(cluster, metadata, ids)
-        after = ids[-1]
     return cluster, unreadable
 
 
@@ -1057,16 +1053,6 @@ def _read_into(cluster: ClusterMap, metadata: ClusterMetadata, ids: list[int]) -
         if stored is not None:
             cluster.apply(ledger_id, stored.metadata, stored.version)
     return unreadable
-
-
-def all_marks(metadata: ClusterMetadata) -> list[UnderReplicatedLedger]:
-    """Return all marks of ledgers with too few copies, read in pages."""
-    found: list[UnderReplicatedLedger] = []
-    after = -1
-    while page := metadata.list_under_replicated(after=after, count=MARKS_PAGE):
-        found += page
-        after = page[-1].ledger_id
-    return found
 
 
 def _copies_of(

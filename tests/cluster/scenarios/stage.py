@@ -316,7 +316,7 @@ class Stage:
 
     def marks(self) -> list[UnderReplicatedLedger]:
         """Return all marks."""
-        return self.metadata.list_under_replicated(count=10_000)
+        return list(self.metadata.marks())
 
     def lost(self) -> list[UnderReplicatedLedger]:
         """Return the marks because of a lost bookie."""
@@ -330,7 +330,7 @@ class Stage:
 
     def whole(self) -> bool:
         """Return whether all ledgers have all their places on bookies that are registered, and no marks."""
-        if self.metadata.list_under_replicated(count=1):
+        if self.marks():
             return False
         there = {each.bookie for each in self.metadata.list_bookies()}
         return all(there.issuperset(bookies_of(each)) for each in self.ledgers())

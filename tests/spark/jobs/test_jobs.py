@@ -183,7 +183,7 @@ def test_entries_that_a_bookie_lost_are_reported_and_restored(spark: SparkSessio
     assert client.ledger_metadata(ledger_id).fragments[0].ensemble[0].bookie_id == bad
     metadata = cluster_backend_of(cluster.connect())
     assert isinstance(metadata, ClusterBackend)
-    assert metadata.membership.metadata.list_under_replicated() == []
+    assert list(metadata.membership.metadata.marks()) == []
 
 
 def test_a_missing_bookie_is_reported_and_replaced(spark: SparkSession, cluster: Inside) -> None:

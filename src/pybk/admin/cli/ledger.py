@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import partial
-from itertools import islice
+from itertools import islice, takewhile
 from typing import TYPE_CHECKING, Any, Final
 
 from pybk import healing, operations, storage
@@ -31,8 +31,6 @@ from pybk.config import StoreConfig
 from pybk.credentials import PASSWORD, SECRET
 from pybk.errors import PybkError, ReadRangeError, UnauthorizedError, UsageError
 from pybk.ledger.keys import end_is_sealed
-from pybk.metadata.ledgers import LEDGERS_PAGE
-from pybk.metadata.underreplication import MARKS_PAGE
 
 if TYPE_CHECKING:
     from pybk.ledger.entry import Entry
@@ -41,7 +39,6 @@ if TYPE_CHECKING:
     from pybk.manager.ledger_reader import LedgerReader
     from pybk.metadata.cluster import ClusterMetadata
     from pybk.metadata.ledgers import StoredLedger
-    from pybk.metadata.underreplication import UnderReplicatedLedger
     from pybk.operations.cluster_checks import Copies
     from pybk.storage.readonly import ReadOnlyStore
 
@@ -143,11 +140,9 @@ def _cluster_rows(parsed: argparse.Namespace) -> Iterator[dict[str, Any]]:
         live = {found.bookie for found in metadata.list_bookies()}
         members = {found.bookie.bookie_id: found.bookie for found in metadata.list_cookies()}
         _check_bookie(parsed, [found.bookie.bookie_id for found in metadata.list_cookies(removed=True)])
-        after = _after(parsed)
-        while ids := metadata.list_ledgers(after=after, count=LEDGERS_PAGE):
+        for ids in metadata.id_pages(after=_after(parsed)):
             found = [each for each in metadata.read_sound_ledgers(ids) if _is_wanted(parsed, each.metadata)]
             yield from _rows_of(metadata, found, live, members)
-            after = ids[-1]
 
 
 def _check_bookie(parsed: argparse.Namespace, members: Collection[str]) -> None:
@@ -168,20 +163,10 @@ def _rows_of(
     cluster = healing.ClusterMap()
     for each in found:
         cluster.apply(each.metadata.ledger_id, each.metadata, each.version)
-    marks = _marks_of(metadata, found[0].metadata.ledger_id - 1, found[-1].metadata.ledger_id)
+    first, last = found[0].metadata.ledger_id, found[-1].metadata.ledger_id
+    marks = list(takewhile(lambda mark: mark.ledger_id <= last, metadata.marks(after=first - 1)))
     copies = operations.Copies(cluster, live, marks)
     return [_cluster_row(each.metadata, copies, partial(_condition, live, members)) for each in found]
-
-
-def _marks_of(metadata: ClusterMetadata, after: int, last: int) -> list[UnderReplicatedLedger]:
-    """Return the marks of the ledgers above ``after``, up to ``last``."""
-    marks: list[UnderReplicatedLedger] = []
-    while page := metadata.list_under_replicated(after=after, count=MARKS_PAGE):
-        marks += [mark for mark in page if mark.ledger_id <= last]
-        after = page[-1].ledger_id
-        if after >= last:
-            break
-    return marks
 
 
 def _condition(live: Collection[Bookie], members: Mapping[str, Bookie], bookie: Bookie) -> str:

@@ -25,7 +25,6 @@ from pyspark.sql.types import (
 from pybk.credentials import CredentialSources
 from pybk.errors import NoSuchLedgerError, PybkError
 from pybk.ledger.keys import end_is_sealed
-from pybk.metadata.underreplication import MARKS_PAGE
 from pybk.replication.fragments import fragment_ranges
 from pybk.replication.replica_check import spans_of
 from pybk.spark.connection import Connection, StoreOrCluster, connection
@@ -195,13 +194,9 @@ def _known(found: Connection) -> _ClusterState:
     metadata = found.metadata
     if metadata is None:
         return _ClusterState(time.time_ns(), frozenset(), frozenset())
-    recorded: set[tuple[int, str]] = set()
-    after = -1
-    while page := metadata.list_under_replicated(after=after, count=MARKS_PAGE):
-        recorded.update((each.ledger_id, str(each.bookie)) for each in page)
-        after = page[-1].ledger_id
+    recorded = frozenset((each.ledger_id, str(each.bookie)) for each in metadata.marks())
     registered = frozenset(str(each.bookie) for each in metadata.list_bookies())
-    return _ClusterState(time.time_ns(), registered, frozenset(recorded))
+    return _ClusterState(time.time_ns(), registered, recorded)
 
 
 def _looked(

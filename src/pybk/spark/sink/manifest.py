@@ -419,13 +419,10 @@ class Sink:
 
 def sink_ledgers(metadata: ClusterMetadata, app_id: str | None = None) -> Iterator[LedgerMetadata]:
     """Yield the ledgers, manifests included, of one sink, or of all sinks if ``app_id`` is None."""
-    after = -1
-    while ids := metadata.list_ledgers(after=after, count=LEDGERS_PAGE):
-        for found in metadata.read_sound_ledgers(ids):
-            app = found.metadata.custom_metadata.get(SINK_KEY)
-            if app is not None and (app_id is None or app == app_id.encode()):
-                yield found.metadata
-        after = ids[-1]
+    for found in metadata.sound_ledgers():
+        app = found.metadata.custom_metadata.get(SINK_KEY)
+        if app is not None and (app_id is None or app == app_id.encode()):
+            yield found.metadata
 
 
 def committed(connection: Connection, app_id: str) -> set[int]:
