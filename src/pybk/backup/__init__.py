@@ -85,7 +85,7 @@ def back_up(
     """
     flag_of(dry_run, "dry_run")
     flag_of(skip_damaged, "skip_damaged")
-    known, report_to = _passwords_of(passwords), progress_of(progress) or _ignore
+    known, report_to = _passwords_of(passwords), progress_of(progress)
     with _source_of(source, known) as opened, _target_of(target, storage_options, writes=not dry_run) as kept:
         run = BackupRun(opened, kept, known, report_to, skip_damaged=skip_damaged)
         return run.plan() if dry_run else run.run()
@@ -120,7 +120,7 @@ def verify_backup(
     Threads: Any.
     Cost: Reads the whole backup once.
     """
-    known, report_to = _passwords_of(passwords), progress_of(progress) or _ignore
+    known, report_to = _passwords_of(passwords), progress_of(progress)
     with _target_of(target, storage_options, writes=False) as kept:
         return verify_target(kept, known, report_to)
 
@@ -244,7 +244,7 @@ def restore_backup(
     Cost: Reads the backup once, and writes each entry as an append does.
     """
     flag_of(dry_run, "dry_run")
-    known, report_to = _passwords_of(passwords), progress_of(progress) or _ignore
+    known, report_to = _passwords_of(passwords), progress_of(progress)
     flag_of(new_ids, "new_ids")
     chosen = None if ledgers is None else existing_ids(ledgers)
     with _target_of(target, storage_options, writes=False) as kept:
@@ -311,7 +311,3 @@ def _seconds_of(value: object) -> float:
     if not isinstance(value, (int, float)) or isinstance(value, bool) or not isfinite(value) or value < 0:
         raise UsageError(f"keep_seconds is {value!r:.50}; it takes a number of seconds, from 0 up")
     return float(value)
-
-
-def _ignore(done: int, total: int) -> None:
-    """Ignore progress."""

@@ -60,6 +60,7 @@ from pybk.errors import (
     UsageError,
 )
 from pybk.ledger.entry import EntryBatch
+from pybk.manager.arguments import Progress
 
 CUTS_MAX: Final = 100
 """The cuts of one run before it ends because ledgers are deleted faster than they are copied."""
@@ -67,8 +68,6 @@ CUTS_MAX: Final = 100
 _BATCH_BYTES: Final = 1 << 20
 
 _T = TypeVar("_T")
-
-Progress = Callable[[int, int], None]
 
 
 class BackupReport(NamedTuple):

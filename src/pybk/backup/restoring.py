@@ -23,7 +23,7 @@ from __future__ import annotations
 import os
 import shutil
 from array import array
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from contextlib import ExitStack
 from struct import Struct
 from typing import Final, NamedTuple
@@ -38,6 +38,7 @@ from pybk.errors import CorruptError, StoreLockedError, UsageError
 from pybk.ledger.digest import digest_bytes
 from pybk.ledger.entry import ENTRY_HEADER_BYTES
 from pybk.ledger.ledger_metadata import LedgerMetadata
+from pybk.manager.arguments import Progress
 from pybk.storage.descriptor import LedgerDescriptor
 from pybk.storage.directories import ACCEPTED_LOSS, RestoredStore, create_store, note_accepted_loss
 from pybk.storage.format.cookie import read_cookie
@@ -49,8 +50,6 @@ SUFFIX: Final = ".restoring"
 _LOCK: Final = "LOCK"
 _LENGTH: Final = Struct(">q")
 _LENGTH_AT: Final = 24
-
-Progress = Callable[[int, int], None]
 
 
 class RestoreReport(NamedTuple):

@@ -16,7 +16,7 @@ ledgers.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from functools import lru_cache
 
@@ -33,10 +33,9 @@ from pybk.ledger.digest import digest_bytes, entry_digest
 from pybk.ledger.entry import ENTRY_HEADER_BYTES
 from pybk.ledger.keys import LedgerSeal
 from pybk.ledger.ledger_metadata import LedgerMetadata, LedgerState, key_binding, key_kind, new_key_format
+from pybk.manager.arguments import Progress
 from pybk.manager.ledger_manager import LedgerManager, backend_of
 from pybk.manager.ledger_writer import LedgerWriter
-
-Progress = Callable[[int, int], None]
 
 
 class LedgersRestore:

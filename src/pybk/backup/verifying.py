@@ -15,8 +15,7 @@ from pybk.credentials import Passwords
 from pybk.errors import CorruptError, DigestMismatchError, UnsupportedFormatError
 from pybk.flags import WriteFlag
 from pybk.ledger.ledger_metadata import LedgerState
-
-Progress = Callable[[int, int], None]
+from pybk.manager.arguments import Progress
 
 
 class BackupCheckReport(NamedTuple):

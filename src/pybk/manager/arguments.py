@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 else:
     connect = LateModule("pybk.manager.connect")  # an embedded store does not need ZeroMQ
 
+Progress = Callable[[int, int], None]
+"""Called with what is done and what is to be done in all, 0 for unknown."""
+
 Tiers = Mapping[StorageHint, str | Sequence[str]]
 """The directories of tiers that lie outside of the store's own: one path, or several that are filled in turn."""
 
@@ -276,10 +279,16 @@ def flag_of(value: object, name: str) -> bool:
     return value
 
 
-def progress_of(progress: object) -> Callable[[int, int], None] | None:
-    """Return the function that progress is reported to; None for none."""
-    if progress is not None and not callable(progress):
+def progress_of(progress: object) -> Progress:
+    """Return the function that progress is reported to; one that does nothing for None."""
+    if progress is None:
+        return _ignore
+    if not callable(progress):
         raise UsageError(
             f"progress is {progress!r:.100}; it takes a function of two numbers, the bytes done and the bytes in all"
         )
     return progress
+
+
+def _ignore(done: int, total: int) -> None:
+    """Do nothing; stands for the progress that a caller does not ask for."""

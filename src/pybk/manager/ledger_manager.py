@@ -1031,7 +1031,7 @@ class LedgerManager:
         Cost: Reads every entry once, past the page cache.
         """
         backend = self._own_disks("scrub")
-        said = progress_of(progress) or (lambda done, total: None)
+        said = progress_of(progress)
         with operation(self._on_span, "pybk.store.scrub"):
             return backend.check_entries(said)
 

@@ -30,7 +30,7 @@ from pybk.healing.rebalance import RebalancePlan, placed_fragments, plan_rebalan
 from pybk.healing.scrub import ScrubStatus, status_of_notes, status_of_quick
 from pybk.healing.scrub_schedule import ScrubKind
 from pybk.ledger.ledger_metadata import Bookie, LedgerState
-from pybk.manager.arguments import existing_id, member_of
+from pybk.manager.arguments import existing_id, member_of, progress_of
 from pybk.manager.ledger_manager import LedgerManager, backend_of
 from pybk.metadata import resealing
 from pybk.metadata.ledgers import LEDGERS_PAGE
@@ -234,10 +234,10 @@ class ClusterAdmin:
         """
         if not 0 < values_per_second < float("inf"):
             raise UsageError(f"values_per_second is {values_per_second!r}; it takes a finite number above 0")
+        report = progress_of(progress)
 
         def wait(done: resealing.ResealProgress, written: int) -> None:
-            if progress is not None:
-                progress(done.looked_at, done.resealed)
+            report(done.looked_at, done.resealed)
             time.sleep(written / values_per_second)
 
         return resealing.reseal(self._metadata, wait).resealed

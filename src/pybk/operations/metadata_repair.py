@@ -40,7 +40,7 @@ def export_metadata(
     Durability: The file is durable on return.
     Threads: Any.
     """
-    return metadata_mending.export(url, path_of(path), cluster_secret, progress_of(progress) or _ignore)
+    return metadata_mending.export(url, path_of(path), cluster_secret, progress_of(progress))
 
 
 export_metadata_async = asyncio_form(export_metadata)
@@ -75,7 +75,7 @@ def check_metadata(
     Threads: Any.
     """
     repair = flag_of(repair, "repair")
-    return metadata_mending.check(path_of(source), cluster_secret, progress_of(progress) or _ignore, repair=repair)
+    return metadata_mending.check(path_of(source), cluster_secret, progress_of(progress), repair=repair)
 
 
 check_metadata_async = asyncio_form(check_metadata)
@@ -223,7 +223,3 @@ def _flags(**flags: bool) -> dict[str, bool]:
     for name, value in flags.items():
         flag_of(value, name)
     return flags
-
-
-def _ignore(*_: object) -> None:
-    """Do nothing; stands for a report of progress that the caller does not ask for."""
