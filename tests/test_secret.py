@@ -22,6 +22,7 @@ from pybk import (
     Passwords,
     SealMismatchError,
     Secret,
+    StorageHint,
     UnauthorizedError,
     UnsupportedFormatError,
     UsageError,
@@ -163,6 +164,24 @@ def test_a_secret_of_another_type_or_an_empty_source_is_refused(tmp_path: Path) 
         read_credentials(None, "text" * 8)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="empty holds no secret; `pybk secret new FILE` makes one"):
         read_credentials(None, Secret(file=str(tmp_path / "empty")))
+
+
+def test_each_call_takes_a_password_from_its_source(tmp_path: Path) -> None:
+    (tmp_path / "word").write_bytes(b"correct horse\n")
+    word = Secret(file=str(tmp_path / "word"))
+    with open_store(tmp_path / "store") as manager:
+        with manager.create_ledger(password=word) as writer:
+            writer.append(b"entry")
+        ledger_id = writer.ledger_id
+        assert manager.check_password(ledger_id, word)
+        with manager.open_ledger(ledger_id, password=b"correct horse") as reader:
+            assert reader.read_last_add_confirmed() == 0
+        manager.open_ledger(ledger_id, password=word).close()
+        manager.move_ledger(ledger_id, StorageHint.HDD, password=word)
+        (tmp_path / "word").write_bytes(b"another")
+        with pytest.raises(UnauthorizedError):
+            manager.delete_ledger(ledger_id, password=word)
+        manager.delete_ledger(ledger_id, password=b"correct horse")
 
 
 def test_the_command_that_errors_of_secrets_name_makes_one(tmp_path: Path) -> None:

@@ -358,6 +358,13 @@ def read_credentials(password: bytes | Secret | None, secret: bytes | Secret | N
     return Credentials(b"" if word is None else checked_password(word), None if key is None else checked_secret(key))
 
 
+def given_credentials(password: bytes | Secret, secret: bytes | Secret | None) -> Credentials:
+    """Return credentials as ``read_credentials``; a password that is None is refused, because it may be a lost one."""
+    if not isinstance(password, Secret):
+        checked_password(password)
+    return read_credentials(password, secret)
+
+
 def environment_credentials(*, private: bool = False) -> Credentials:
     """Return the password and the secret in the environment, if they are set.
 

@@ -39,7 +39,7 @@ E = TypeVar("E", bound=Enum)
 class LedgerOptions(TypedDict, total=False):
     """Keyword arguments of ``LedgerManager.create_ledger``."""
 
-    password: bytes
+    password: bytes | Secret
     secret: bytes | Secret | None
     ledger_type: str
     storage_hints: Iterable[StorageHint]

@@ -20,8 +20,8 @@ from pybk.credentials import (
     ClusterSecret,
     Credentials,
     Secret,
-    checked_password,
     cut_value,
+    given_credentials,
     mismatch,
     read_credentials,
 )
@@ -276,7 +276,7 @@ class LedgerManager:
     def create_ledger(
         self,
         *,
-        password: bytes = b"",
+        password: bytes | Secret = b"",
         secret: bytes | Secret | None = None,
         ledger_type: str = "",
         storage_hints: Iterable[StorageHint] = (),
@@ -292,10 +292,11 @@ class LedgerManager:
         """Create a ledger and return its writer.
 
         Args:
-            password: The password, which is needed to open the ledger; with HMAC_SHA256, its key also authenticates the
-                entries. It is never stored. Meant for passwords that people choose, because scrypt makes guesses slow.
-            secret: A secret instead of the password: 32 random bytes or more, which need no scrypt, or a ``Secret``
-                that names a file or an environment variable. If both are given, the ledger is created with the secret.
+            password: The password, as bytes or as a ``Secret`` that names a file or an environment variable. It opens
+                the ledger, and with HMAC_SHA256 its key also authenticates the entries. It is never stored. Meant for
+                passwords that people choose, because scrypt makes guesses slow.
+            secret: A secret instead of the password, in the same forms: 32 random bytes or more, which need no scrypt.
+                If both are given, the ledger is created with the secret.
             ledger_type: The type, by which metrics are split. Names beginning with "." are reserved for pybk.
             storage_hints: The tiers that the ledger may be in; the first of NVME, SSD, HDD that is named is used.
             write_flags: How the entries are written.
@@ -322,7 +323,7 @@ class LedgerManager:
         """
         return self._create_ledger(
             user_type(ledger_type),
-            read_credentials(checked_password(password), secret),
+            given_credentials(password, secret),
             storage_hints=storage_hints,
             write_flags=write_flags,
             digest_type=digest_type,
@@ -338,7 +339,7 @@ class LedgerManager:
         self,
         ledger_type: LedgerType,
         *,
-        password: bytes = b"",
+        password: bytes | Secret = b"",
         secret: bytes | Secret | None = None,
         custom_metadata: Mapping[str, bytes] | None = None,
         ensemble_size: int | None = None,
@@ -369,7 +370,7 @@ class LedgerManager:
         """
         return self._create_ledger(
             system_type(ledger_type),
-            read_credentials(checked_password(password), secret),
+            given_credentials(password, secret),
             custom_metadata=custom_metadata,
             quorums=quorums_of(ensemble_size, write_quorum, ack_quorum),
             insecure=insecure,
@@ -456,7 +457,7 @@ class LedgerManager:
         self,
         ledger_id: int,
         *,
-        password: bytes = b"",
+        password: bytes | Secret = b"",
         secret: bytes | Secret | None = None,
         read_flags: ReadFlag = ReadFlag.NONE,
         recover: bool | None = None,
@@ -498,7 +499,7 @@ class LedgerManager:
         recover = not self.read_only if recover is None else flag_of(recover, "recover")
         if recover:
             backend.check_writable()
-        ledger_id, given = existing_id(ledger_id), read_credentials(checked_password(password), secret)
+        ledger_id, given = existing_id(ledger_id), given_credentials(password, secret)
         with operation(self._on_span, "pybk.ledger.open", ledger_id=ledger_id):
             return self._open_ledger(backend, ledger_id, given, flags, recover=recover, require_seal=require_seal)
 
@@ -543,7 +544,7 @@ class LedgerManager:
         return unlocked(self._backend.key_ring, self._backend.verifier, given, metadata)
 
     def check_password(
-        self, ledger: int | LedgerMetadata, password: bytes = b"", *, secret: bytes | Secret | None = None
+        self, ledger: int | LedgerMetadata, password: bytes | Secret = b"", *, secret: bytes | Secret | None = None
     ) -> bool:
         """Return whether a password or secret is a ledger's; does not read entries or change anything.
 
@@ -565,9 +566,7 @@ class LedgerManager:
         Cost: One scrypt, about 400 ms and 128 MiB, for the first use of a password in this manager. Later, and for a
             secret, about 20 µs if it is right, and more than ten times that if it is wrong.
         """
-        return (
-            self._keys_of(self._metadata_of(ledger), read_credentials(checked_password(password), secret)) is not None
-        )
+        return self._keys_of(self._metadata_of(ledger), given_credentials(password, secret)) is not None
 
     check_password_async = asyncio_form(check_password)
 
@@ -575,7 +574,7 @@ class LedgerManager:
         self,
         ledger: int | LedgerMetadata,
         *,
-        password: bytes = b"",
+        password: bytes | Secret = b"",
         secret: bytes | Secret | None = None,
         require: bool = False,
     ) -> bool:
@@ -600,7 +599,7 @@ class LedgerManager:
         Cost: As ``check_password``.
         """
         flag_of(require, "require")
-        metadata, given = self._metadata_of(ledger), read_credentials(checked_password(password), secret)
+        metadata, given = self._metadata_of(ledger), given_credentials(password, secret)
         keys = self._keys_of(metadata, given)
         if keys is None:
             raise _unauthorized(metadata, given)
@@ -634,7 +633,9 @@ class LedgerManager:
                 HOW_TO_SEAL,
             )
 
-    def reseal(self, ledger_id: int, *, password: bytes = b"", secret: bytes | Secret | None = None) -> LedgerMetadata:
+    def reseal(
+        self, ledger_id: int, *, password: bytes | Secret = b"", secret: bytes | Secret | None = None
+    ) -> LedgerMetadata:
         """Check all entries of a closed ledger, and seal it.
 
         Every entry is read. The check covers digests, that ids are dense, that the cumulative lengths add up, and that
@@ -663,7 +664,7 @@ class LedgerManager:
         """
         ledger_id = existing_id(ledger_id)
         with operation(self._on_span, "pybk.ledger.reseal", ledger_id=ledger_id):
-            return self._reseal(ledger_id, read_credentials(checked_password(password), secret))
+            return self._reseal(ledger_id, given_credentials(password, secret))
 
     reseal_async = asyncio_form(reseal)
 
@@ -693,7 +694,7 @@ class LedgerManager:
         return backend.metadata(ledger_id)
 
     def delete_ledger(
-        self, ledger_id: int, *, password: bytes | None = None, secret: bytes | Secret | None = None
+        self, ledger_id: int, *, password: bytes | Secret | None = None, secret: bytes | Secret | None = None
     ) -> None:
         """Delete a ledger for good; its writer and readers get NoSuchLedgerError from now on.
 
@@ -855,7 +856,7 @@ class LedgerManager:
         ledger_id: int,
         target: StorageHint,
         *,
-        password: bytes | None = None,
+        password: bytes | Secret | None = None,
         secret: bytes | Secret | None = None,
     ) -> None:
         """Move a ledger to another tier, in any direction, open or closed; reads and appends continue meanwhile.
@@ -886,7 +887,7 @@ class LedgerManager:
         ledger_ids: Iterable[int],
         target: StorageHint,
         *,
-        password: bytes | None = None,
+        password: bytes | Secret | None = None,
         secret: bytes | Secret | None = None,
     ) -> None:
         """Move many ledgers to another tier, as ``move_ledger`` moves one; reads and appends continue meanwhile.
@@ -921,7 +922,9 @@ class LedgerManager:
 
     move_ledgers_async = asyncio_form(move_ledgers)
 
-    def _entitled(self, ledger_id: int, password: bytes | None, secret: bytes | Secret | None) -> LedgerDescriptor:
+    def _entitled(
+        self, ledger_id: int, password: bytes | Secret | None, secret: bytes | Secret | None
+    ) -> LedgerDescriptor:
         """Return the descriptor of a ledger to delete or move; check the password if one is given or required."""
         backend = self._usable()
         descriptor = backend.descriptor(existing_id(ledger_id))
