@@ -41,6 +41,9 @@ OF_PYSPARK = {
 TESTS = [path for path in SOURCES if path.is_relative_to(ROOT / "tests") and path != ROOT / "tests" / "internals.py"]
 """All but the one module that knows private names of the classes that users see."""
 
+ENTRANCES = {ROOT / "src" / name / "__init__.py" for name in ("pybk", "pyspark_pybk")}
+"""Modules of which each process uses a part: the public names, and what Spark looks for by its name."""
+
 MAY_BE_MISSING = {"pyarrow", "pyspark", "zstandard"}
 """Packages of extras, which functions that need one import."""
 
@@ -122,7 +125,7 @@ def untidy(path: Path, *groups: list[Path]) -> Iterator[tuple[object, str]]:
     yield from ((found, "finish it or leave it out") for found in unfinished(text))
     yield from ((name, "name a module by what it knows") for name in BANNED_MODULES & {path.stem, path.parent.name})
     if LIBRARY in groups:
-        if path != ROOT / "src" / "pybk" / "__init__.py":  # whose late imports are its purpose
+        if path not in ENTRANCES:
             yield from (
                 (found, "import at the head of the module; for a late import see `pybk.deferral`")
                 for found in hidden_imports(nodes)

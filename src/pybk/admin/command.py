@@ -5,18 +5,14 @@ from __future__ import annotations
 import os
 import sys
 
+from pybk.admin import VERSION
 from pybk.deferral import LateModule
-from pybk.ledger import CORE
-from pybk.version import __version__
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from pybk.admin import cli
 else:
     cli = LateModule("pybk.admin.cli")
-
-VERSION = f"pybk {__version__}, {'in pure Python' if CORE is None else 'with the native core'}"
-"""The output of ``pybk --version``."""
 
 
 def main() -> int:

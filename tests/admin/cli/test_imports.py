@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 
-from pybk.admin.command import VERSION as VERSION_TEXT
+from pybk.admin import VERSION as VERSION_TEXT
 from tests.waiting import PROCESS_S
 
 HEAVY = {"asyncio", "cryptography", "crc32c", "kazoo", "lmdb", "numpy", "prometheus_client", "pyarrow", "pyspark"}

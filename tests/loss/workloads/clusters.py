@@ -101,7 +101,7 @@ class Files:
                 assert found[: len(tokens)] == tokens
             for each in reports:
                 if each.startswith("secret"):
-                    assert len(read_secret_file(directory / each, private=True)) == 64
+                    assert len(read_secret_file(str(directory / each), private=True)) == 64
                 if each.startswith("export"):
                     check_export(str(directory / each))
         report(RECOVERED)

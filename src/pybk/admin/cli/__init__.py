@@ -14,10 +14,10 @@ from collections.abc import Collection, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Final
 
+from pybk.admin import VERSION
 from pybk.admin.cli.command_parser import NEAR, CommandParser, check_path, fill, is_url
 from pybk.admin.cli.output import CUT_OFF, DAMAGED, EXIT_STATUSES, FAILED, INTERRUPTED, REFUSED, UNREACHABLE
 from pybk.admin.cli.time_limit import OutOfTimeError, time_limit
-from pybk.admin.command import VERSION
 from pybk.admin.profiles import VARIABLE
 from pybk.errors import CorruptError, DigestMismatchError, PybkError, SafetyCheckError
 from pybk.metadata.store import without_secrets

@@ -72,7 +72,7 @@ class LogVerbs(ABC, Generic[L]):
     columns: ClassVar[tuple[str, ...]]
 
     def __init__(self, sort: type[L]) -> None:
-        self.sort: Final = sort
+        self.sort: Final[type[L]] = sort
         """The class of the logs."""
 
     # ---- what a sort of logs says --------------------------------------------------------------------------------
