@@ -5,8 +5,12 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
+
+import pytest
 
 from pybk.admin import VERSION as VERSION_TEXT
+from pybk.testing import open_store
 from tests.waiting import PROCESS_S
 
 HEAVY = {"asyncio", "cryptography", "crc32c", "kazoo", "lmdb", "numpy", "prometheus_client", "pyarrow", "pyspark"}
@@ -63,3 +67,28 @@ def test_the_version_is_said_without_imports() -> None:
     others = [name for name in imported.split() if name.split(".")[0] != "pybk"]
     assert others == [], "what an interpreter has anyway, and pybk"
     assert len(imported.split()) < 10
+
+
+LOOKING = """
+import contextlib, io, sys
+from pybk.admin.cli import main
+
+with contextlib.redirect_stdout(io.StringIO()):
+    assert main(sys.argv[1:]) == 0
+print(*sys.modules)
+"""
+
+
+@pytest.mark.parametrize("command", [["ledger", "list"], ["store", "status"], ["store", "files"], ["permissions"]])
+def test_a_look_at_a_store_imports_nothing_of_clusters(tmp_path: Path, command: list[str]) -> None:
+    with open_store(tmp_path) as manager, manager.create_ledger(insecure=True) as writer:
+        writer.append(b"entry")
+    run = subprocess.run(
+        [sys.executable, "-c", LOOKING, *command, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=PROCESS_S,
+        check=False,
+    )
+    assert (run.returncode, run.stderr) == (0, "")
+    assert (HEAVY - {"lmdb", "crc32c", "tabulate", "xxhash"}) & set(run.stdout.split()) == set()

@@ -7,6 +7,7 @@ import os
 from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
+from pybk import operations
 from pybk.admin.cli.bookie_parts import BookieParts, Part, is_bookie
 from pybk.admin.cli.command_parser import Verbs, directory_of
 from pybk.admin.cli.given_secrets import passwords_of
@@ -26,7 +27,6 @@ from pybk.admin.dump import dump_store
 from pybk.admin.shown_text import shown_text
 from pybk.credentials import PASSWORD, SECRET
 from pybk.flags import StorageHint
-from pybk.operations.store_repair import rebuild_index, verify
 
 if TYPE_CHECKING:
     from pybk.storage.repair.rebuild import RebuildReport
@@ -82,7 +82,7 @@ def _status(parsed: argparse.Namespace) -> int:
 def _verify(parsed: argparse.Namespace) -> int:
     directory = directory_of(parsed)
     with progress_bar(parsed, "verify") as progress:
-        found = verify(directory, passwords=passwords_of(parsed), progress=progress)
+        found = operations.verify(directory, passwords=passwords_of(parsed), progress=progress)
     status = DAMAGED if found.problems or (parsed.strict and not found.complete) else SOUND
     parts = BookieParts.of(directory, {each.ledger_id for each in found.problems if each.ledger_id is not None})
     if parsed.json:
@@ -183,7 +183,7 @@ def _rebuild_index(parsed: argparse.Namespace) -> int:
         tiers: dict[StorageHint, list[str]] = {}
         for tier, path in parsed.tiers:
             tiers.setdefault(tier, []).append(path)
-        found = rebuild_index(
+        found = operations.rebuild_index(
             directory_of(parsed), accept_loss=parsed.accept_loss, tiers=tiers or None, progress=progress
         )
     status = SOUND if found.made else DAMAGED

@@ -10,14 +10,17 @@ from pybk.admin.cli.clusters import metadata_of
 from pybk.admin.cli.command_parser import is_url
 from pybk.admin.cli.output import SOUND, print_json
 from pybk.config import StoreConfig
+from pybk.deferral import LateModule
 from pybk.errors import CookieError
 from pybk.feature_level import NEWEST_STORE_LEVEL
 from pybk.storage.directories import find_cookie
 from pybk.storage.io.filesystem import OsFileSystem
-from pybk.storage.store import Store
 
 if TYPE_CHECKING:
     from pybk.metadata.cluster import Upgrade
+    from pybk.storage import store as stores
+else:
+    stores = LateModule("pybk.storage.store")
 
 _NOT_RAISED: Final = 1
 
@@ -43,7 +46,7 @@ def _upgrade_store(parsed: argparse.Namespace) -> int:
         raise CookieError(f"there is no store at {root}; name the directory that LedgerManager.open was given")
     level = cookie.level
     if parsed.finalize and level < NEWEST_STORE_LEVEL:
-        store = Store.open(root, config=StoreConfig(background=False))
+        store = stores.Store.open(root, config=StoreConfig(background=False))
         try:
             store.raise_level()
             level = store.feature_level

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping
-from typing import Final, NamedTuple, Self
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Final, NamedTuple, Self
 
 from pybk.errors import CorruptError, UnsupportedFormatError
 from pybk.ledger.ledger_metadata import LedgerMetadata
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 EXTENT_FORMAT: Final = 1
 EXTENT_KEY: Final = ".extent"
