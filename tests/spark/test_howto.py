@@ -5,8 +5,10 @@ from __future__ import annotations
 import ast
 import inspect
 import json
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +20,9 @@ from pybk import spark as jobs
 from pybk.admin.cli import whole_parser
 from pybk.errors import UsageError
 from pybk.spark.connection import close_connections
-from pybk.spark.options import LOG_BATCH, LOG_READ, LOG_SINK, LOG_STREAM, sink_options, source_options
+from pybk.spark.log_sink.log_sink_options import log_sink_options
+from pybk.spark.log_source.log_options import log_options
+from pybk.spark.options import LOG_BATCH, LOG_READ, LOG_STREAM, WHERE, sink_options, source_options
 from pybk.streams.log import Log
 from pybk.streams.log_writer import NewRecord
 from pybk.streams.wal import WriteAheadLog
@@ -157,13 +161,73 @@ def test_the_calls_and_the_command_have_arguments_that_exist() -> None:
     assert whole_parser().parse_args(command.split()[1:]).parser.prog == "pybk spark verify"
 
 
-def test_all_options_are_on_the_page() -> None:
-    names = {*LOG_READ, *LOG_BATCH, *LOG_STREAM, *LOG_SINK}
-    for read in (True, False):
-        for streaming in (True, False):
-            with pytest.raises(UsageError) as refused:
-                (source_options if read else sink_options)({"q9": ""}, streaming=streaming)
-            names.update(str(refused.value).partition("there are ")[2].split(", "))
-    text = (DOCS / PAGE).read_text(encoding="utf-8")
-    assert {"endEntry", "appId", "subscribe", "createTopics"} < names
-    assert [name for name in sorted(names) if f"`{name}`" not in text] == []
+Options = Callable[..., object]
+"""What parses options."""
+
+
+def table(heading: str, header: str) -> list[list[str]]:
+    """Return the cells of the rows of the first table below a heading of the page that has a header."""
+    text = (DOCS / PAGE).read_text(encoding="utf-8").partition(f"\n{heading}\n")[2].partition(f"\n{header}\n")[2]
+    rows = takewhile(lambda line: line.startswith("|"), text.splitlines()[1:])
+    return [[cell.strip() for cell in row.strip("|").split("|", 2)] for row in rows]
+
+
+def options_in(cell: str) -> set[str]:
+    """Return the options that a cell of a table names; values in brackets are left out."""
+    names = set(re.findall(r"`([^`]+)`", re.sub(r"\([^#)]*\)", "", cell)))
+    return names | set(WHERE) - {"path", "metadataUri"} if "(#secrets)" in cell else names
+
+
+def options_of(parse: Options, given: dict[str, str], *, streaming: bool) -> set[str]:
+    """Return the options that a read or a write takes, as the error of an unknown one names them."""
+    with pytest.raises(UsageError) as refused:
+        parse({**given, "q9": ""}, streaming=streaming)
+    return set(str(refused.value).partition("there are ")[2].split(", "))
+
+
+@pytest.mark.parametrize(
+    ("heading", "parse", "given", "refused"),
+    [
+        ("### Options for logs", log_options, {"log": "orders"}, ()),
+        ("### Options", source_options, {}, ()),
+        ("## Writing logs", log_sink_options, {"topic": "orders"}, ("path",)),
+    ],
+)
+def test_the_tables_have_all_options_and_no_others(
+    heading: str, parse: Options, given: dict[str, str], refused: tuple[str, ...]
+) -> None:
+    batch, stream = (options_of(parse, given, streaming=streaming) - {*refused} for streaming in (False, True))
+    if parse is log_options:
+        batch -= set(LOG_STREAM)  # which have no effect there
+    expected = {"all": batch & stream, "batch": batch - stream, "stream": stream - batch}
+    found: dict[str, set[str]] = {kind: set() for kind in expected}
+    for names, kind, _ in table(heading, "| option | of | meaning |"):
+        found[kind] |= options_in(names)
+    assert found == expected
+
+
+def test_the_table_of_writes_of_ledgers_has_all_options_and_no_others() -> None:
+    expected = {name for streaming in (True, False) for name in options_of(sink_options, {}, streaming=streaming)}
+    rows = table("## Writing", "| Option | Meaning | Default |")
+    assert {name for row in rows for name in options_in(row[0])} == expected - {"path"}
+
+
+OF_KAFKA = (
+    *("subscribe", "subscribePattern", "assign", "startingOffsets", "startingTimestamp", "startingOffsetsByTimestamp"),
+    *("startingOffsetsByTimestampStrategy", "endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp"),
+    *("failOnDataLoss", "minPartitions", "maxRecordsPerPartition", "maxOffsetsPerTrigger", "minOffsetsPerTrigger"),
+    *("maxTriggerDelay", "includeHeaders", "kafka.bootstrap.servers", "kafka.group.id", "kafka.security.protocol"),
+    *("groupIdPrefix", "kafkaConsumer.pollTimeoutMs", "fetchOffset.numRetries", "fetchOffset.retryIntervalMs"),
+)
+"""The options of Spark's Kafka source, and one of its client."""
+
+
+def test_each_option_of_kafkas_source_is_one_here_or_refused_with_what_to_do() -> None:
+    known = {*LOG_READ, *LOG_BATCH, *LOG_STREAM}
+    refused = {name for name in OF_KAFKA if name not in known}
+    for name in refused:
+        with pytest.raises(UsageError, match=f"option {name} does not apply to a log of pybk: .*(give|leave)"):
+            log_options({"path": "/data", "log": "orders", name: "1"})
+    rows = table("### Options for logs", "| option of Kafka | here |")
+    named = {name for row in rows for name in options_in(row[0])}
+    assert {name.replace("kafka.security.protocol", "kafka.…") for name in refused} == named

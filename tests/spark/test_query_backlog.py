@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("pyspark", reason="no pyspark; install the extra spark-test to test Spark")
 
 from pybk.errors import UnsupportedFormatError, UsageError
-from pybk.spark import backlog
+from pybk.spark import backlog, backlog_bytes
 from pybk.spark.source.offsets import Offset
 from tests.cluster.inside import Inside, inside
 from tests.spark.log_source.logs import PASSWORD, Logs, password_file
@@ -39,11 +39,24 @@ def source(end: Any, latest: Any, description: str = "PythonMicroBatchStream") -
         (Offset(at={7: 3}).to_json(), Offset(at={7: 5, 9: 1}, ended={8: 2}).to_json(), {7: 2, 8: 2, 9: 1}),
         (None, {"a": {"0": 10}}, {}),
         ({"a": {"0": 10}}, None, {}),
+        ({"a": {"0": 3}}, {"a": {"0": 10}, ".backlogBytes": {"a": 700}}, {"a": 7}),
+        ({"page": 3}, {"page": 10}, {}),  # another source in Python
     ],
 )
 def test_the_difference_of_two_offsets(end: Any, latest: Any, expected: dict[str | int, int]) -> None:
     assert backlog({"sources": [source(end, latest)]}) == expected
     assert backlog({"sources": [source(json.dumps(end), json.dumps(latest))]}) == expected
+
+
+def test_the_bytes_are_those_that_the_source_told() -> None:
+    ours = {"a": {"0": 3}}
+    told = source(ours, {"a": {"0": 10}, ".backlogBytes": {"a": 700, "b": 0}})
+    of_ledgers = Offset(at={7: 3}).to_json()
+    others = [source({"page": 3}, {"page": 10}), source(of_ledgers, of_ledgers), source(ours, None)]
+    assert backlog_bytes({"sources": [told, *others]}) == {"a": 700, "b": 0}
+    assert backlog_bytes(None) == {}
+    with pytest.raises(UsageError, match="backlogBytes=true"):
+        backlog_bytes({"sources": [source(ours, {"a": {"0": 10}})]})
 
 
 def test_other_sources_do_not_count() -> None:
@@ -84,9 +97,14 @@ def test_queries_that_are_behind(spark: SparkSession, cluster: Inside, tmp_path:
         writer = frame.writeStream.format("noop").option("checkpointLocation", str(tmp_path / name))
         return run_to_end(writer.trigger(availableNow=True).start).recentProgress[0]
 
-    progress = first("logs", subscribe="orders,returns", startingOffsets="earliest", maxOffsetsPerTrigger="12")
+    given_logs = {"subscribe": "orders,returns", "startingOffsets": "earliest", "maxOffsetsPerTrigger": "12"}
+    progress = first("logs", **given_logs, backlogBytes="true")
     assert progress["numInputRows"] == 12
     assert backlog(progress) == {"orders": 21, "returns": 7}
+    [orders], [returns] = logs.sizes("orders"), logs.sizes("returns")
+    assert backlog_bytes(progress) == {"orders": round(21 * orders / 30), "returns": round(7 * returns / 10)}
+    with pytest.raises(UsageError, match="backlogBytes=true"):
+        backlog_bytes(first("without", **given_logs))
     progress = first("ledgers", ledgerType="t", maxEntriesPerTrigger="10")
     assert backlog(progress) == {ledger.ledger_id: 15}
     logs.close()

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from pybk.spark.jobs.verify import VerifiedLedgers as VerifiedLedgers
     from pybk.spark.jobs.verify import verify as verify
     from pybk.spark.query_backlog import backlog as backlog
+    from pybk.spark.query_backlog import backlog_bytes as backlog_bytes
     from pybk.spark.sink.manifest import collect as collect
     from pybk.spark.source.local_read import read_local as read_local
 else:
@@ -39,7 +40,7 @@ else:
             "jobs.inventory": "Inventory inventory",
             "jobs.tier": "Tiered tier",
             "jobs.verify": "CheckedReplica VerifiedLedgers verify",
-            "query_backlog": "backlog",
+            "query_backlog": "backlog backlog_bytes",
             "sink.manifest": "collect",
             "source.local_read": "read_local",
         },
@@ -56,6 +57,7 @@ __all__ = [
     "Tiered",
     "VerifiedLedgers",
     "backlog",
+    "backlog_bytes",
     "collect",
     "compact",
     "configure",

@@ -41,7 +41,9 @@ LOG_READ: Final = (
     *("minPartitions", "maxRecordsPerPartition"),
 )
 LOG_BATCH: Final = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
-LOG_STREAM: Final = ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay", "subscription")
+LOG_STREAM: Final = (
+    *("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay", "subscription", "backlogBytes"),
+)
 _NEW_LEDGERS: Final = ("storageHints", "ensembleSize", "writeQuorum", "ackQuorum", "digestType", "insecure")
 _SINK: Final = ("ledgerType", *_NEW_LEDGERS)
 TOPIC: Final = "topic"

@@ -71,6 +71,10 @@ class Logs:
         """Return the number and the ledger of each segment of a log."""
         return [(each.number, each.ledger_id) for each in self._logs[name].segments()]
 
+    def sizes(self, name: str) -> list[int]:
+        """Return the payload bytes of each segment of a log."""
+        return [each.nbytes for each in self._logs[name].segments()]
+
     def lag(self, name: str) -> list[tuple[str, int, int]]:
         """Return each subscription of a log, with its first record that is not acknowledged, and its backlog."""
         return [(each.name, each.first_unacked, each.backlog) for each in self._logs[name].subscription_states()]

@@ -28,7 +28,10 @@ def test_both_forms_are_read_back() -> None:
 
 @pytest.mark.parametrize(
     "values",
-    [{"a": 5}, {"a": {"1": 5}}, {"a": {"0": -1}}, {"a@0123abcd": True}, {"a@0123": 5}, {"a@0123abcd.x": 5}, {"v": []}],
+    [
+        *({"a": 5}, {"a": {"1": 5}}, {"a": {"0": 5, "1": 5}}, {"a": {"0": -1}}),
+        *({"a@0123abcd": True}, {"a@0123": 5}, {"a@0123abcd.x": 5}, {"v": []}),
+    ],
 )
 def test_other_offsets_are_refused(values: dict[str, Any]) -> None:
     with pytest.raises(UnsupportedFormatError, match="none of logs"):

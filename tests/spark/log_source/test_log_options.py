@@ -25,6 +25,7 @@ def test_a_read_with_nothing_but_what_it_needs() -> None:
     assert (found.starting, found.ending) == (LogEnd.EARLIEST, LogEnd.LATEST)
     assert (found.columns, found.include_headers, found.fail_on_data_loss) == ("kafka", False, True)
     assert not found.allow_missing
+    assert not found.backlog_bytes
     assert (found.min_partitions, found.max_records_per_partition, found.batch_bytes) == (None, None, 8 << 20)
     assert found.max_trigger_delay_s == 900
     assert log_options(ONE, streaming=True).starting is LogEnd.LATEST
@@ -109,6 +110,8 @@ def test_limits_of_micro_batches_have_no_effect_on_a_batch_read(caplog: pytest.L
         ({**ONE, "columns": "pulsar"}, "takes kafka or pybk"),
         ({**ONE, "maxTriggerDelay": "a while"}, "such as 30s"),
         ({**ONE, "maxOffsetsPerTrigger": "0"}, "from 1"),
+        ({**ONE, "maxOffsetsPerTrigger": "5", "minOffsetsPerTrigger": "6"}, "is 6, and maxOffsetsPerTrigger 5"),
+        ({**ONE, "backlogBytes": "yes"}, "takes true or false"),
         ({**ONE, "subscription": "q"}, "only logs of a cluster have subscriptions of queries"),
         ({"metadataUri": "lmdb:///m", "wal": "app", "subscription": "q"}, "only logs of a cluster"),
         ({"metadataUri": "lmdb:///m", "log": "orders", "subscription": "q@1"}, "has an @"),

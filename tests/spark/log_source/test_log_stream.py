@@ -19,6 +19,7 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 from pybk.errors import NoSuchLogError, RewoundError, TruncatedError, TruncateGuardError, UnauthorizedError, UsageError
 from pybk.spark.connection import close_connections
 from pybk.spark.log_source.log_columns import columns_of
+from pybk.spark.log_source.log_offsets import BACKLOG_BYTES, from_json
 from pybk.spark.log_source.log_options import LogOptions, log_options
 from pybk.spark.log_source.log_stream import LogStreamReader
 from pybk.streams.record_reader import RecordReader
@@ -88,6 +89,38 @@ def test_offsets_have_the_form_of_the_columns(store: LogStore) -> None:
     [(log, seq)] = query.offset.items()
     assert (log.rpartition("@")[0], len(log), seq) == ("orders", len("orders@12345678"), 5)
     assert query.reader.reportLatestOffset() == query.offset
+
+
+@FORMS
+def test_the_bytes_that_are_left_are_reported_by_log(store: LogStore, columns: str) -> None:
+    """Of a segment in part, of those after it, and of the open one; to nothing once all is read."""
+    for _ in range(2):
+        store.append("orders", [b"x" * 1000] * 10)
+        store.roll("orders")
+    store.append("orders", [b"x" * 500] * 4)
+    store.append("clicks", some(1))
+    query = Query(store.options, subscribe="orders,clicks", columns=columns, maxOffsetsPerTrigger=5, backlogBytes=True)
+    assert query.reader.reportLatestOffset() is None
+    query.batch()
+    told = query.reader.reportLatestOffset()
+    left = told.pop(BACKLOG_BYTES)
+    assert from_json(told)["orders"].seq == 24
+    assert left["clicks"] == 0
+    assert left["orders"] == pytest.approx(16 * 1000 + 4 * 500, rel=0.1)
+    query.start(max_offsets_per_trigger=None)
+    query.batch()
+    assert query.latest() == query.offset
+    assert query.reader.reportLatestOffset()[BACKLOG_BYTES] == {"clicks": 0, "orders": 0}
+
+
+def test_bytes_are_reported_of_what_is_there_now_while_a_target_is_read(store: LogStore) -> None:
+    """The segment that was open when the query began is closed meanwhile."""
+    store.append("orders", [b"x" * 1000] * 10)
+    query = Query(store.options, log="orders", maxOffsetsPerTrigger=4, backlogBytes=True)
+    query.reader.prepareForTriggerAvailableNow()
+    store.roll("orders")
+    query.batch()
+    assert query.reader.reportLatestOffset()[BACKLOG_BYTES]["orders"] == pytest.approx(6000, rel=0.1)
 
 
 def test_a_stream_begins_with_what_comes_unless_the_options_say_otherwise(store: LogStore) -> None:

@@ -69,6 +69,8 @@ class LogView:
         """The reader of the open ledger that was looked at last."""
         self._seen: tuple[int, int, int | None] | None = None
         """That ledger, its last add confirmed, and the last record up to there."""
+        self._state: LogState | None = None
+        """The log as of the last look."""
 
     def look(self, *, again: bool = True) -> LogState | None:
         """Return the log as it is now; None if there is none.
@@ -83,7 +85,7 @@ class LogView:
         while True:
             if again:
                 self._found = self.steps.read()
-            found, again = self._found, True
+            found, again, self._state = self._found, True, None
             if found is None or found.record.dropped:
                 self.close()
                 return None
@@ -92,12 +94,14 @@ class LogView:
                 if self._checked != record.uid:
                     self.steps.check_password()
                     self._checked = record.uid
-                return LogState(record, self._end(record))
+                self._state = LogState(record, self._end(record))
             except NoSuchLedgerError:
                 if self.steps.read() == found:
                     raise
             except NoSuchLogError:
                 continue  # deleted since it was read
+            else:
+                return self._state
 
     def _end(self, record: ListRecord) -> int:
         """Return the record after the last one that can be read."""
@@ -143,6 +147,18 @@ class LogView:
                 nbytes = self._bytes_of(segment) / max(1, end_seq - segment.first_seq)
             yield SizedRange(wanted.part(seq, part_last), nbytes)
             seq = part_last + 1
+
+    def bytes_of(self, wanted: RecordRange) -> int:
+        """Return about how many bytes some records have, as of the last look; 0 if there was no log.
+
+        Raises:
+            PybkError: The metadata store cannot be read.
+
+        Cost: By the number of segments; reads the pages of the log's record that have them.
+        """
+        if self._state is None:
+            return 0
+        return round(sum(len(part.entry_range) * part.entry_bytes for part in self.parts(self._state, wanted)))
 
     def _bytes_of(self, segment: Segment) -> int:
         """Return the payload bytes of a segment, so far."""

@@ -11,14 +11,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from pybk.errors import UnsupportedFormatError
 from pybk.spark.log_source.log_options import KAFKA
 from pybk.values import whole
 
-_PARTITION = "0"
-_UID_BYTES = 4
+BACKLOG_BYTES: Final = ".backlogBytes"
+"""The key, in the latest offset that a query reports, of the bytes by log that it has not read; it names no log."""
+
+_PARTITION: Final = "0"
+_UID_BYTES: Final = 4
 
 
 class LogPlace(NamedTuple):
@@ -81,7 +84,7 @@ def from_json(values: Mapping[str, Any]) -> dict[str, LogPlace]:
 
 def _place_of(key: str, value: object) -> tuple[str, LogPlace]:
     match value:
-        case {"0": seq}:
+        case {"0": seq, **others} if not others:
             return key, LogPlace(_checked(seq))
     log, at, which = key.rpartition("@")
     uid, _, generation = which.partition(".")

@@ -35,9 +35,10 @@ _EARLIEST: Final = -2
 _TIME_MS_MAX: Final = (1 << 63) // 10**6 - 1
 _DELAY_S: Final = 900.0
 _UNITS_S: Final = {"us": 1e-6, "ms": 1e-3, "": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0}
+_NO_GROUPS: Final = "there are no consumer groups: the checkpoint of the query has its position; leave it out"
 _ELSEWHERE: Final = {
-    "kafka.group.id": "there are no consumer groups: the checkpoint of the query has its position",
-    "groupidprefix": "there are no consumer groups: the checkpoint of the query has its position",
+    "kafka.group.id": _NO_GROUPS,
+    "groupidprefix": _NO_GROUPS,
     "fetchoffset.numretries": CLIENT_REPEATS,
     "fetchoffset.retryintervalms": CLIENT_REPEATS,
     "kafkaconsumer.polltimeoutms": "a task waits 10 s for records that the planner has seen; leave it out",
@@ -110,6 +111,7 @@ class LogOptions:
         min_offsets_per_trigger: The least records of a micro-batch, unless ``max_trigger_delay_s`` has passed.
         max_trigger_delay_s: The longest time between two micro-batches while records wait, seconds.
         subscription: The durable subscription that shows the lag of a stream; None for none.
+        backlog_bytes: Whether the progress of a stream has the bytes of each log that it has not read.
     """
 
     where: StoreOrCluster
@@ -131,6 +133,7 @@ class LogOptions:
     min_offsets_per_trigger: int | None
     max_trigger_delay_s: float
     subscription: str | None
+    backlog_bytes: bool
 
 
 def log_options(options: Mapping[str, str], *, streaming: bool | None = None) -> LogOptions:
@@ -154,6 +157,7 @@ def log_options(options: Mapping[str, str], *, streaming: bool | None = None) ->
     for name in LOG_STREAM:
         if streaming is False and name in given:
             logger.warning("option %s is of streaming reads, and has no effect on a batch read", name)
+    least, most = _limits(given)
     kind, names, pattern = _selection(given)
     return LogOptions(
         where=location_of(given),
@@ -171,10 +175,11 @@ def log_options(options: Mapping[str, str], *, streaming: bool | None = None) ->
         allow_missing=given.flag("allowMissing", False),
         min_partitions=given.whole("minPartitions"),
         max_records_per_partition=given.whole("maxRecordsPerPartition"),
-        max_offsets_per_trigger=given.whole("maxOffsetsPerTrigger"),
-        min_offsets_per_trigger=given.whole("minOffsetsPerTrigger"),
+        max_offsets_per_trigger=most,
+        min_offsets_per_trigger=least,
         max_trigger_delay_s=_delay_s(given),
         subscription=_subscription(given, kind),
+        backlog_bytes=given.flag("backlogBytes", False),
     )
 
 
@@ -198,6 +203,17 @@ def _subscription(given: RawOptions, kind: ListKind) -> str | None:
             "to write-ahead logs and to stores in a directory; leave it out"
         )
     return checked_subscription(name)
+
+
+def _limits(given: RawOptions) -> tuple[int | None, int | None]:
+    """Return the least and the most records of a micro-batch."""
+    least, most = given.whole("minOffsetsPerTrigger"), given.whole("maxOffsetsPerTrigger")
+    if least is not None and most is not None and least > most:
+        raise UsageError(
+            f"option minOffsetsPerTrigger is {least}, and maxOffsetsPerTrigger {most}: no micro-batch has as many "
+            "records as it would wait for; give at most the latter"
+        )
+    return least, most
 
 
 def _delay_s(given: RawOptions) -> float:

@@ -35,7 +35,7 @@ from pybk.spark.connection import close_connections
 from pybk.spark.executors.bookies import LOOK_SECONDS
 from pybk.spark.log_source.log_catalog import LogCatalog, LogState
 from pybk.spark.log_source.log_columns import check_schema
-from pybk.spark.log_source.log_offsets import LogPlace, from_json, shares, short_uid, to_json
+from pybk.spark.log_source.log_offsets import BACKLOG_BYTES, LogPlace, from_json, shares, short_uid, to_json
 from pybk.spark.log_source.log_positions import LogPositions, tasks_of
 from pybk.spark.log_source.log_reading import LogPartition, RecordRange, add_remedy, read_records
 from pybk.spark.log_source.query_subscription import QuerySubscription
@@ -69,8 +69,10 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target: dict[str, LogState] | None = None
         self._known: dict[tuple[str, int], LogPlace] = {}
         """The last positions of this process, with the uids that Kafka's form of offsets does not have."""
-        self._ends: dict[str, LogPlace] | None = None
-        """The ends of the logs as of the last look."""
+        self._seen: dict[str, LogState] | None = None
+        """The logs as of the last look."""
+        self._reached: LogOffset = {}
+        """The end offset of the micro-batch that was planned then."""
         self._subscription: QuerySubscription | None = None
         """The subscription, from the first look on, if the options name one."""
         self._last_batch = float("-inf")
@@ -120,7 +122,6 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """
         begin = self._decoded(start)
         states = dict(self._on_driver().look(now=False) if self._target is None else self._target)
-        self._ends = {name: _place(state, state.end_seq) for name, state in states.items()}
         places = {name: place for name, place in begin.items() if self._is_there(name, states)}
         moved = {name: place for name in places if (place := self._moved(name, places[name], states)) is not None}
         gone = len(places) < len(begin)
@@ -132,14 +133,32 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         }
         taken = self._taken({name: max(0, states[name].end_seq - first) for name, first in firsts.items()}, limit)
         ends = {name: _place(states[name], firsts[name] + count) for name, count in taken.items()}
+        self._seen, self._reached = states, {**ends, **moved}
         if not moved and not gone and all(each.seq == places[name].seq for name, each in ends.items()):
             return start
-        return self._returned({**ends, **moved}, begin)
+        return self._returned(self._reached, begin)
 
     @one_line_errors()
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
-        """Return the ends of the logs, which is the end offset that a micro-batch without limits would have."""
-        return None if self._ends is None else to_json(self._ends, self._options.columns)
+        """Return the ends of the logs, which is the end offset that a micro-batch without limits would have.
+
+        With the option ``backlogBytes`` it also has the bytes of each log after the micro-batch that was planned last.
+        """
+        if self._seen is None:
+            return None
+        ends = {name: _place(state, state.end_seq) for name, state in self._seen.items()}
+        found = to_json(ends, self._options.columns)
+        return {**found, BACKLOG_BYTES: self._bytes_left(self._seen)} if self._options.backlog_bytes else found
+
+    def _bytes_left(self, states: Mapping[str, LogState]) -> dict[str, int]:
+        """Return about how many bytes each log has after the micro-batch that was planned last."""
+        found = {}
+        for name, state in sorted(states.items()):
+            record = state.record
+            first = max(self._reached[name].seq, record.first_seq)
+            left = RecordRange(name, record.uid, record.generation, first, state.end_seq - 1)
+            found[name] = self._on_driver().view(name).bytes_of(left)
+        return found
 
     @one_line_errors()
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
