@@ -44,10 +44,10 @@ class LogBatchReader(DataSourceReader):
         catalog = LogCatalog(self._options)
         catalog.check_names()
         states = catalog.look()
-        positions = LogPositions(self._options, catalog)
-        firsts, ends = positions.first(states), positions.end(states)
+        bounds = LogPositions(self._options, catalog).bounds(states)
         for name, state in sorted(states.items()):
-            wanted = RecordRange(name, state.record.uid, state.record.generation, firsts[name], ends[name] - 1)
+            first, end = bounds[name]
+            wanted = RecordRange(name, state.record.uid, state.record.generation, first, end - 1)
             yield from catalog.view(name).parts(state, wanted)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

@@ -30,6 +30,35 @@ class LogPositions:
         self._options = options
         self._catalog = catalog
 
+    def bounds(self, states: Mapping[str, LogState]) -> dict[str, tuple[int, int]]:
+        """Return the first record to read of each log, and the record after the last one.
+
+        Raises:
+            UsageError: As ``first`` and ``end``; or a read would end before it begins.
+            TruncatedError: As ``first``; or all records up to the end were truncated, and ``fail_on_data_loss`` is set.
+        """
+        firsts, ends = self.first(states), self.end(states)
+        return {name: self._in_order(state, firsts[name], ends[name]) for name, state in states.items()}
+
+    def _in_order(self, state: LogState, first: int, end: int) -> tuple[int, int]:
+        """Return the bounds of a log, which is read from one to the other."""
+        record = state.record
+        end = max(end, record.start_seq)
+        if first <= end:
+            return first, end
+        if end >= record.first_seq:
+            raise UsageError(
+                f"the read of log {record.name!r} begins at record {first}, and ends before record {end}; let it end "
+                "later, or begin earlier"
+            )
+        if self._options.fail_on_data_loss:
+            raise TruncatedError(
+                f"the read of log {record.name!r} ends before record {end}, and the first one is {record.first_seq}, "
+                "as those before it were truncated; option failOnDataLoss=false reads none of them",
+                first_seq=record.first_seq,
+            )
+        return first, first
+
     def first(self, states: Mapping[str, LogState]) -> dict[str, int]:
         """Return the first record to read of each log.
 
