@@ -463,8 +463,10 @@ def location_of(given: RawOptions) -> StoreOrCluster:
     """Return the store or cluster; raises UsageError unless exactly one is named."""
     path, uri = given.text("path"), given.text("metadataUri")
     if (path is None) == (uri is None):
+        table = "; of a table Spark keeps no options, so give them with each use: SELECT ... FROM t WITH (...)"
         raise UsageError(
             "give either path, the directory of a store, or metadataUri, a cluster's: lmdb:///... or zk://..."
+            f"{table if path is None else ''}"
         )
     if path is not None and _URL.match(path):
         raise UsageError(

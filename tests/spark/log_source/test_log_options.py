@@ -89,7 +89,7 @@ def test_limits_of_micro_batches_have_no_effect_on_a_batch_read(caplog: pytest.L
     [
         (STORE, "exactly one of subscribe, subscribePattern, assign, log, wal; given are none"),
         ({**ONE, "subscribe": "orders"}, "exactly one of .*; given are subscribe, log"),
-        ({"log": "orders"}, "give either path"),
+        ({"log": "orders"}, "give either path.*of a table Spark keeps no options, so give them with each use"),
         ({**ONE, "ledger": "5"}, "option ledger is not one of a read of logs"),
         ({**ONE, "log": "a//b"}, "empty part"),
         ({**STORE, "subscribe": " ,"}, "names of logs, separated by commas"),
