@@ -61,11 +61,11 @@ class Logs:
         """End a log for good."""
         self._writers.pop(name).seal()
 
-    def delete(self, name: str) -> None:
+    def delete(self, name: str, *, steal: bool = False) -> None:
         """Delete a log."""
         self._writers.pop(name).close()
         self._logs.pop(name).close()
-        Log.delete(self._manager, name, password=PASSWORD)
+        Log.delete(self._manager, name, password=PASSWORD, steal=steal)
 
     def segments(self, name: str) -> list[tuple[int, int]]:
         """Return the number and the ledger of each segment of a log."""

@@ -474,6 +474,26 @@ def test_a_query_that_names_a_subscription_has_a_lag_and_keeps_what_it_needs(tmp
 
 
 @FORMS
+def test_the_subscription_of_a_log_that_is_made_again_is_one_of_the_new_log(tmp_path: Path, columns: str) -> None:
+    with inside(tmp_path / "cluster") as cluster:
+        logs = Logs(cluster.connect())
+        options = {**cluster_options(cluster.url), "passwordFile": password_file(tmp_path), "columns": columns}
+        logs.append("orders", some(10))
+        query = Query(options, log="orders", subscription="sums", failOnDataLoss="false")
+        assert query.batch() == 10
+        logs.delete("orders", steal=True)
+        logs.append("orders", some(4))
+        logs.roll("orders")
+        query.batch()  # notices it
+        assert logs.lag("orders") == [("sums", 0, 4)]
+        assert query.batch() == 4
+        assert logs.lag("orders") == [("sums", 4, 0)]
+        query.reader.stop()
+        logs.close()
+        close_connections()
+
+
+@FORMS
 def test_a_cluster_is_followed(tmp_path: Path, columns: str) -> None:
     with inside(tmp_path / "cluster") as cluster:
         logs = Logs(cluster.connect())

@@ -127,7 +127,8 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         gone = len(places) < len(begin)
         places |= {name: self._new(state) for name, state in states.items() if name not in places}
         if self._subscription is not None:
-            self._subscription.follow({name: place.seq for name, place in places.items()})
+            next_places = {**places, **moved}
+            self._subscription.follow({name: _place(states[name], next_places[name].seq) for name in places})
         firsts = {
             name: max(place.seq, states[name].record.first_seq) for name, place in places.items() if name not in moved
         }

@@ -16,6 +16,7 @@ from pybk.spark.connection import connection
 from pybk.streams.log import Log
 
 if TYPE_CHECKING:
+    from pybk.spark.log_source.log_offsets import LogPlace
     from pybk.spark.log_source.log_options import LogOptions
     from pybk.streams.subscription import Subscription
 
@@ -39,19 +40,24 @@ class QuerySubscription:
         self._options = options
         self._name: Final = name
         self._logs: dict[str, tuple[Log, Subscription]] = {}
+        self._uids: dict[str, str] = {}
+        """The uids of the logs at the last call of ``follow``."""
 
-    def follow(self, positions: Mapping[str, int]) -> None:
-        """Subscribe to the logs that are new.
+    def follow(self, positions: Mapping[str, LogPlace]) -> None:
+        """Subscribe to the logs that are new, or were deleted and made again.
 
         Args:
-            positions: The next record to read of each log, at which a new subscription begins.
+            positions: The next record to read of each log that exists, at which a new subscription begins.
 
         Raises:
             LogLockedError: Another live query or consumer has the subscription.
             PybkError: The metadata store or bookies cannot be written to.
         """
-        for name, seq in positions.items():
-            self._of(name, seq)
+        for name, place in positions.items():
+            if self._uids.get(name, place.uid) != place.uid:
+                self._close(name)
+            self._of(name, place.seq)
+            self._uids[name] = place.uid
 
     def acknowledge(self, positions: Mapping[str, int]) -> None:
         """Acknowledge the records before positions; what fails is logged, and made up for by a later call."""
