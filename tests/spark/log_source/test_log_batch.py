@@ -1,4 +1,4 @@
-"""Bounds of batch reads of logs, called as Spark calls them: an end before the beginning is no read without rows."""
+"""Batch reads of logs, called as Spark calls them: their bounds, and schemas that users give."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import pytest
 
 pytest.importorskip("pyspark", reason="no pyspark; install the extra spark-test to test Spark")
 pytest.importorskip("pyarrow", reason="no pyarrow; install the extra spark-test to test Spark")
+
+from pyspark.sql.types import BinaryType, LongType, StringType, StructField, StructType
 
 from pybk.errors import TruncatedError, UsageError
 from pybk.spark.log_source.log_batch import LogBatchReader
@@ -68,3 +70,21 @@ def test_an_end_before_the_first_record_that_is_kept_is_a_loss(store: LogStore) 
     with pytest.raises(TruncatedError, match=r"ends before record 4, and the first one is 6.*failOnDataLoss=false"):
         read(store, endingOffsets='{"orders": 4}')
     assert read(store, endingOffsets='{"orders": 4}', failOnDataLoss="false") == []
+
+
+@pytest.mark.parametrize(
+    ("form", "field", "said"),
+    [
+        ("kafka", StructField("seq", LongType()), "column 'seq'; there are key, value, topic, partition, offset"),
+        ("pybk", StructField("offset", LongType()), "column 'offset'; there are log, seq, position"),
+        ("kafka", StructField("partition", LongType()), "partition as bigint; it is int"),
+        ("kafka", StructField("value", StringType()), "value as string; it is binary"),
+        ("kafka", StructField("key", BinaryType(), False), "column key as NOT NULL"),
+        ("pybk", StructField("txid", LongType(), False), "column txid as NOT NULL"),
+    ],
+)
+def test_schemas_with_other_columns_are_refused(form: str, field: StructField, said: str) -> None:
+    options = log_options({"path": "/data/store", "log": "orders", "columns": form}, streaming=False)
+    LogBatchReader(options, StructType([StructField("value", BinaryType(), False)]))
+    with pytest.raises(UsageError, match=said):
+        LogBatchReader(options, StructType([field]))

@@ -21,7 +21,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from pybk.errors import CorruptError
+from pybk.errors import CorruptError, UsageError
 from pybk.spark.log_source.log_options import KAFKA
 from pybk.spark.source.arrow_columns import ArrowRows, binary_column, check_columns, number_ranges, repeated
 from pybk.streams.format import NO_VALUE
@@ -58,6 +58,9 @@ _OF_RECORDS: Final = frozenset(
 )
 """The columns for which records are read; the others are known without that."""
 
+_MAY_BE_NULL: Final = frozenset({"key", "headers", "timestamp", "txid", "event_time", "append_time"})
+"""The columns that a record need not have."""
+
 _CREATE_TIME: Final = 0
 """The type of Kafka's timestamps that producers set; -1 is that of records without one."""
 
@@ -70,8 +73,15 @@ def columns_of(options: LogOptions) -> StructType:
 
 
 def check_schema(options: LogOptions, schema: StructType) -> None:
-    """Check a schema against the form of columns that the options select, as ``check_columns`` does."""
+    """Check a schema against the form of columns that the options select, as ``check_columns`` does.
+
+    Raises:
+        UsageError: As ``check_columns``; or a column that may have nulls is NOT NULL.
+    """
     check_columns(schema, _types(options))
+    for field in schema.fields:
+        if not field.nullable and field.name in _MAY_BE_NULL:
+            raise UsageError(f"the schema has column {field.name} as NOT NULL, and it may be null; leave that out")
 
 
 def _types(options: LogOptions) -> Mapping[str, DataType]:
