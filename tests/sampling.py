@@ -3,7 +3,8 @@
 Tests that repeat one rule over many seeds, places, kinds or mutants are marked ``sampled``. A run tries some of their
 cases, which ``SEED`` draws: the same ones in each process and each time for one commit, others for the next commit, so
 that all of them are tried in time. So are tests of a file that use a fixture that takes long, such as a cluster of
-processes. ``make test-long`` tries all of them, and ``PYBK_ALL_FAULTS=1`` many more, which takes hours.
+processes, and tests of several files that each take long. ``make test-long`` tries all of them, and
+``PYBK_ALL_FAULTS=1`` many more, which takes hours.
 """
 
 from __future__ import annotations
@@ -105,8 +106,10 @@ def _group(item: pytest.Item, marker: pytest.Mark) -> str:
     """Return what a case is drawn from.
 
     That are the cases of its test; or, if the marker names a parameter, those that differ in this one alone; or, if it
-    names a fixture, the tests of its file that use it.
+    names a fixture, the tests of its file that use it; or, if it names a group, the tests of all files that name it.
     """
+    if "group" in marker.kwargs:
+        return str(marker.kwargs["group"])
     test, _, case = item.nodeid.partition("[")
     among = marker.kwargs.get("among")
     if "using" in marker.kwargs:

@@ -63,7 +63,20 @@ def test_third(cluster, seed): pass
 @pytest.mark.parametrize("seed", range(4))
 def test_apart(cluster, seed): pass
 """
-SETTINGS = "[pytest]\nmarkers =\n    long: long\n    sampled(one_in, among, using): sampled\n"
+OF_A_GROUP = """
+import pytest
+
+pytestmark = pytest.mark.sampled(one_in=4, using="cluster", group="clusters")
+
+@pytest.fixture
+def cluster(): pass
+
+@pytest.mark.parametrize("number", range(4))
+def test_it(cluster, number): pass
+
+def test_without(): pass
+"""
+SETTINGS = "[pytest]\nmarkers =\n    long: long\n    sampled(one_in, among, using, group): sampled\n"
 
 
 def run(directory: Path, seed: str, *arguments: str, tests: str = TESTS) -> tuple[set[str], str]:
@@ -74,12 +87,18 @@ def run(directory: Path, seed: str, *arguments: str, tests: str = TESTS) -> tupl
         "from tests.conftest import pytest_collection_modifyitems, pytest_report_header\n", encoding="utf-8"
     )
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", *arguments],
+        [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", "-p", "xdist", *arguments],
         capture_output=True,
         text=True,
         check=False,
         cwd=directory,
-        env={**os.environ, "PYTHONPATH": python_path(), "PYTEST_ADDOPTS": "", VARIABLE: seed},
+        env={
+            **os.environ,
+            "PYTHONPATH": python_path(),
+            "PYTEST_ADDOPTS": "",
+            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+            VARIABLE: seed,
+        },
         timeout=PROCESS_S,
     )
     assert done.returncode == 0, done.stdout + done.stderr
@@ -145,7 +164,7 @@ def test_pytest_runs_the_sample_in_each_worker_and_says_how_to_repeat_it(tmp_pat
 def test_a_share_of_the_tests_that_use_a_fixture_runs(tmp_path: Path) -> None:
     every = {"test_first", "test_second", *(f"test_third[{number}]" for number in range(4))}
     tried = set[str]()
-    for seed in SEEDS[:4]:
+    for seed in SEEDS[:3]:
         passed, _ = run(tmp_path, seed, tests=OF_A_CLUSTER)
         assert len(passed & every) == 2
         assert "test_without" in passed
@@ -153,6 +172,14 @@ def test_a_share_of_the_tests_that_use_a_fixture_runs(tmp_path: Path) -> None:
         tried |= passed
     assert len(tried & every) > 2
     assert every < run(tmp_path, EVERYTHING, tests=OF_A_CLUSTER)[0]
+
+
+def test_a_share_of_the_tests_of_several_files_runs(tmp_path: Path) -> None:
+    (tmp_path / "test_those.py").write_text(OF_A_GROUP, encoding="utf-8")
+    _, said = run(tmp_path, SEEDS[1], tests=OF_A_GROUP)
+    assert said.count("::test_it[") == 2, "of the eight of both files"
+    assert said.count("::test_without PASSED") == 2
+    assert run(tmp_path, EVERYTHING, tests=OF_A_GROUP)[1].count("::test_it[") == 8
 
 
 def test_a_test_that_is_named_runs_whatever_the_sample(tmp_path: Path) -> None:
