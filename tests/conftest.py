@@ -1,4 +1,4 @@
-"""What holds for all tests: production's limits at the start of each but for scrypt, the sample, order and workers."""
+"""What holds for all tests: limits of production at the start of each but for scrypt, directories, sample, workers."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import gc
 import hashlib
 import logging
 import os
+import shutil
 import signal
 import traceback
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from hypothesis import HealthCheck, settings
 from pybk.ledger import keys
 from pybk.storage import preallocation
 from pybk.storage.format import catalog
+from tests import directories
 from tests.sampling import EVERYTHING, SEED, VARIABLE, all_are_tried, drawn
 from tests.storage.real_store import end_started
 
@@ -47,6 +49,20 @@ _LIMITS = [
     (module, name, getattr(module, name))
     for module, name in ((preallocation, "FIRST_FILE_BYTES"), (catalog, "REWRITE_BYTES_MIN"), (keys, "SCRYPT_COST"))
 ]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _directories(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Have the directories of a file's tests lie on the disk, if they do: those of a file with a failure stay there."""
+    if not directories.on_the_disk(_file_of(request.node.nodeid)):
+        yield
+        return
+    failed = request.session.testsfailed
+    with directories.of_the_disk() as path, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tmp_path_factory, "_basetemp", path)
+        yield
+    if request.session.testsfailed == failed:
+        shutil.rmtree(path, ignore_errors=True)
 
 
 @pytest.fixture(autouse=True)
@@ -122,13 +138,15 @@ def _file_of(nodeid: str) -> str:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Have Hypothesis draw its examples by the seed of the sample, before its plugin reads the option."""
+    """Choose where directories lie, and have Hypothesis draw by the seed of the sample, before its plugin reads it."""
+    directories.choose(config)
     if config.option.hypothesis_seed is None and SEED != EVERYTHING:
         config.option.hypothesis_seed = str(int(hashlib.sha256(SEED.encode()).hexdigest()[:12], 16))
 
 
-def pytest_report_header() -> str:
-    return f"sample: {VARIABLE}={SEED} (the same again: `{VARIABLE}={SEED} make test`; all cases: `make test-long`)"
+def pytest_report_header() -> list[str]:
+    sample = f"sample: {VARIABLE}={SEED} (the same again: `{VARIABLE}={SEED} make test`; all cases: `make test-long`)"
+    return [sample, directories.described()]
 
 
 @pytest.hookimpl(trylast=True)
@@ -149,8 +167,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items.sort(key=rank_of)
 
 
+def pytest_collection() -> None:
+    """Collect no garbage while modules are imported and tests are found: nearly all of them stay."""
+    gc.disable()
+
+
 def pytest_collection_finish() -> None:
     """Have no collection of garbage look at modules and tests, which stay: tests that collect would take seconds."""
+    gc.enable()
     gc.collect()
     gc.freeze()
 

@@ -25,7 +25,8 @@ USERS = [
 NOT_PRIVATE = {"_asdict", "_fields", "_make", "_replace", "_exit", "_jsc", "_jvm"}
 """Public in spite of their names: those of named tuples, ``os._exit``, and PySpark's one way to the JVM."""
 
-OF_PYSPARK = {
+OF_OTHERS = {
+    "_basetemp": "where pytest makes directories, which differs by file",
     "_gateway": "the way to the JVM from a context that may be None",
     "_getOrCreate": "makes the context of a task outside a task",
     "_jdf": "the plan of a query, as the JVM has it",
@@ -36,7 +37,7 @@ OF_PYSPARK = {
     "_taskAttemptId": "that of its attempt, likewise",
     "_taskContext": "the context of the task that runs, to have none",
 }
-"""Private names of PySpark that tests use, each with what for."""
+"""Private names of PySpark and pytest that tests use, each with what for."""
 
 TESTS = [path for path in SOURCES if path.is_relative_to(ROOT / "tests") and path != ROOT / "tests" / "internals.py"]
 """All but the one module that knows private names of the classes that users see."""
@@ -139,7 +140,7 @@ def untidy(path: Path, *groups: list[Path]) -> Iterator[tuple[object, str]]:
         yield from ((found, "make what is needed a documented member") for found in private_uses(nodes))
     if TESTS in groups:
         advice = "test what it does; or make the name package-level; or add an accessor to internals.py"
-        found = ((line, name) for line, name in private_uses(nodes) if name.split(".")[-1] not in OF_PYSPARK)
+        found = ((line, name) for line, name in private_uses(nodes) if name.split(".")[-1] not in OF_OTHERS)
         yield from ((each, advice) for each in found)
         marks = [
             each for each in tree.body if isinstance(each, ast.Assign) and ast.unparse(each).startswith("pytestmark =")
