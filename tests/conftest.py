@@ -108,26 +108,36 @@ def _programs_end_with_their_test() -> Iterator[None]:
 
 # Files that take longest, in this order: begun last, one of them would keep one worker busy while the other is done.
 _LONG_FIRST = (
-    "tests/spark/test_clusters.py",
     "tests/spark/source/test_streams.py",
-    "tests/cluster/test_faults.py",
-    "tests/cluster/test_nemesis.py",
-    "tests/test_examples.py",
+    "tests/admin/dev/test_dev.py",
+    "tests/admin/page/test_page.py",
+    "tests/spark/test_clusters.py",
+    "tests/spark/test_sql.py",
+    "tests/docs/test_operators_pages.py",
+    "tests/docs/test_tutorial.py",
     "tests/test_readme.py",
+    "tests/cluster/test_faults.py",
+    "tests/cluster/test_levels.py",
+    "tests/streams/test_segment_merge.py",
+    "tests/streams/test_wal.py",
     "tests/simulator/test_healing.py",
+    "tests/test_call_threads.py",
+    "tests/test_sampling.py",
+    "tests/test_tidy.py",
     "tests/streams/test_interrupts.py",
     "tests/storage/test_mutants.py",
-    "tests/simulator/test_campaign.py",
-    "tests/spark/test_tutorial.py",
-    "tests/docs/test_tutorial.py",
 )
 
-# Folders whose tests use the session of the fixture ``spark``: one worker runs them all, so that one session begins.
+# Where tests use the session of the fixture ``spark``: one worker runs them all, so that one session begins.
 _OF_ONE_SPARK = (
     "tests/spark/jobs/",
+    "tests/spark/log_sink/test_log_sink.py",
     "tests/spark/log_source/",
     "tests/spark/sink/",
     "tests/spark/source/",
+    "tests/spark/test_errors.py",
+    "tests/spark/test_howto.py",
+    "tests/spark/test_query_backlog.py",
     "tests/spark/test_starting.py",
 )
 

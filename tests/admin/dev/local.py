@@ -7,12 +7,16 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
+from io import StringIO
 from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
 
+import pytest
+
 from pybk import LedgerManager
+from pybk.admin.cli import main
 from pybk.admin.profiles import Profile
 from pybk.credentials import Secret
 from tests.paths import ROOT
@@ -63,9 +67,13 @@ class Local(Commands):
     """A local cluster of the profile ``dev``."""
 
     def status(self) -> dict[str, dict[str, Any]]:
-        """Return the processes by name."""
-        done = self.ask("dev", "status", "--json")
-        return {each["name"]: each for each in json.loads(done.stdout)["members"]}
+        """Return the processes by name, as the command says when it runs in this process."""
+        said = StringIO()
+        with pytest.MonkeyPatch.context() as patch, redirect_stdout(said):
+            for name in ("XDG_CONFIG_HOME", "XDG_STATE_HOME"):
+                patch.setenv(name, self.environment[name])
+            main(["dev", "status", "--json"])
+        return {each["name"]: each for each in json.loads(said.getvalue())["members"]}
 
     def get(self, name: str, path: str) -> str:
         """Return what the HTTP port of a process answers."""
