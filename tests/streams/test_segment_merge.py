@@ -58,6 +58,7 @@ from pybk.streams.list_writer import RollPolicy
 from pybk.streams.segment_merge import MEMBERS_MAX, MergePlan, groups_to_merge
 from tests.cluster.inside import inside
 from tests.internals import cut_log
+from tests.sampling import all_are_tried
 from tests.streams.test_detached import DAY, commit, numbered
 from tests.streams.test_list_pages import at_level, parts_of, record_of
 from tests.streams.test_log import PASSWORD, data_of, opened
@@ -145,6 +146,7 @@ def test_a_subscription_continues_at_the_positions_that_it_handed_out(manager: L
         assert data_of(again) == [b"%d" % (RECORDS - 1)]
 
 
+@pytest.mark.sampled(one_in=4)
 @pytest.mark.parametrize("keep_s", [0, 3600])
 @pytest.mark.parametrize("most", [1, 2, 100])
 def test_readers_at_every_place_continue_in_the_merged_segments(log: Log, keep_s: float, most: int) -> None:
@@ -204,8 +206,9 @@ def test_readers_of_another_client_continue_in_the_merged_segments(tmp_path: Pat
         wait_until(lambda: len(other.segments()) == 1)
 
 
+@pytest.mark.sampled(one_in=2)
 def test_nothing_is_missed_or_read_twice_while_a_writer_rolls_and_segments_are_merged(manager: LedgerManager) -> None:
-    total = 300
+    total = 300 if all_are_tried() else 90
     with opened(manager) as log, ThreadPoolExecutor() as pool, log.writer() as writer:
         reader, subscription = log.reader(follow=True), log.subscribe("sub", start=LogEnd.EARLIEST)
 
