@@ -90,6 +90,7 @@ def manager(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[LedgerMa
             yield manager
 
 
+@pytest.mark.sampled(one_in=6)
 @pytest.mark.parametrize("kind", ["log", "wal", "subscription"])
 def test_many_waiters_of_one_lock_hold_no_threads(manager: LedgerManager, kind: str) -> None:
     """More of them than there are shared threads wait while other calls are made, and each becomes the owner."""

@@ -106,7 +106,7 @@ def test_the_write_ahead_log_of_the_readme_is_there_again(tmp_path: Path) -> Non
     assert printed == ["durable: 1\n", "again: 1 b'set a 1'\ndurable: 2\n"]
 
 
-@pytest.mark.sampled(one_in=2)
+@pytest.mark.sampled(one_in=4, group="documents")
 @pytest.mark.parametrize("document", ["blobs.md", "streams.md"])
 def test_the_programs_of_a_document_run_as_pasted(document: str, tmp_path: Path) -> None:
     text = (ROOT / "docs" / "concepts" / document).read_text(encoding="utf-8")
@@ -116,6 +116,7 @@ def test_the_programs_of_a_document_run_as_pasted(document: str, tmp_path: Path)
         output_of(program, tmp_path)
 
 
+@pytest.mark.sampled(one_in=4, group="documents")
 def test_the_event_sourced_program_remembers_what_it_did(tmp_path: Path) -> None:
     text = (ROOT / "docs" / "howto" / "eventsourcing.md").read_text(encoding="utf-8")
     [program] = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
@@ -123,6 +124,7 @@ def test_the_event_sourced_program_remembers_what_it_did(tmp_path: Path) -> None
         assert output_of(program, tmp_path) == f"events so far: {events}\n"
 
 
+@pytest.mark.sampled(one_in=4, group="documents")
 def test_the_program_for_spark_runs_after_the_first(tmp_path: Path) -> None:
     make_secret(tmp_path)
     (tmp_path / "both.py").write_text(f"{blocks('python')[0]}\n{blocks('python')[3]}", encoding="utf-8")

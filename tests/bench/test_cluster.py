@@ -25,7 +25,7 @@ from pybk import LedgerManager, LedgerWriter
 from tests.cluster.inside import inside
 from tests.waiting import PROCESS_S, WAIT_S, wait_until
 
-pytestmark = pytest.mark.sampled(one_in=2, using="tmp_path")
+pytestmark = pytest.mark.sampled(one_in=3, using="tmp_path")
 
 
 @pytest.mark.long

@@ -32,7 +32,7 @@ from tests.cluster.inside import Inside, inside
 from tests.internals import cluster_backend_of, descriptor_of
 from tests.waiting import wait_until
 
-pytestmark = pytest.mark.sampled(one_in=2, using="cluster")
+pytestmark = pytest.mark.sampled(one_in=3, using="cluster")
 
 NO = Reply(Status.UNAUTHORIZED)
 

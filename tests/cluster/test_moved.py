@@ -8,6 +8,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from pybk.client.wire import BookieWire
 from pybk.ledger.ledger_metadata import Bookie
 from pybk.manager.ledger_manager import LedgerManager
@@ -33,6 +35,7 @@ def _move(client: LedgerManager, bookie: BookieProcess) -> None:
     wait_until(heard)
 
 
+@pytest.mark.sampled(one_in=4, group="processes")
 def test_the_first_request_after_a_bookie_moved_is_answered(tmp_path: Path) -> None:
     with running(tmp_path, 3) as cluster:
         client = cluster.connect()

@@ -83,6 +83,7 @@ def _has_no_marks(client: LedgerManager) -> bool:
     return not list(cluster_backend_of(client).membership.metadata.marks())
 
 
+@pytest.mark.sampled(one_in=4, group="processes")
 def test_one_of_three_bookies_may_be_down_when_anything_is_made(tmp_path: Path) -> None:
     with running(tmp_path, 3) as cluster:
         client = cluster.connect()

@@ -31,7 +31,7 @@ from tests.healing.quick import repair_quickly
 from tests.healing.test_repair_worker import metadata_of
 from tests.waiting import wait_until
 
-pytestmark = pytest.mark.sampled(one_in=2, using="three")
+pytestmark = pytest.mark.sampled(one_in=4, using="three")
 
 CAPACITY = 100_000
 ENTRIES = 10

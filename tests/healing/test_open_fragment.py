@@ -26,7 +26,7 @@ from tests.healing.test_repair_worker import metadata_of
 from tests.internals import cluster_backend_of
 from tests.waiting import wait_until
 
-pytestmark = pytest.mark.sampled(one_in=2, using="four")
+pytestmark = pytest.mark.sampled(one_in=3, using="four")
 
 
 @pytest.fixture

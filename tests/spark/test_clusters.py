@@ -29,7 +29,7 @@ from tests.spark.secret_files import secret_file
 from tests.waiting import PROCESS_S, WAIT_S, wait_until
 from tests.zookeeper_server import ZooKeeperServer
 
-pytestmark = pytest.mark.sampled(one_in=2, using="local")
+pytestmark = pytest.mark.sampled(one_in=4, using="local")
 
 PASSWORD = b"the password of all ledgers here"
 

@@ -113,7 +113,7 @@ def made(
     return fs, manager, ledger_ids
 
 
-@pytest.mark.sampled(one_in=4)
+@pytest.mark.sampled(one_in=8)
 @pytest.mark.parametrize("watched", [False, True])
 @pytest.mark.parametrize("restart", ["live", "closed", "killed", "lost power"])
 @pytest.mark.parametrize("hint", [StorageHint.NVME, StorageHint.HDD])
@@ -146,7 +146,7 @@ def test_deletes_of_interleaved_ledgers_free_space_while_there_is_none(
     manager.close()
 
 
-@pytest.mark.sampled(one_in=2)
+@pytest.mark.sampled(one_in=4)
 @pytest.mark.parametrize("hint", [StorageHint.NVME, StorageHint.HDD])
 def test_files_that_wait_for_space_are_not_read_again_before_there_is_some(hint: StorageHint) -> None:
     fs = SimFileSystem(1, capacity_bytes=128 * MIB)
@@ -179,7 +179,7 @@ def test_a_small_file_is_packed_after_those_that_leave_a_large_reserve() -> None
     manager.close()
 
 
-@pytest.mark.sampled(one_in=2)
+@pytest.mark.sampled(one_in=4)
 @pytest.mark.parametrize("hint", [StorageHint.NVME, StorageHint.HDD])
 def test_what_packing_frees_on_a_full_disk_takes_appends(hint: StorageHint) -> None:
     fs, manager, ledger_ids = made(hint, rounds=_ROUNDS)
@@ -196,7 +196,7 @@ def test_what_packing_frees_on_a_full_disk_takes_appends(hint: StorageHint) -> N
     manager.close()
 
 
-@pytest.mark.sampled(one_in=2)
+@pytest.mark.sampled(one_in=4)
 @pytest.mark.parametrize("restart", ["live", "closed"])
 @small_stores_have_a_reserve()
 def test_a_store_without_a_reserve_for_packing_gets_it_once_there_is_space(restart: str) -> None:
@@ -273,7 +273,7 @@ def stopped_while_packing(operation: int, how: str) -> None:
     manager.close()
 
 
-@pytest.mark.sampled(one_in=2)
+@pytest.mark.sampled(one_in=4, group="full disks")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 @pytest.mark.parametrize("how", ["killed", "lost power"])
 @small_stores_have_a_reserve()
@@ -344,6 +344,7 @@ def test_packing_leaves_the_index_the_space_that_checkpoints_need() -> None:
     manager.close()
 
 
+@pytest.mark.sampled(one_in=4, group="full disks")
 @pytest.mark.parametrize("hint", [StorageHint.NVME, StorageHint.HDD])
 def test_deletes_of_interleaved_ledgers_free_space_on_a_real_full_disk(hint: StorageHint, tmp_path: Path) -> None:
     with small_device(tmp_path / "device", 96 * MIB) as device:

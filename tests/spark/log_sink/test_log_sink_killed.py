@@ -71,7 +71,7 @@ class Query:
         Stream(self._place, TO_LOGS).batch(number, *rows)
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(one_in=4, group="processes")
 def test_a_stream_killed_at_any_step_is_written_once(place: Place, tmp_path: Path) -> None:
     ends: list[int] = []
     made: list[str] = []

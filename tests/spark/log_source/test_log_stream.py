@@ -29,7 +29,7 @@ from tests.spark.secret_files import cluster_options
 from tests.spark.stream_query import StreamQuery
 
 pytestmark = [
-    pytest.mark.sampled(one_in=3, using="store"),
+    pytest.mark.sampled(one_in=5, using="store"),
     pytest.mark.usefixtures("process_of_a_driver"),
 ]
 

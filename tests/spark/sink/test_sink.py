@@ -24,7 +24,7 @@ from tests.spark.killing import Kill
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-pytestmark = pytest.mark.sampled(one_in=2, using="spark")
+pytestmark = pytest.mark.sampled(one_in=4, using="spark")
 
 
 @pytest.fixture(scope="module")

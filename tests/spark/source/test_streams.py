@@ -15,13 +15,13 @@ from tests.cluster.inside import Inside, inside
 from tests.spark.queries import LATE, run_to_end
 from tests.spark.secret_files import cluster_options, secret_file
 from tests.storage.real_store import open_quick
-from tests.waiting import PROCESS_S
+from tests.waiting import WAIT_S
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-pytestmark = pytest.mark.sampled(one_in=2, using="spark")
+pytestmark = pytest.mark.sampled(one_in=4, using="spark")
 
 PASSWORD = b"a password to be kept"
 
@@ -70,7 +70,7 @@ class Pipe:
 
     def wait(self, query: StreamingQuery) -> StreamingQuery:
         """Wait until everything has come through, once; return the query, which may be another run of it."""
-        deadline = time.monotonic() + PROCESS_S
+        deadline = time.monotonic() + WAIT_S
         while self.rows() != self.expected():
             if LATE in str(query.exception()):
                 query = self.start(processingTime="0 seconds")
@@ -130,6 +130,7 @@ def cluster(tmp_path: Path) -> Iterator[Inside]:
         yield cluster
 
 
+@pytest.mark.sampled(one_in=4, group="processes")
 def test_a_cluster_through_and_through(spark: SparkSession, cluster: Inside, tmp_path: Path) -> None:
     """What one query writes to ledgers another one reads, once."""
     where = cluster_options(cluster.url)
