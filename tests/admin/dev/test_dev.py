@@ -18,7 +18,7 @@ import pytest
 
 from pybk import ClusterAdmin
 from pybk.admin.cli import main
-from pybk.admin.dev import cluster as dev_cluster
+from pybk.admin.dev import dev_cluster
 from pybk.admin.dev.dev_cluster import DevCluster, DevOptions
 from pybk.errors import StorageFullError
 from tests.admin.dev.local import Commands, Local, local_cluster
