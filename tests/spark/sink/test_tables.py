@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,6 +14,7 @@ from pybk.spark.connection import Connection, close_connections
 from tests.cluster.processes import Cluster, running
 from tests.spark import kills
 from tests.spark.kills import numbers, place_of, rows
+from tests.spark.queries import run_to_end
 from tests.spark.secret_files import cluster_options
 
 if TYPE_CHECKING:
@@ -65,6 +67,28 @@ def test_views_and_tables_that_exist_are_written_to(spark: SparkSession, cluster
             frame.write.options(**options).insertInto("kept")
     finally:
         spark.sql("DROP TABLE kept")
+
+
+def test_a_stream_to_a_table_that_is_new_makes_one_without_options(
+    spark: SparkSession, cluster: Cluster, place: Connection, tmp_path: Path
+) -> None:
+    """Spark makes the table before it asks the source for anything; the rows are where the options say."""
+    options = kills.options_of(cluster.url, ledgerType="streamed")
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "0").write_text("a\nb\n")
+    lines = spark.readStream.text(str(tmp_path / "in")).selectExpr("CAST(value AS BINARY) AS payload")
+    writer = lines.writeStream.format("pybk").options(**options).trigger(availableNow=True)
+    try:
+        run_to_end(lambda: writer.option("checkpointLocation", str(tmp_path / "state")).toTable("streamed"))
+        assert rows(place, "streamed") == [b"a", b"b"]
+        with pytest.raises(Exception, match=r"no options, so give them with each use: SELECT ... FROM t WITH"):
+            spark.sql("SELECT * FROM streamed").collect()
+        given = {**cluster_options(cluster.url), "ledgerType": "streamed"}
+        each = ", ".join(f"{name} = '{value}'" for name, value in given.items())
+        found = spark.sql(f"SELECT payload FROM streamed WITH ({each})").collect()
+        assert sorted(bytes(row.payload) for row in found) == [b"a", b"b"]
+    finally:
+        spark.sql("DROP TABLE IF EXISTS streamed")
 
 
 def test_a_view_with_the_columns_of_a_read_is_refused_by_spark(spark: SparkSession, cluster: Cluster) -> None:
