@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from pybk import LedgerManager, Log, LogEnd, MetadataUnreachableError, NewRecord
+from pybk import LedgerManager, Log, LogEnd, MetadataUnreachableError, NewRecord, NoSuchLedgerError
 from pybk.streams import ledger_list
 from pybk.streams.detached_writer import row_of
-from pybk.streams.ledger_list import CONFLICT, UNKNOWN, Step, WriteList
+from pybk.streams.ledger_list import CONFLICT, UNKNOWN, DeleteLedger, Step, WriteList
 from pybk.streams.ledger_spec import spec_of
 from pybk.streams.ledger_steps import LedgerSteps
 from pybk.streams.list_record import ListKind
@@ -133,6 +133,42 @@ def test_what_a_commit_of_unknown_outcome_wrote_is_kept_if_it_takes_effect(manag
         assert deleted == ([] if when == "done" else [each.ledger_id for each in segments])
         again = written(log, 1, numbered(7, 2), numbered(9, 3))
         assert log.adopt(again, query="query", epoch=1).is_new == (when != "done")
+        assert data_of(log) == EXPECTED
+
+
+@pytest.mark.parametrize("is_first", [False, True])
+def test_a_commit_beside_which_it_is_given_up_does_nothing(manager: LedgerManager, is_first: bool) -> None:
+    """Another process commits the segments, before they are given up or between that and their deletion."""
+    with opened(manager) as log:
+        prepared(log)
+        segments = written(log, 1, numbered(7, 2), numbered(9, 3))
+        rows = [row_of(each) for each in segments]
+        driver = LedgerSteps(manager, "log", spec_of(ListKind.LOG, PASSWORD, None, insecure=False))
+        deleted: list[int] = []
+        met, acting = False, threading.get_ident()
+
+        def commit_them() -> None:
+            with pytest.raises(NoSuchLedgerError, match="commit 1 of 'query' was deleted; write it again"):
+                driver.perform(ledger_list.adopt("log", rows, "query", 1, lambda: 1))
+
+        def give_up() -> None:
+            deleted.extend(log.discard_detached(segments, query="query", epoch=1))
+
+        def perform(real: Callable[[Step], Any], step: Step) -> Any:
+            nonlocal met
+            commits = isinstance(step, WriteList) and step.record.last_epoch("query") == 1
+            meets = commits if is_first else isinstance(step, DeleteLedger)
+            if meets and not met and threading.get_ident() == acting:
+                met = True
+                (give_up if is_first else commit_them)()
+            return real(step)
+
+        with performed(perform):
+            (commit_them if is_first else give_up)()
+        assert met
+        assert deleted == [each.ledger_id for each in segments]
+        assert data_of(log) == EXPECTED[:7]
+        commit(log, 1, numbered(7, 2), numbered(9, 3))
         assert data_of(log) == EXPECTED
 
 

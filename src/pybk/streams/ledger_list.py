@@ -55,7 +55,9 @@ The order of the steps keeps these rules:
   commit is made once: the record shows whether a commit took effect whose answer was lost, and the same commit changes
   nothing a second time. A list forgets a query that makes no commit for long; no ledger is listed twice even then.
 - **T19** A detached ledger names its query and commit. So one that no record names will never be named once the query's
-  last commit is a later one, the log is sealed, or its deletion was begun, and may be deleted then.
+  last commit is a later one, the log is sealed, or its deletion was begun, and may be deleted then. So may one whose
+  commit is given up: a compare-and-set adds it to ``pending_deletes`` first, and no commit lists a ledger that is
+  there. A commit that is under way then has listed it before, or does not take effect.
 - **T20** A merge lists one ledger in place of consecutive closed segments of one generation, its *members*, by one
   compare-and-set. This changes nothing if the record does not list all members as they were copied, because of a
   truncation, a cut or another merge. The ledger holds the records of the members under the same sequence numbers, and
@@ -115,6 +117,9 @@ from pybk.streams.list_record import (
 from pybk.values import FrozenDict
 
 T = TypeVar("T")
+
+DISCARDED_MAX: Final = 1000
+"""The most ledgers that are named at a time among those to be deleted, which takes 20 bytes of the record for each."""
 
 
 class PageGoneError(Exception):
@@ -449,7 +454,7 @@ def adopt(
         if _has_committed(found.record, query, epoch):
             return Adopted(found.record, is_new=False)
         _check_adopts(found)
-        missing = yield from _missing(ledgers, query, epoch)
+        missing = yield from _missing(found.record, ledgers, query, epoch)
         if missing is not None:
             if (yield ReadList()) == found:
                 raise NoSuchLedgerError(f"ledger {missing} of commit {epoch} of {query!r} was deleted; write it again")
@@ -696,15 +701,15 @@ def check_new(name: str, ledgers: Iterable[Detached], query: str) -> Steps[None]
     for each in ledgers:
         if each.ledger_id in listed:
             raise UsageError(
-                f"log {record.name!r} has adopted ledger {each.ledger_id} already, and has forgotten the commit since; "
-                "do not make it again"
+                f"log {record.name!r} has adopted ledger {each.ledger_id} already, and has forgotten the commit "
+                "since, or the commit was given up; do not make it again"
             )
 
 
-def _missing(ledgers: Iterable[Detached], query: str, epoch: int) -> Steps[int | None]:
-    """Check ledgers that are to be adopted; returns one that does not exist, or None."""
+def _missing(record: ListRecord, ledgers: Iterable[Detached], query: str, epoch: int) -> Steps[int | None]:
+    """Check ledgers that are to be adopted; returns one that does not exist, or that is given up, or None."""
     for each in ledgers:
-        if not (yield CheckDetached(each, query, epoch)):
+        if each.ledger_id in record.pending_deletes or not (yield CheckDetached(each, query, epoch)):
             return each.ledger_id
     return None
 
@@ -1123,22 +1128,39 @@ def sweep(
 def discard(name: str, ledgers: Iterable[int]) -> Steps[list[int]]:
     """Delete detached ledgers whose commit is given up, unless the list names them; return them (rule T19).
 
-    The record is written first, as it is, so that a commit of them that is still under way does not take effect.
+    A commit of them that is under way, or begins later, does not take effect.
 
     Args:
         name: The list.
-        ledgers: The ledgers; no commit of them begins from now on.
+        ledgers: The ledgers.
 
     Raises:
         NoSuchLogError: The list does not exist.
     """
+    given, gone = tuple(ledgers), list[int]()
+    for low in range(0, len(given), DISCARDED_MAX):
+        gone += yield from _discarded(name, given[low : low + DISCARDED_MAX])
+    return gone
+
+
+def _discarded(name: str, ledgers: Sequence[int]) -> Steps[list[int]]:
+    gone = yield from _deleted((yield from _given_up(name, ledgers)))
+    yield from update(name, lambda found: found.deleted(gone))
+    return gone
+
+
+def _given_up(name: str, ledgers: Sequence[int]) -> Steps[list[int]]:
+    """Name ledgers among those that are to be deleted, unless the list names them; return them."""
     while True:
         found = yield from _read(name)
         in_pages = yield from _ledgers_of_pages(found.record)
-        if in_pages is not None and isinstance((yield WriteList(found.record, found.version)), Written):
-            break
-    listed = found.record.ledgers | in_pages
-    return (yield from _deleted(each for each in ledgers if each not in listed))
+        if in_pages is None:
+            continue
+        listed = found.record.ledgers | in_pages
+        unlisted = [each for each in ledgers if each not in listed]
+        new = [each for each in unlisted if each not in found.record.pending_deletes]
+        if not new or isinstance((yield WriteList(found.record.dropping(new), found.version)), Written):
+            return unlisted
 
 
 def _is_past(record: ListRecord, query: str, epoch: int) -> bool:

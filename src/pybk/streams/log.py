@@ -403,22 +403,23 @@ class Log(NamedList, kinds=(ListKind.LOG, ListKind.CURSOR), first_seq=FIRST_SEQ)
         """Delete detached segments of a commit that is given up, or that was done with others.
 
         Segments that the log has adopted stay. A commit of them whose outcome is not known, such as after
-        MetadataUnreachableError, either has taken effect, so that they stay, or does not any more.
+        MetadataUnreachableError, or that another process is making, either has taken effect, so that they stay, or does
+        not any more: it raises NoSuchLedgerError.
 
         Args:
-            segments: What ``seal`` of the detached segments returned. They are not adopted from now on.
+            segments: What ``seal`` of the detached segments returned.
             query: The query.
             epoch: The number of the commit.
 
         Returns:
-            The ledgers that were deleted. One that cannot be deleted now is left to a sweep, with a warning in the log
-            of ``logging``.
+            The ledgers that were deleted. One that cannot be deleted now is left to the next change of the log or a
+            sweep, with a warning in the log of ``logging``.
 
         Raises:
             UsageError: A segment is of another log, query or commit; nothing was done.
             NoSuchLogError: The log was deleted.
 
-        Cost: A synced write of the log's record; reads all pages of its segments.
+        Cost: Two synced writes of the log's record; reads all pages of its segments.
         """
         self._check_open()
         query, epoch = _commit_of(query, epoch)
