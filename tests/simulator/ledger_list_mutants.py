@@ -7,7 +7,15 @@ from __future__ import annotations
 
 import sys
 
-from tests.simulator.ledger_lists import ADOPT_SEEDS, CLASH_SEEDS, LOSS_SEEDS, MERGE_SEEDS, PAGE_SEEDS, run
+from tests.simulator.ledger_lists import (
+    ADOPT_SEEDS,
+    CLASH_SEEDS,
+    GIVE_UP_SEEDS,
+    LOSS_SEEDS,
+    MERGE_SEEDS,
+    PAGE_SEEDS,
+    run,
+)
 from tests.simulator.mutating import Mutant, Piece, mutated
 
 LIST = "pybk.streams.ledger_list:"
@@ -364,6 +372,24 @@ LEDGER_LIST_MUTANTS = (
         ADOPT_SEEDS,
     ),
     Mutant(
+        "T19b",
+        "a commit lists nothing that is given up",
+        (Piece(LIST + "_missing", "each.ledger_id in record.pending_deletes", "False"),),
+        GIVE_UP_SEEDS,
+    ),
+    Mutant(
+        "T19c",
+        "what is given up is named in the record before it is deleted",
+        (Piece(LIST + "_given_up", "found.record.dropping(new)", "found.record"),),
+        GIVE_UP_SEEDS,
+    ),
+    Mutant(
+        "T19d",
+        "what the log lists is not given up",
+        (Piece(LIST + "_given_up", "each not in listed", "True"),),
+        GIVE_UP_SEEDS,
+    ),
+    Mutant(
         "T20a",
         "a merge replaces only what it has copied",
         (
@@ -498,6 +524,9 @@ KILLED_AT = {
     "T18e": 3_000_000,
     "T18f": 3_000_018,
     "T19": 3_000_000,
+    "T19b": 6_000_001,
+    "T19c": 6_000_038,
+    "T19d": 6_000_000,
     "T20a": 5_000_066,
     "T20b": 4_000_076,
     "T20c": 4_000_000,

@@ -17,7 +17,7 @@ list's record are. Changes of bounds fail while their owner continues.
 
 From ``ADOPT_SEEDS`` on, drivers of queries commit detached ledgers as well, at the level that the record is raised to.
 From ``MERGE_SEEDS`` on, mergers also merge closed segments. From ``CLASH_SEEDS`` on, the log is often cut, sealed and
-swept meanwhile.
+swept meanwhile. From ``GIVE_UP_SEEDS`` on it is not, and another process gives up what drivers are committing.
 
 ``python -m tests.simulator.ledger_lists --seeds N [--seed S]`` runs seeds.
 """
@@ -36,6 +36,7 @@ from pybk.errors import (
     LogExistsError,
     LogFencedError,
     LogSealedError,
+    NoSuchLedgerError,
     NoSuchLogError,
     PybkError,
     RewoundError,
@@ -101,6 +102,7 @@ PAGE_SEEDS: Final = 2_000_000
 ADOPT_SEEDS: Final = 3_000_000
 MERGE_SEEDS: Final = 4_000_000
 CLASH_SEEDS: Final = 5_000_000
+GIVE_UP_SEEDS: Final = 6_000_000
 
 
 Change = WriteList | RemoveList | MoveList | WriteShard
@@ -217,7 +219,7 @@ class World:
         self.seed = seed
         self.faults = self.random.choice((0.0, 0.02, 0.1, 0.3))
         self.crashes = self.random.choice((0.0, 0.003, 0.02))
-        self.clashes = seed >= CLASH_SEEDS
+        self.clashes = CLASH_SEEDS <= seed < GIVE_UP_SEEDS
         self.rivalry = self.random.choice((0.01, 0.02, 0.03) if self.clashes else (0.003, 0.03, 0.3))
         self.lists: dict[str, Found] = {}
         """All records, by name."""
@@ -259,6 +261,7 @@ class World:
         self.committers = Committers(self.random) if seed >= ADOPT_SEEDS else None
         self.drivers = [driver_process(number) for number in range(len(QUERIES))] if seed >= ADOPT_SEEDS else []
         self.mergers = [merger_process(number) for number in range(MERGERS)] if seed >= MERGE_SEEDS else []
+        self.discarders = [Process("discarder")] if seed >= GIVE_UP_SEEDS else []
         self.moved: list[str] = []
         """The names that the log got, in order."""
         self.others = 0
@@ -405,6 +408,9 @@ class World:
         if self.mergers and self.random.random() < 0.2:
             self.merge(self.random.choice(self.mergers))
             return
+        if self.discarders and self.random.random() < 0.1:
+            self.give_up(self.random.choice(self.discarders))
+            return
         if self.random.random() < (0.1 if self.clashes else 0.02):
             with suppress(LostAnswerError):
                 # A sweeper knows a name that the log had once.
@@ -468,6 +474,21 @@ class World:
                 process.log, tuple(driver.ledgers), driver.query, driver.epoch, lambda: self.events
             )
             self.operate(process, "adopt", steps)
+
+    def give_up(self, process: Process) -> None:
+        """Let one thing happen to a process that gives up what a driver has written, whatever the driver does then."""
+        if process.steps is not None:
+            if self.random.random() < 3 * self.crashes:
+                self.crash(process)
+            else:
+                self.advance(process)
+            return
+        driver = self.random.choice(self.drivers).driver
+        assert driver is not None
+        if driver.ledgers:
+            process.log, process.uid = self.log_name, UID
+            given_up = [each.ledger_id for each in driver.ledgers]
+            self.operate(process, "give up", ledger_list.discard(process.log, given_up))
 
     def merge(self, process: Process) -> None:
         """Let one thing happen to a merger: it begins a run, copies segments, lists the copy, or deletes ledgers."""
@@ -604,6 +625,12 @@ class World:
             self.trace.append(f"{process.name}: {process.what} ends with {error}")
             self.crash(process)
             return
+        except NoSuchLedgerError:
+            if not self.discarders:
+                raise
+            self.crash(process)
+            self.done["given up"] = self.done.get("given up", 0) + 1
+            return
         except IllegalOperationError:
             if process.what not in ("adopt", "begin merges"):
                 raise
@@ -672,8 +699,8 @@ class World:
             process.steps, process.what = None, ""
             self.committers.forgets(process.driver)
             return
-        if process in self.renamers:
-            process.steps = None
+        if process in self.renamers or process in self.discarders:
+            process.steps, process.what = None, ""
             return
         if process.merger is not None:
             process.steps, process.what, process.merger = None, "", Merger()

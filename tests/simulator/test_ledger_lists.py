@@ -9,7 +9,15 @@ import pytest
 
 from tests.sampling import some
 from tests.simulator.ledger_list_mutants import KILLED_AT, LEDGER_LIST_MUTANTS, notices
-from tests.simulator.ledger_lists import ADOPT_SEEDS, CLASH_SEEDS, LOSS_SEEDS, MERGE_SEEDS, PAGE_SEEDS, run
+from tests.simulator.ledger_lists import (
+    ADOPT_SEEDS,
+    CLASH_SEEDS,
+    GIVE_UP_SEEDS,
+    LOSS_SEEDS,
+    MERGE_SEEDS,
+    PAGE_SEEDS,
+    run,
+)
 from tests.simulator.mutating import Mutant
 
 SEEDS = some(130, 2800)
@@ -62,6 +70,12 @@ def test_no_invariant_is_broken_where_logs_are_cut_and_sealed_while_segments_are
     campaign(range(first, first + PART))
 
 
+@pytest.mark.sampled(one_in=5)
+@pytest.mark.parametrize("first", range(GIVE_UP_SEEDS, GIVE_UP_SEEDS + SEEDS, PART))
+def test_no_invariant_is_broken_where_commits_are_given_up_while_they_are_made(first: int) -> None:
+    campaign(range(first, first + PART))
+
+
 @pytest.mark.long
 def test_much_happens_in_all_seeds_together() -> None:
     """A campaign in which nothing happens proves nothing."""
@@ -84,6 +98,8 @@ def test_much_happens_in_all_seeds_together() -> None:
     assert min(done["listed merge"], done["release"], done["adopt"]) > some(30, 600)
     done = campaign(range(CLASH_SEEDS, CLASH_SEEDS + SEEDS))
     assert min(done["listed merge"], done["cut"], done["seal"]) > some(10, 300)
+    done = campaign(range(GIVE_UP_SEEDS, GIVE_UP_SEEDS + SEEDS))
+    assert min(done["adopt"], done["give up"], done["given up"]) > some(30, 600)
 
 
 @pytest.mark.sampled(one_in=5)
