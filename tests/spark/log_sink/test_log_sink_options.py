@@ -99,6 +99,12 @@ def test_a_stream_numbers_its_batches_itself() -> None:
         log_sink_options({**ONE, "txnAppId": "a", "txnVersion": "1"}, streaming=True)
 
 
+def test_a_long_name_of_a_stream_is_refused() -> None:
+    assert log_sink_options({**ONE, "appId": "a" * 80}, streaming=True).app_id == "a" * 80
+    with pytest.raises(UsageError, match=r"option appId: .* has 81 bytes in UTF-8; it takes 1 to 80"):
+        log_sink_options({**ONE, "appId": "a" * 81}, streaming=True)
+
+
 def test_a_read_with_a_topic_is_refused_with_what_to_do() -> None:
     with pytest.raises(UsageError, match=r"one of subscribe, .*a view to write to declares its columns"):
         source_options(lowered(ONE))

@@ -135,18 +135,44 @@ def test_a_driver_that_is_late_changes_nothing(place: Place, caplog: pytest.LogC
     check_nothing_else_is_left(place)
 
 
-def test_a_new_checkpoint_with_an_old_name_is_refused(place: Place) -> None:
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_new_checkpoint_with_an_old_name_is_refused(place: Place, first: int) -> None:
+    """Also if its first micro-batches have no rows, or as many as those that the log has."""
     stream = Stream(place, appId="app")
     stream.batch(0, [b"0"])
     stream.batch(0, [b"0"])
     stream.batch(1, [b"1"])
-    messages = stream.write(0, large(7, 4))
-    with pytest.raises(IllegalOperationError, match=r"the checkpoint is new, .*give another appId"):
-        stream.commit(0, messages)
+    new = Stream(place, query="new", appId="app")
+    if first:
+        new.batch(0, [])
+    messages = new.write(first, large(7, 4), [b"8"])
+    with pytest.raises(IllegalOperationError, match="of appId 'app' of query query, and this is query new: "):
+        new.commit(first, messages)
+    new.abort(first, messages)
     assert numbers(place.data()) == [0, 1]
     check_nothing_else_is_left(place)
-    Stream(place, appId="another").batch(0, [b"2"])
+    Stream(place, query="new", appId="another").batch(0, [b"2"])
+    Stream(place, query="new").batch(0, [b"3"])
+    stream.batch(2, [b"4"])
+    assert numbers(place.data()) == [0, 1, 2, 3, 4]
+
+
+def test_a_checkpoint_that_was_restored_skips_what_the_log_has(place: Place, caplog: pytest.LogCaptureFixture) -> None:
+    stream = Stream(place, appId="app")
+    for number in (0, 1, 0, 1, 2):
+        stream.batch(number, [b"%d" % number])
     assert numbers(place.data()) == [0, 1, 2]
+    assert caplog.text.count("an older one was restored") == 1
+
+
+def test_a_deleted_log_is_not_made_again_to_delete_what_is_left(place: Place) -> None:
+    place.create("gone")
+    stream = Stream(place, topic="gone", createTopics=True)
+    stream.batch(0, [b"0"])
+    messages, writer = stream.write(1, large(1, 4)), stream.writer()
+    Log.delete(place.manager, "gone", password=PASSWORD)
+    writer.abort(messages, 1)
+    assert Log.names(place.manager) == ["orders"]
 
 
 @pytest.mark.parametrize("took_effect", [False, True])

@@ -3,9 +3,9 @@
 Theory of operation
 -------------------
 
-A write has a *query*, which is the id of a streaming query, ``appId``, ``txnAppId`` or a name of its own, and an
-*epoch*, which is the number of the micro-batch or ``txnVersion``. Each log remembers the last epoch that it has adopted
-of a query (rule T18), so a commit takes effect once in each log, however often it is made, by whichever driver.
+A write has a *query*, which is the id of a streaming query (after its ``appId``), ``txnAppId`` or a name of its own,
+and an *epoch*, which is the number of the micro-batch or ``txnVersion``. Each log remembers the last epoch that it has
+adopted of a query (rule T18), so a commit takes effect once in each log, however often it is made, by whichever driver.
 
 1. Each task attempt writes a detached segment for each log, which no reader sees, or sends few records to the driver.
    Spark passes one attempt per partition to the driver.
@@ -26,7 +26,7 @@ import logging
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -76,14 +76,28 @@ class Commit(NamedTuple):
     Attributes:
         query: The query.
         epoch: The number of the commit.
-        is_stream: Whether the number is that of a micro-batch, which checkpoints count from 0.
+        is_stream: Whether the number is that of a micro-batch.
+        app_id: The option ``appId`` of a stream.
         remember_s: Seconds for which the logs remember it; None for as long as they remember commits.
     """
 
     query: str
     epoch: int
     is_stream: bool
+    app_id: str | None = None
     remember_s: float | None = None
+
+
+def query_of(app_id: str | None, stream: str) -> str:
+    """Return the query of a stream.
+
+    It has the id of the stream even if it has a name: micro-batches of another checkpoint have the same numbers.
+
+    Args:
+        app_id: The option ``appId``, if it is given.
+        stream: The id of the stream.
+    """
+    return stream if app_id is None else f"{app_id}@{stream}"
 
 
 class _LogCommit:
@@ -113,7 +127,9 @@ class _LogCommit:
         self._own = _segments_of(part for _, part in parts)
         """The segments of this attempt."""
         steps = LedgerSteps(manager, log.name, spec_of_logs(ListKind.LOG, options.given.read()))
-        self._last = steps.existing().record.producers.get(commit.query)
+        self._known: Final = steps.existing().record.producers
+        """The last commits of all queries before this one."""
+        self._last: Final = self._known.get(commit.query)
         """The last commit of the query before this one."""
 
     @property
@@ -124,11 +140,12 @@ class _LogCommit:
         """Write the records that tasks sent to the driver, unless the log has this commit.
 
         Raises:
-            IllegalOperationError: The checkpoint is another one than that of the commits before.
+            IllegalOperationError: Another query has the ``appId``.
         """
         commit = self._commit
+        self._check_app_id()
         if self._is_done:
-            self._check_checkpoint()
+            self._note_skipped()
             return  # adopt() deletes what tasks wrote
         for are_few, neighbours in groupby(self._parts, key=lambda each: each[1].segment is None):
             if not are_few:
@@ -141,24 +158,26 @@ class _LogCommit:
                 self._segments.append(writer.seal())
             self._own.append(self._segments[-1])
 
-    def _check_checkpoint(self) -> None:
-        """Refuse the first micro-batch of a checkpoint if later ones are in the log: all up to those would be skipped.
-
-        Spark repeats the last micro-batch alone; others that are skipped are logged.
-        """
-        commit, last = self._commit, self._last
-        if last is None or last.epoch == commit.epoch or not commit.is_stream:
-            return
-        if commit.epoch == 0:
+    def _check_app_id(self) -> None:
+        """Refuse an ``appId`` that another query of this log has, such as that of an older checkpoint."""
+        app_id, query = self._commit.app_id, self._commit.query
+        other = next((each for each in self._known if each.rpartition("@")[0] == app_id and each != query), None)
+        if app_id is not None and other is not None:
             raise IllegalOperationError(
-                f"log {self.log.name!r} has the micro-batches of {commit.query!r} up to {last.epoch}, and this is 0, "
-                "so the checkpoint is new, and the log would skip as many: give another appId, or leave appId out"
+                f"log {self.log.name!r} has micro-batches of appId {app_id!r} of query {other.rpartition('@')[2]}, and "
+                f"this is query {query.rpartition('@')[2]}: each checkpoint needs its own; give another appId, or "
+                "leave it out"
             )
-        logger.warning(
-            "log %r has the micro-batches of %r up to %d, and skips %d: another driver has the checkpoint, or an older "
-            "one was restored",
-            *(self.log.name, commit.query, last.epoch, commit.epoch),
-        )
+
+    def _note_skipped(self) -> None:
+        """Log that a micro-batch is skipped, unless it is the last one, which alone Spark repeats."""
+        commit, last = self._commit, self._last
+        if commit.is_stream and last is not None and last.epoch > commit.epoch:
+            logger.warning(
+                "log %r has the micro-batches of %r up to %d, and skips %d: another driver has the checkpoint, or an "
+                "older one was restored",
+                *(self.log.name, commit.query, last.epoch, commit.epoch),
+            )
 
     def adopt(self) -> bool:
         """Have the log adopt the segments; return False if it had the commit before.
@@ -209,7 +228,7 @@ def commit_in_logs(options: LogSinkOptions, commit: Commit, messages: Sequence[L
 
     Raises:
         LogLockedError: A live writer has a log; those before it, by name, have adopted what is theirs.
-        IllegalOperationError: The checkpoint is not that of the commits before.
+        IllegalOperationError: Another query has the ``appId``; nothing was committed.
         PybkError: As ``Log.adopt``. Make the commit again; logs that have it skip it.
 
     Durability: The records are durable, and in the logs.
@@ -238,6 +257,7 @@ def abort_in_logs(options: LogSinkOptions, commit: Commit, messages: Sequence[Lo
         messages: Those of the tasks that sent one.
     """
     manager = connection(options.where).manager
+    options = replace(options, create=False)  # a log that was deleted meanwhile has nothing to delete
     for name, parts in _by_log(messages).items():
         segments = _segments_of(part for _, part in parts)
         if segments:

@@ -38,6 +38,9 @@ _ELSEWHERE: Final = {
 }
 """Options of the Kafka sink, and of other reads and writes, that writes to logs do not have, and what to do instead."""
 
+APP_ID_BYTES_MAX: Final = 80
+"""The most bytes of ``appId``: a log keeps it together with the id of the query, as one name."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogSinkOptions:
@@ -50,7 +53,7 @@ class LogSinkOptions:
         create: Whether logs that do not exist are created.
         asked: The settings of the ledgers that are written; what it lacks is as each log keeps it. New logs keep it.
         insecure: Whether to write without a password and a secret.
-        app_id: The name by which the log knows the stream over restarts; None for the id of the query.
+        app_id: A name of the stream, which logs keep before the id of the query; None for the id alone.
         txn_app_id: The name of idempotent batch writes; given together with ``txn_version``.
         txn_version: The number of this write; a number up to the last committed one is skipped.
     """
@@ -99,10 +102,18 @@ def log_sink_options(options: Mapping[str, str], *, streaming: bool) -> LogSinkO
             storage_hints=storage_hints_of(given),
         ),
         insecure=insecure,
-        app_id=_name(given, "appId"),
+        app_id=_app_id(given),
         txn_app_id=_name(given, "txnAppId"),
         txn_version=given.whole("txnVersion", 0),
     )
+
+
+def _app_id(given: RawOptions) -> str | None:
+    found = _name(given, "appId")
+    size = 0 if found is None else len(found.encode())
+    if size > APP_ID_BYTES_MAX:
+        raise UsageError(f"option appId: {found!r:.50} has {size} bytes in UTF-8; it takes 1 to {APP_ID_BYTES_MAX}")
+    return found
 
 
 def _name(given: RawOptions, option: str) -> str | None:

@@ -16,7 +16,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 
 from pybk.errors import IllegalOperationError
 from pybk.spark.connection import connection
-from pybk.spark.log_sink.adoption import Commit, LogCommitMessage, abort_in_logs, commit_in_logs
+from pybk.spark.log_sink.adoption import Commit, LogCommitMessage, abort_in_logs, commit_in_logs, query_of
 from pybk.spark.log_sink.new_records import RecordColumns, TaskRows, columns_of
 from pybk.spark.log_sink.open_logs import open_log, refuse_live_writer
 from pybk.spark.log_sink.task_segments import LogPart, Task, write_rows
@@ -130,7 +130,7 @@ class LogStreamWriter(DataSourceStreamArrowWriter):
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Write the rows of one task attempt."""
         batch = micro_batch()
-        query = self._options.app_id or batch.query
+        query = query_of(self._options.app_id, batch.query)
         return LogCommitMessage(*_write(self._options, self._columns, query, batch.number, iterator), batch.query)
 
     @one_line_errors()
@@ -150,4 +150,5 @@ class LogStreamWriter(DataSourceStreamArrowWriter):
             abort_in_logs(self._options, self._of(found, batchId), found)
 
     def _of(self, messages: list[LogCommitMessage], number: int) -> Commit:
-        return Commit(self._options.app_id or messages[0].query, number, is_stream=True)
+        app_id = self._options.app_id
+        return Commit(query_of(app_id, messages[0].query), number, is_stream=True, app_id=app_id)
