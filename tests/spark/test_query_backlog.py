@@ -35,6 +35,7 @@ def source(end: Any, latest: Any, description: str = "PythonMicroBatchStream") -
         ({"a@0000beef": 3}, {"a@0000beef": 10}, {"a": 7}),
         ({"a@0000beef": 3}, {"a@0000cafe": 10}, {"a": 10}),  # made again
         ({}, {"a": {"0": 10}}, {"a": 10}),
+        ({"of": {"0": 1}, "version": {"0": 2}}, {"of": {"0": 4}, "version": {"0": 2}}, {"of": 3, "version": 0}),
         ({"a": {"0": 5}}, {"a": {"0": 4}}, {"a": 0}),  # the end was seen late
         (Offset(at={7: 3}).to_json(), Offset(at={7: 5, 9: 1}, ended={8: 2}).to_json(), {7: 2, 8: 2, 9: 1}),
         (None, {"a": {"0": 10}}, {}),

@@ -90,7 +90,7 @@ def _decoded(offset: Any) -> Any:
 
 def _left(end: dict[str, Any], latest: dict[str, Any]) -> Iterator[tuple[str | int, int]]:
     """Yield the number of records or entries between two offsets; nothing for those of another source in Python."""
-    if "of" in latest and "version" in latest:
+    if isinstance(latest.get("of"), str) and "version" in latest:  # else logs that are named so
         for entry_range in between(Offset.from_json(end), Offset.from_json(latest)):
             yield entry_range.ledger_id, len(entry_range)
         return

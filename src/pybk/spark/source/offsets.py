@@ -141,7 +141,7 @@ def _done_of(values: dict[str, Any]) -> Done:
 
 def _done_of_2(values: dict[str, Any], ended: Collection[int]) -> Done:
     """Return the finished ledgers of an offset of version 2, which has no creation times."""
-    ranges = ranges_of({*numbers_of(unpack_ranges(values["done"])), *ended})
+    ranges = merged(unpack_ranges(values["done"]), ranges_of(ended))
     # No clock is ahead of another by more, and that of the newest ledger may have been.
     return ((int(values["before"]) + 2 * LATE_NS, ranges),) if ranges else ()
 
