@@ -291,7 +291,11 @@ class Ledgers(AuthenticatedValues):
         return found
 
     def read_ledgers(
-        self, ledger_ids: Sequence[int], *, damaged: Callable[[int, PybkError], None] | None = None
+        self,
+        ledger_ids: Sequence[int],
+        *,
+        damaged: Callable[[int, PybkError], None] | None = None,
+        deleted: Callable[[int], None] = lambda ledger_id: None,
     ) -> list[StoredLedger | None]:
         """Return the metadata of many ledgers, in their order; None for a ledger that does not exist or was deleted.
 
@@ -299,6 +303,7 @@ class Ledgers(AuthenticatedValues):
             ledger_ids: The ledgers.
             damaged: Called with a ledger whose metadata is damaged, forged or of another format, and the error; the
                 ledger is None in the result. Without it the error is raised.
+            deleted: Called with a ledger that has a tombstone; one without a key may exist, because reads may be late.
 
         Raises:
             MetadataForgedError, CorruptError: As ``read_ledger``.
@@ -310,6 +315,8 @@ class Ledgers(AuthenticatedValues):
         for key, ledger_id, node in zip(keys, ledger_ids, self._store.get_many(keys), strict=True):
             try:
                 found.append(None if node is None else self._ledger(key, ledger_id, node))
+                if node is not None and found[-1] is None:
+                    deleted(ledger_id)
             except (CorruptError, MetadataForgedError, UnsupportedFormatError) as error:
                 if damaged is None:
                     raise

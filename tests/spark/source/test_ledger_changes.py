@@ -14,6 +14,7 @@ pytest.importorskip("pyarrow", reason="no pyarrow; install the extra spark-test 
 
 from pybk.errors import MetadataUnreachableError, UsageError
 from pybk.metadata.cluster import ClusterMetadata
+from pybk.metadata.ledgers import LedgerPage
 from pybk.spark.connection import close_connections, connection
 from pybk.spark.options import SourceOptions, source_options
 from pybk.spark.source.columns import schema_of
@@ -157,6 +158,32 @@ def test_a_look_costs_what_changed(cluster: Inside, calls: Calls) -> None:
     assert sees(catalog)()
     catalog.remember()
     assert sees(catalog, *ours[1:], new)()
+    catalog.close()
+
+
+def test_a_late_listing_has_no_ledger_taken_for_one_that_is_never_read(
+    cluster: Inside, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An offset joins finished ledgers over such ones, and would count it as finished once it is there."""
+    manager = cluster.connect()
+    first, second = fill(manager, "late"), fill(manager, "late")
+    catalog = LedgerCatalog(options(cluster, ledgerType="late"), follow=True)
+    assert sees(catalog, first, second)()
+    pages = ClusterMetadata.ledger_pages
+
+    def late(metadata: ClusterMetadata, **more: Any) -> Iterator[LedgerPage]:
+        for page in pages(metadata, **more):
+            ledgers = {each: found for each, found in page.ledgers.items() if each != second}
+            yield page._replace(ledgers=ledgers, same=page.same - {second})
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ClusterMetadata, "ledger_pages", late)
+        assert [*catalog.look()] == [first]
+    assert second not in catalog.others
+    assert [*catalog.look()] == [first, second]
+    manager.delete_ledger(first)
+    wait_until(sees(catalog, second))
+    assert first in catalog.others
     catalog.close()
 
 

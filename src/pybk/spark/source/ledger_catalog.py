@@ -269,7 +269,7 @@ class LedgerCatalog:
         try:
             for ledger_id in changed.gone:
                 self._drop(ledger_id)
-            self.others |= changed.gone
+            self.others |= changed.deleted
             named = [each for each in self._named if not changes.knows(each)]
             new = [*changed.ledgers, *self._existing(found, named)]
             self._take(found, {each.ledger_id: each for each in self._selected(new)}, committed)

@@ -29,11 +29,13 @@ class ChangedLedgers(NamedTuple):
 
     Attributes:
         ledgers: The metadata of the ledgers that are new or have changed.
-        gone: Ledgers that were deleted, or are listed no longer.
+        gone: Ledgers that were deleted, or are not there any more; a late listing or read may lack some that exist.
+        deleted: Those of them that are known to be deleted, and so never come back.
     """
 
     ledgers: list[LedgerMetadata]
     gone: set[int]
+    deleted: set[int]
 
 
 class LedgerChanges:
@@ -82,20 +84,20 @@ class LedgerChanges:
 
     def _listed(self) -> ChangedLedgers:
         found: list[LedgerMetadata] = []
-        gone, left = set[int](), set(self._versions)
+        deleted, left = set[int](), set(self._versions)
         for page in self.metadata.ledger_pages(known=self._versions.get):
             found += [each.metadata for each in page.ledgers.values()]
             self._versions.update({ledger_id: each.version for ledger_id, each in page.ledgers.items()})
-            gone |= page.deleted
+            deleted |= page.deleted
             left -= page.ledgers.keys() | page.same | page.unknown
-        gone |= left
+        gone = deleted | left
         for ledger_id in gone:
             self._versions.pop(ledger_id, None)
-        return ChangedLedgers(found, gone)
+        return ChangedLedgers(found, gone, deleted)
 
     def _read(self, ledger_ids: Sequence[int]) -> ChangedLedgers:
         found: list[LedgerMetadata] = []
-        gone, damaged = set[int](), set[int]()
+        gone, damaged, deleted = set[int](), set[int](), set[int]()
 
         def left_out(ledger_id: int, error: PybkError) -> None:
             logger.warning("ledger %d is left out of a look: %s", ledger_id, error)
@@ -103,14 +105,15 @@ class LedgerChanges:
 
         for at in range(0, len(ledger_ids), LEDGERS_PAGE):
             page = ledger_ids[at : at + LEDGERS_PAGE]
-            for ledger_id, each in zip(page, self.metadata.read_ledgers(page, damaged=left_out), strict=True):
+            read = self.metadata.read_ledgers(page, damaged=left_out, deleted=deleted.add)
+            for ledger_id, each in zip(page, read, strict=True):
                 if each is not None:
                     found.append(each.metadata)
                     self._versions[ledger_id] = each.version
                 elif ledger_id not in damaged:
                     gone.add(ledger_id)
                     self._versions.pop(ledger_id, None)
-        return ChangedLedgers(found, gone)
+        return ChangedLedgers(found, gone, deleted)
 
     def close(self) -> None:
         """End the feed."""
