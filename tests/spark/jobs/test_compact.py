@@ -17,6 +17,7 @@ from pybk.spark.jobs import compact as compacting
 from pybk.spark.jobs.compact import compact
 from pybk.streams.log import Log
 from tests.cluster.inside import SECRET, Inside, inside
+from tests.internals import cluster_backend_of
 from tests.spark.jobs.test_commands import Commands
 
 if TYPE_CHECKING:
@@ -94,6 +95,20 @@ def test_a_copy_that_fails_leaves_its_segments_as_they_were(
     assert (found["foreign"].ledgers, found["last"].ledgers) == (0, 1)
     for each in (log, foreign, last):
         each.close()
+
+
+def test_a_log_whose_record_is_damaged_is_reported(spark: SparkSession, cluster: Inside) -> None:
+    """The others are compacted."""
+    manager = cluster.connect()
+    small_segments(manager, "sound", 2).close()
+    metadata = cluster_backend_of(manager).membership.metadata
+    version = metadata.write_pointer("logs", "a record", b"damaged", None)
+    for names in ((), ("a record", "sound")):
+        found = run(spark, cluster, *names)
+        [reason] = found["a record"].failed
+        assert "a record" in reason
+        assert found["sound"].ledgers == (0 if names else 1)
+    metadata.delete_pointer("logs", "a record", version)
 
 
 def test_what_cannot_be_compacted_is_refused(spark: SparkSession, cluster: Inside, tmp_path: Path) -> None:

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from pybk.credentials import CredentialSources
-from pybk.errors import PybkError
+from pybk.errors import CorruptError, MetadataForgedError, PybkError, UnsupportedFormatError
 from pybk.spark.connection import StoreOrCluster, connection, task_connection
 from pybk.spark.jobs.ledgers import StoreOrUrl, cluster_of
 from pybk.spark.jobs.spreading import spread
@@ -34,6 +35,9 @@ if TYPE_CHECKING:
     from pybk.manager.ledger_manager import LedgerManager
     from pybk.streams.ledger_list import Merge
     from pybk.streams.segment_merge import MergePlan
+
+_UNREADABLE: Final = (CorruptError, MetadataForgedError, UnsupportedFormatError)
+"""The errors of a log whose record cannot be read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +113,8 @@ def compact(
     if every:
         names = [name for name in names if _is_open(asking(name))]
     for name in () if every else names:
-        asking(name).existing()
+        with suppress(*_UNREADABLE):
+            asking(name).existing()
     return tuple(_compacted(spark, place, given, asking(name), asked, keep_s, quiet) for name in names)
 
 
@@ -119,7 +124,10 @@ def _asked(given: CredentialSources, manager: LedgerManager, name: str) -> Ledge
 
 def _is_open(steps: LedgerSteps) -> bool:
     """Return whether a log exists, and may get records."""
-    found = steps.read()
+    try:
+        found = steps.read()
+    except _UNREADABLE:
+        return True  # perhaps; the error is reported with the log
     return found is not None and not found.record.dropped and not found.record.sealed
 
 
