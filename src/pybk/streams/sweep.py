@@ -9,14 +9,15 @@ from contextlib import suppress
 from typing import Any, Final, NamedTuple
 from weakref import WeakKeyDictionary
 
-from pybk.errors import CorruptError, NoSuchLedgerError
+from pybk.credentials import Credentials
+from pybk.errors import CorruptError, NoSuchLedgerError, NoSuchLogError, UnauthorizedError
 from pybk.ledger.ledger_metadata import LedgerMetadata, LedgerState
 from pybk.manager.ledger_manager import LedgerManager, backend_of
 from pybk.streams import ledger_list
 from pybk.streams.format import DETACHED_KEY, SEGMENT_KEY, DetachedHeader, SegmentHeader
 from pybk.streams.ledger_spec import LedgerSpec
 from pybk.streams.ledger_steps import BLOB_KEY, LedgerSteps, names_of
-from pybk.streams.list_record import ListKind
+from pybk.streams.list_record import MERGES, ListKind
 from pybk.values import decode_json
 
 logger = logging.getLogger(__name__)
@@ -215,6 +216,40 @@ def sweep_dropped(steps: LedgerSteps) -> None:
     record = steps.existing(of_dropped=True).record
     if record.kind is ListKind.LOG and (record.producers or backend_of(steps.manager).single_writer):
         _sweep_detached(steps, record.uid, None)
+
+
+def give_up_commits(manager: LedgerManager, given: Credentials, before_ns: int) -> dict[str, list[int]]:
+    """Delete detached ledgers that no log names, and that were created by a time: their commits are given up (T19).
+
+    Args:
+        manager: The manager that has the logs.
+        given: The password or secret of the logs; those that have another one are left, with a warning in the log of
+            ``logging``.
+        before_ns: The time, nanoseconds since 1970.
+
+    Returns:
+        The ledgers that were deleted, by query. Merges are left to ``sweep``.
+
+    Cost: Reads the metadata of all ledgers, and the records and pages of the logs that have such ledgers.
+    """
+    spec = LedgerSpec(ledger_type=ListKind.LOG, given=given, insecure=True)
+    old: defaultdict[bytes, dict[int, str]] = defaultdict(dict)
+    for each in described_ledgers(manager, ListKind.LOG):
+        if each.query not in ("", MERGES) and each.metadata.creation_time_ns <= before_ns:
+            old[each.uid][each.metadata.ledger_id] = each.query
+    deleted: defaultdict[str, list[int]] = defaultdict(list)
+    for name in names_of(manager, ListKind.LOG) if old else ():
+        steps = LedgerSteps(manager, name, spec)
+        try:
+            steps.pin()
+            queries = old.get(steps.existing().record.uid)
+            if queries:
+                steps.check_password()
+                for ledger_id in steps.perform(ledger_list.discard(name, queries)):
+                    deleted[queries[ledger_id]].append(ledger_id)
+        except (CorruptError, NoSuchLogError, UnauthorizedError) as error:
+            logger.warning("commits to log %r are not given up: %s", name, error)
+    return dict(deleted)
 
 
 def _sweep_detached(steps: LedgerSteps, uid: bytes, query: str | None) -> list[int]:

@@ -20,6 +20,7 @@ from pybk.errors import (
     IllegalOperationError,
     LogLockedError,
     MetadataUnreachableError,
+    NoSuchLedgerError,
     NoSuchLogError,
     UnauthorizedError,
     UsageError,
@@ -29,6 +30,7 @@ from pybk.spark.log_sink.adoption import LogCommitMessage
 from pybk.spark.log_sink.log_sink_options import log_sink_options
 from pybk.spark.log_sink.log_writers import REMEMBER_SECONDS, LogBatchWriter, LogStreamWriter
 from pybk.spark.log_sink.task_segments import FEW_BYTES, MESSAGE_BYTES
+from pybk.spark.sink.manifest import collect
 from pybk.streams.list_record import QUERY_IDLE_SECONDS
 from pybk.streams.log import Log
 from tests.cluster.inside import SECRET
@@ -253,6 +255,29 @@ def test_the_first_commit_of_a_day_sweeps_what_processes_left(place: Place, monk
     stream.batch(2, [b"2"])
     check_nothing_else_is_left(place)
     assert numbers(place.data()) == [0, 1, 2]
+
+
+def test_a_collection_deletes_what_no_later_commit_sweeps(place: Place, tmp_path: Path) -> None:
+    """Such as what a batch write left whose driver died; with an age, as it may be under way."""
+    stream = Stream(place)
+    stream.batch(0, large(0, 4))
+    messages = stream.write(1, large(4, 4))
+    place.create("clicks")
+    Stream(place, TO_LOGS, query="another").write(0, [("clicks", each) for each in large(0, 4)])
+    left = place.ledgers() - place.listed("orders", "clicks")
+    assert len(left) == 2
+    given: dict[str, Any] = {"cluster_secret": SECRET, "password": PASSWORD}
+    assert collect(place.url, **given) == {}
+    assert collect(place.url, **{**given, "password": b"another password"}, older_than=0.0) == {}
+    found = collect(place.url, **given, older_than=0.0)
+    assert found.keys() == {"query", "another"}
+    assert {each for ledgers in found.values() for each in ledgers} == left
+    check_nothing_else_is_left(place, "orders", "clicks")
+    with pytest.raises(NoSuchLedgerError, match="write it again"):
+        stream.commit(1, messages)
+    stream.batch(1, large(4, 4))
+    assert numbers(place.data()) == list(range(8))
+    assert collect(place.url, **given, older_than=0.0) == {}
 
 
 # ---- batch writes ----------------------------------------------------------------------------------------------------

@@ -32,11 +32,13 @@ class Place:
     """A cluster with logs, of one bookie.
 
     Attributes:
+        url: That of its metadata.
         options_of_reads: The options by which a read finds it.
         options: Those by which a write does, with one copy of each entry.
     """
 
     def __init__(self, url: str, directory: Path) -> None:
+        self.url = url
         self.options_of_reads = {**cluster_options(url), "passwordFile": password_file(directory)}
         self.options = {
             **self.options_of_reads,

@@ -498,27 +498,29 @@ def collect_orphans(
 ) -> dict[str, list[int]]:
     """Delete the orphans of all sinks of a cluster, and manifests that name only deleted ledgers.
 
-    The sink of a batch write without ``txnAppId`` leaves nothing then.
+    The sink of a batch write without ``txnAppId`` leaves nothing then. What writes to logs left is deleted, too.
 
     Args:
         connection: The cluster.
         older_than: Only orphans created longer ago than this, seconds. Writes that take longer than this from their
             first ledger to their commit are refused afterwards.
-        given: The password or secret of the sinks' ledgers; orphans with another one stay.
+        given: The password or secret of the sinks' ledgers, and of logs; orphans with another one stay.
 
     Returns:
-        The deleted ledgers by app id, for sinks that had any.
+        The deleted ledgers by app id, for sinks that had any; those of writes to logs by query.
 
     Raises:
         UsageError: ``older_than`` is out of range.
         PybkError: As the metadata store.
 
-    Cost: Reads the metadata of every ledger of the cluster.
+    Cost: Reads the metadata of every ledger of the cluster twice.
     """
     if not 0 <= older_than < _AGE_S_MAX:
         raise UsageError(f"older_than is {older_than!r}; it takes 0 to {_AGE_S_MAX} seconds")
     if connection.metadata is None:
         raise IllegalOperationError(f"{connection.manager!r} is not a cluster, and sinks write to clusters")
+    from pybk.streams.sweep import give_up_commits  # tasks that read have no use for it
+
     before_ns = time.time_ns() - int(older_than * 1e9)
     old: dict[str, list[LedgerMetadata]] = {}
     for each in sink_ledgers(connection.metadata):
@@ -532,6 +534,8 @@ def collect_orphans(
         deleted = sink.collect(ledgers, before_ns) if ledgers else []
         deleted += sink.shrink([each.ledger_id for each in ledgers], one_off=is_one_off(app_id))
         collected[app_id] = deleted
+    for query, deleted in give_up_commits(connection.manager, given, before_ns).items():
+        collected[query] = collected.get(query, []) + deleted
     return {app_id: deleted for app_id, deleted in collected.items() if deleted}
 
 
@@ -551,18 +555,19 @@ def collect(
     Args:
         metadata: The URL of the cluster's metadata.
         cluster_secret: The cluster's secret, or its source; None for none.
-        password: The password of the ledgers; orphans with another one stay, and the log names them.
+        password: The password of the ledgers and logs; orphans with another one stay, and the log of ``logging`` names
+            them.
         secret: The secret of the ledgers that were created with one.
         older_than: As for ``collect_orphans``.
 
     Returns:
-        The deleted ledgers by app id of their sink.
+        The deleted ledgers by app id of their sink, or by the query that wrote them for a log.
 
     Raises:
         UsageError: The URL, the secret or the age is not valid.
         PybkError: As the metadata store.
 
-    Cost: Reads the metadata of every ledger of the cluster.
+    Cost: Reads the metadata of every ledger of the cluster twice.
     """
     key = cluster_secret if isinstance(cluster_secret, Secret) else Secret(cluster_secret)
     given = CredentialSources.of(password, secret).read()
