@@ -20,6 +20,7 @@ from pybk.errors import (
     UsageError,
 )
 from pybk.flags import LedgerType
+from pybk.manager.ledger_manager import LedgerManager
 from pybk.metadata.cluster import ClusterMetadata
 from pybk.spark.connection import Connection, StoreOrCluster, close_connections, connection
 from pybk.spark.sink import manifest, sink_record
@@ -162,6 +163,46 @@ def test_an_abort_spares_committed_ledgers(place: Connection) -> None:
     sink.abort([good.ledger_id])
     sink.abort([])
     assert left(place, "abort") == {good.ledger_id}
+
+
+@pytest.mark.parametrize("meanwhile", [True, False])
+def test_what_an_abort_gives_up_is_not_committed(
+    place: Connection, monkeypatch: pytest.MonkeyPatch, meanwhile: bool
+) -> None:
+    """Another process commits it, while it is being deleted or afterwards."""
+    app = f"given up {meanwhile}"
+    sink, written = sink_of(place, app), write(place, app)
+    delete = LedgerManager.delete_ledger
+
+    def commit_it() -> None:
+        with pytest.raises(IllegalOperationError, match=f"ledger {written.ledger_id} was given up; write the rows"):
+            commit(sink, 0, written)
+
+    def delete_ledger(*arguments: Any, **more: Any) -> None:
+        if meanwhile:
+            commit_it()
+        delete(*arguments, **more)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(LedgerManager, "delete_ledger", delete_ledger)
+        sink.abort([written.ledger_id])
+    commit_it()
+    assert (sink.committed(), sink.record().given_up) == ([], ())
+    assert left(place, app) == left(place, app, manifests=True) == set()
+    assert commit(sink, 0, write(place, app))
+
+
+def test_what_cannot_be_deleted_stays_given_up_until_it_is_collected(place: Connection) -> None:
+    sink, locked = sink_of(place, "kept"), write(place, "kept", password=b"another")
+    sink.abort([locked.ledger_id])
+    assert sink.record().given_up == (locked.ledger_id,)
+    with pytest.raises(IllegalOperationError, match="was given up"):
+        commit(sink, 0, locked)
+    assert sink.collect(sink_ledgers(metadata_of(place), "kept"), time.time_ns()) == []
+    assert sink.record().given_up == ()
+    with pytest.raises(IllegalOperationError, match="counted as orphans"):
+        commit(sink, 0, locked)
+    place.manager.delete_ledger(locked.ledger_id, password=b"another")
 
 
 @pytest.mark.parametrize("before", [True, False])

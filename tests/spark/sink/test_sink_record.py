@@ -36,6 +36,7 @@ records = st.builds(
     last=st.integers(-1, 4),
     query=st.sampled_from(["", "q", "r"]),
     floor_ns=st.integers(0, 4),
+    given_up=st.lists(st.integers(0, 99), unique=True).map(tuple),
 )
 attempts = st.builds(
     Attempt,

@@ -37,13 +37,15 @@ reader that finds a named manifest deleted reads the record again. If the record
 if not, the sink is damaged.
 
 The deletion of orphans must not race with a commit whose compare-and-set is still under way, however late that takes
-effect. Two rules ensure this without synchronised clocks:
+effect. These rules ensure this without synchronised clocks:
 
-- Before it deletes, the collector changes the record. Every compare-and-set under way is then refused, and its commit
-  starts over with the new record.
-- That change raises the record's *floor*. ``decide`` refuses attempts with ledgers created at the floor or before, so
-  a ledger that was old enough to be deleted is never committed afterwards. Deletion and refusal compare the same
-  creation time, from the ledger's metadata, with the same floor, so wrong clocks do no harm.
+- Before it deletes, a collector or an abort changes the record. Every compare-and-set under way is then refused, and
+  its commit starts over with the new record.
+- The change by a collector raises the record's *floor*. ``decide`` refuses attempts with ledgers created at the floor
+  or before, so a ledger that was old enough to be deleted is never committed afterwards. Deletion and refusal compare
+  the same creation time, from the ledger's metadata, with the same floor, so wrong clocks do no harm.
+- The change by an abort names its ledgers as *given up*, until they are gone. A commit that starts over, or begins
+  later, refuses ledgers that are given up or deleted.
 
 Threads: threads share only ``MANIFESTS_READ``, whose values are replaced as a whole.
 """
@@ -56,6 +58,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from pybk import streams
 from pybk.credentials import NO_CREDENTIALS, Credentials, CredentialSources, Secret
 from pybk.errors import (
     CorruptError,
@@ -76,6 +79,7 @@ from pybk.spark.sink.sink_record import (
     Attempt,
     Chain,
     ManifestRows,
+    Publish,
     Refuse,
     SinkRecord,
     Skip,
@@ -193,7 +197,8 @@ class Sink:
             PybkError: As the metadata store and ledgers. With ``outcome_unknown`` the ledgers may be committed: call
                 this again, which completes or skips the commit.
 
-        Durability: A commit is durable on return. Cost: A small ledger and a compare-and-set.
+        Durability: A commit is durable on return.
+        Cost: A small ledger, a compare-and-set, and a read of the metadata of the ledgers.
         """
         manifest = None
         while True:
@@ -203,6 +208,8 @@ class Sink:
                     (manifest,), NO_CREDENTIALS
                 )  # the compare-and-set was refused, so no record will ever name it
             action = decide(record, attempt)
+            if isinstance(action, Publish):
+                self._check_kept(record, written)
             if isinstance(action, Refuse):
                 raise IllegalOperationError(f"sink {self._app_id!r} refuses the commit: {action.reason}")
             if isinstance(action, Skip):
@@ -220,6 +227,17 @@ class Sink:
                 self._delete(folded, NO_CREDENTIALS)
                 self._collect_sometimes(action.record)
                 return True
+
+    def _check_kept(self, record: SinkRecord, written: Sequence[WrittenLedger]) -> None:
+        """Raise IllegalOperationError if an abort has given up ledgers that are to be committed."""
+        ids = [each.ledger_id for each in written]
+        found = self.metadata.read_ledgers(ids, damaged=lambda *_: None)
+        gone = {each for each, there in zip(ids, found, strict=True) if there is None and self._is_deleted(each)}
+        gone |= {*ids}.intersection(record.given_up)
+        if gone:
+            raise IllegalOperationError(
+                f"sink {self._app_id!r} refuses the commit: ledger {min(gone)} was given up; write the rows again"
+            )
 
     def _extend(
         self, chain: Chain, number: int, written: Sequence[WrittenLedger]
@@ -282,12 +300,26 @@ class Sink:
         Raises:
             PybkError: As the metadata store; ledgers that were not deleted are orphans.
         """
-        while ledger_ids:
+        for low in range(0, len(ledger_ids), LEDGERS_PAGE):
+            unnamed = self._give_up(ledger_ids[low : low + LEDGERS_PAGE])
+            self._delete(unnamed, self._given)
+            self._forget({each for each in unnamed if self._is_deleted(each)})
+
+    def _give_up(self, ledger_ids: Sequence[int]) -> list[int]:
+        """Name ledgers as given up, except those that are committed; return them."""
+        while True:
             record, version, named = self._read_committed()
-            unnamed = set(ledger_ids).difference(named)
-            # A compare-and-set whose answer was lost may still be under way. Writing the record makes it fail.
-            if not unnamed or self.swap(record, version):
-                self._delete(sorted(unnamed), self._given)
+            unnamed = sorted({*ledger_ids}.difference(named))
+            new = {*unnamed}.difference(record.given_up)
+            if not new or self.swap(replace(record, given_up=(*record.given_up, *sorted(new))), version):
+                return unnamed
+
+    def _forget(self, gone: Collection[int]) -> None:
+        """Remove ledgers that are deleted from those that are given up."""
+        while True:
+            record, version = self._read()
+            left = tuple(each for each in record.given_up if each not in gone)
+            if left == record.given_up or self.swap(replace(record, given_up=left), version):
                 return
 
     # ---- committed ledgers ---------------------------------------------------------------------------------------
@@ -410,7 +442,10 @@ class Sink:
             record, version, named = self._read_committed()
             # Once this compare-and-set has succeeded, no commit publishes a data ledger of ``old``, because of the
             # floor, and no commit under way publishes a manifest of ``old``, because its compare-and-set fails.
-            if self.swap(replace(record, floor_ns=max(record.floor_ns, before_ns)), version):
+            # The floor covers what was given up of these as well.
+            given_up = tuple(each for each in record.given_up if each not in old)
+            floor_ns = max(record.floor_ns, before_ns)
+            if self.swap(replace(record, floor_ns=floor_ns, given_up=given_up), version):
                 unnamed = sorted(old.keys() - {*named, *(ledger_id for ledger_id, _ in record.chain)})
                 manifests = [each for each in unnamed if old[each] == LedgerType.METADATA]
                 data = [each for each in unnamed if old[each] != LedgerType.METADATA]
@@ -519,8 +554,6 @@ def collect_orphans(
         raise UsageError(f"older_than is {older_than!r}; it takes 0 to {_AGE_S_MAX} seconds")
     if connection.metadata is None:
         raise IllegalOperationError(f"{connection.manager!r} is not a cluster, and sinks write to clusters")
-    from pybk.streams.sweep import give_up_commits  # tasks that read have no use for it
-
     before_ns = time.time_ns() - int(older_than * 1e9)
     old: dict[str, list[LedgerMetadata]] = {}
     for each in sink_ledgers(connection.metadata):
@@ -534,7 +567,7 @@ def collect_orphans(
         deleted = sink.collect(ledgers, before_ns) if ledgers else []
         deleted += sink.shrink([each.ledger_id for each in ledgers], one_off=is_one_off(app_id))
         collected[app_id] = deleted
-    for query, deleted in give_up_commits(connection.manager, given, before_ns).items():
+    for query, deleted in streams.sweep.give_up_commits(connection.manager, given, before_ns).items():
         collected[query] = collected.get(query, []) + deleted
     return {app_id: deleted for app_id, deleted in collected.items() if deleted}
 

@@ -52,6 +52,7 @@ class SinkRecord:
         last: The last batch id or ``txnVersion`` that was committed, -1 before the first.
         query: The streaming query; empty for batch writes.
         floor_ns: Ledgers created at this time or before are refused, because they may have been deleted as orphans.
+        given_up: Ledgers of attempts that failed, while they are deleted; no commit names them.
     """
 
     chain: Chain = ()
@@ -60,10 +61,14 @@ class SinkRecord:
     last: int = -1
     query: str = ""
     floor_ns: int = 0
+    given_up: tuple[int, ...] = ()
 
     def encode(self) -> bytes:
         """Return the record as JSON."""
-        return encode_json({"format": FORMAT, **asdict(self)})
+        values = asdict(self)
+        if not self.given_up:
+            del values["given_up"]
+        return encode_json({"format": FORMAT, **values})
 
     @classmethod
     def decode(cls, data: bytes, *, where: str) -> SinkRecord:
@@ -82,6 +87,7 @@ def _record_of(values: dict[str, Any]) -> SinkRecord:
         last=int(values["last"]),
         query=str(values["query"]),
         floor_ns=int(values["floor_ns"]),
+        given_up=tuple(map(int, values.get("given_up", ()))),
     )
 
 
