@@ -19,6 +19,7 @@ from pyspark.sql.types import ArrayType, StructType
 from pybk.errors import (
     IllegalOperationError,
     LogLockedError,
+    LogSealedError,
     MetadataUnreachableError,
     NoSuchLedgerError,
     NoSuchLogError,
@@ -323,6 +324,18 @@ def test_a_live_writer_is_refused_before_the_first_task_and_at_the_commit(
     check_nothing_else_is_left(place)
     stream.batch(0, [b"1"])
     assert place.data() == [b"0", b"1"]
+
+
+def test_a_sealed_log_is_refused_before_the_first_task_and_at_the_commit(place: Place) -> None:
+    named, by_rows = Stream(place), Stream(place, TO_LOGS)
+    messages = by_rows.write(0, [("orders", each) for each in large(0, 4)])
+    with place.open() as log:
+        log.seal()
+    with pytest.raises(LogSealedError, match="'orders' was sealed, and takes no more records: name another log"):
+        named.writer()
+    with pytest.raises(LogSealedError, match="'orders' was sealed after record -1"):
+        by_rows.commit(0, messages)
+    assert place.ledgers() == set()
 
 
 def test_an_unknown_log_is_refused_with_the_nearest_names_or_created(place: Place) -> None:

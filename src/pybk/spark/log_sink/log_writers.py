@@ -18,7 +18,7 @@ from pybk.errors import IllegalOperationError
 from pybk.spark.connection import connection
 from pybk.spark.log_sink.adoption import Commit, LogCommitMessage, abort_in_logs, commit_in_logs, query_of
 from pybk.spark.log_sink.new_records import RecordColumns, TaskRows, columns_of
-from pybk.spark.log_sink.open_logs import open_log, refuse_live_writer
+from pybk.spark.log_sink.open_logs import open_log, refuse_live_writer, refuse_sealed
 from pybk.spark.log_sink.task_segments import LogPart, Task, write_rows
 from pybk.spark.new_tables import refuse_new_table
 from pybk.spark.sink.sink_record import one_off_app_id
@@ -47,6 +47,7 @@ def _checked(options: LogSinkOptions, schema: StructType, overwrite: bool) -> Re
         IllegalOperationError: It would overwrite records.
         UsageError: The columns are not those of records.
         NoSuchLogError: The log does not exist.
+        LogSealedError: The log was sealed.
         LogLockedError: The log has a live writer.
     """
     if overwrite:
@@ -57,6 +58,7 @@ def _checked(options: LogSinkOptions, schema: StructType, overwrite: bool) -> Re
     columns = columns_of(schema, options.topic)
     if options.topic is not None and not any(_COMMITTING in argument for argument in sys.argv):
         with open_log(options, connection(options.where).manager, options.topic) as log:
+            refuse_sealed(log)
             refuse_live_writer(log)
     return columns
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Final
 
-from pybk.errors import LogLockedError, NoSuchLogError
+from pybk.errors import LogLockedError, LogSealedError, NoSuchLogError
 from pybk.spark.executors.bookies import LOOK_SECONDS
 from pybk.spark.options import nearest_names
 from pybk.streams.ledger_steps import names_of
@@ -55,6 +55,16 @@ def open_log(options: LogSinkOptions, manager: LedgerManager, name: str) -> Log:
             f"there is no log {name!r} in {options.where}; {nearest_names(name, names)}; option createTopics=true "
             "creates logs that do not exist"
         ) from error
+
+
+def refuse_sealed(log: Log) -> None:
+    """Check that a log has not ended, because it could not adopt what tasks write.
+
+    Raises:
+        LogSealedError: It was sealed.
+    """
+    if log.is_sealed():
+        raise LogSealedError(f"log {log.name!r} was sealed, and takes no more records: name another log")
 
 
 def refuse_live_writer(log: Log, seconds: float = RELEASE_SECONDS) -> None:
