@@ -18,6 +18,7 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from pybk.errors import NoSuchLogError, RewoundError, TruncatedError, TruncateGuardError, UnauthorizedError, UsageError
 from pybk.spark.connection import close_connections
+from pybk.spark.log_source import log_catalog
 from pybk.spark.log_source.log_columns import columns_of
 from pybk.spark.log_source.log_offsets import BACKLOG_BYTES, from_json
 from pybk.spark.log_source.log_options import LogOptions, log_options
@@ -207,6 +208,21 @@ def test_a_pattern_finds_logs_that_appear(store: LogStore, columns: str) -> None
     store.append("shop/orders", some(1))
     assert query.batch() == 4
     assert query.rows == {"shop/offers": [0, 1, 2], "shop/orders": [2]}
+
+
+def test_a_log_that_a_late_listing_lacks_is_not_lost(store: LogStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    store.append("orders", some(5))
+    query = Query(store.options, subscribePattern="ord.*")
+    assert query.batch() == 5
+    store.append("orders", some(2))
+    query.start()
+    with monkeypatch.context() as patch:
+        patch.setattr(log_catalog, "names_of", lambda *_: [])
+        assert query.batch() == 2
+        assert query.reader.reportLatestOffset() == query.offset
+    store.append("orders", some(1))
+    assert query.batch() == 1
+    assert query.rows == {"orders": list(range(8))}
 
 
 def test_a_missing_log_is_refused_with_the_nearest_or_waited_for(store: LogStore) -> None:

@@ -225,6 +225,19 @@ class LogCatalog:
             raise
         return {name: state for name, state in found.items() if state is not None}
 
+    def look_at(self, name: str) -> LogState | None:
+        """Return a log that a pattern selects and a look lacks, because listings may be late; None if there is none.
+
+        Raises:
+            PybkError: As ``look``.
+        """
+        if self._pattern is None or not self._pattern.fullmatch(name):
+            return None
+        state = self.view(name).look()
+        if state is not None:
+            self._names = sorted({*self._names, name})
+        return state
+
     def _listed(self, *, listing: bool) -> Sequence[str]:
         """Return the names of the logs, of which some may not exist; list them if a pattern selects them."""
         if self._pattern is not None and (listing or self._changes is not None):

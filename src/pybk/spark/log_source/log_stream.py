@@ -215,9 +215,13 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             raise error
         logger.warning("%s", error)
 
-    def _is_there(self, name: str, states: Mapping[str, LogState]) -> bool:
-        """Return whether a log exists that the query has a position in."""
+    def _is_there(self, name: str, states: dict[str, LogState]) -> bool:
+        """Return whether a log exists that the query has a position in; add its state if a late listing lacks it."""
         if name in states:
+            return True
+        state = self._on_driver().look_at(name)
+        if state is not None:
+            states[name] = state
             return True
         self._lost(NoSuchLogError(f"log {name!r}, which this query reads, was deleted or is not selected any more"))
         return False
