@@ -79,17 +79,17 @@ class Fixtures(AbstractFixtures):  # type: ignore[misc]  # fsspec has no types
         return False
 
 
-@pytest.mark.sampled(one_in=4)
+@pytest.mark.sampled(one_in=6)
 class TestCopy(AbstractCopyTests, Fixtures):  # type: ignore[misc]
     pass
 
 
-@pytest.mark.sampled(one_in=4)
+@pytest.mark.sampled(one_in=6)
 class TestGet(AbstractGetTests, Fixtures):  # type: ignore[misc]
     pass
 
 
-@pytest.mark.sampled(one_in=4)
+@pytest.mark.sampled(one_in=6)
 class TestPut(AbstractPutTests, Fixtures):  # type: ignore[misc]
     pass
 

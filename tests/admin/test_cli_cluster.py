@@ -18,7 +18,7 @@ from pybk.admin.cli import main
 from tests.private_files import write_private
 from tests.waiting import PROCESS_S
 
-pytestmark = pytest.mark.sampled(one_in=2, using="start")
+pytestmark = pytest.mark.sampled(one_in=3, using="start")
 
 SECRET = b"0123456789abcdef0123456789abcdef"
 PYBK = [sys.executable, "-m", "pybk.admin"]
