@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +15,7 @@ pytest.importorskip("pyarrow", reason="no pyarrow; install the extra spark-test 
 
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
+from pybk import DigestType
 from pybk.credentials import Secret, write_new_secret
 from pybk.errors import EntryUnknownError, NoSuchLedgerError, UnauthorizedError, UsageError
 from pybk.manager.ledger_reader import LedgerReader
@@ -23,8 +26,12 @@ from pybk.spark.source import arrow_columns, reading
 from pybk.spark.source.columns import schema_of
 from pybk.spark.source.planning import EntryRange
 from pybk.spark.source.reading import payload_bytes, read_ranges
+from pybk.streams.log import Log
+from pybk.streams.log_writer import NewRecord
 from tests.cluster.inside import inside
 from tests.spark.secret_files import cluster_options
+from tests.storage.real_store import open_quick
+from tests.waiting import PROCESS_S
 
 
 @pytest.fixture
@@ -127,3 +134,36 @@ def test_an_entry_that_is_never_confirmed_raises(
     monkeypatch.setattr(reading, "LATE_SECONDS", 60.0)
     with pytest.raises(EntryUnknownError, match="the bookies that answer know of 19"):
         read(options, EntryRange(writer.ledger_id, 0, 99))
+
+
+READS = """
+import sys
+from pybk.spark.log_source.log_batch import LogBatchReader
+from pybk.spark.log_source.log_columns import columns_of
+from pybk.spark.log_source.log_options import log_options
+from pybk.spark.options import source_options
+from pybk.spark.source.batch_reader import BatchReader
+from pybk.spark.source.columns import schema_of
+
+ledgers = source_options({"path": sys.argv[1], "ledger": sys.argv[2]}, streaming=False)
+logs = log_options({"path": sys.argv[1], "log": "orders", "columns": sys.argv[3]}, streaming=False)
+for reader in (BatchReader(ledgers, schema_of(ledgers)), LogBatchReader(logs, columns_of(logs))):
+    [partition] = reader.partitions()
+    print(sum(batch.num_rows for batch in reader.read(partition)))
+print(sorted({name.partition(".")[0] for name in sys.modules} & {"pandas", "dateutil"}))
+"""
+
+
+@pytest.mark.parametrize("columns", ["kafka", "pybk"])
+def test_a_task_loads_no_pandas(tmp_path: Path, columns: str) -> None:
+    """Arrow would load it, if it is installed, for some conversions."""
+    with open_quick(tmp_path / "store") as manager:
+        with manager.create_ledger(digest_type=DigestType.CRC32C) as writer:
+            writer.append(b"entry")
+        with Log.open(manager, "orders", insecure=True) as log, log.writer() as records:
+            records.append_many([NewRecord(b"1", key=b"k", headers=(("a", b"b"),), txid=4), b"2"])
+    arguments = [str(tmp_path / "store"), str(writer.ledger_id), columns]
+    done = subprocess.run(
+        [sys.executable, "-c", READS, *arguments], capture_output=True, text=True, timeout=PROCESS_S, check=True
+    )
+    assert done.stdout.splitlines() == ["1", "2", "[]"]

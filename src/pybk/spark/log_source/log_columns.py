@@ -22,8 +22,9 @@ from pyspark.sql.types import (
 )
 
 from pybk.errors import CorruptError, UsageError
+from pybk.ledger.arrow import plain_array
 from pybk.spark.log_source.log_options import KAFKA
-from pybk.spark.source.arrow_columns import ArrowRows, binary_column, check_columns, number_ranges, repeated
+from pybk.spark.source.arrow_columns import ArrowRows, binary_column, check_columns, number_ranges, repeated, scalar
 from pybk.streams.format import NO_VALUE
 from pybk.streams.record_attributes import Pieces, RecordParts, record_parts
 
@@ -135,7 +136,7 @@ class _Numbers:
             case "partition":
                 return repeated(0, field.type, self._count)
             case "offset" | "seq":
-                return pa.array(self._seqs)
+                return plain_array(self._seqs)
         return pa.nulls(self._count, field.type)  # append_time: no entry has it yet
 
 
@@ -175,7 +176,8 @@ class _Rows(_Numbers):
     def _keys(self) -> pa.Array:
         if not self._parts.has_key.any():
             return pa.nulls(self._count, pa.binary())
-        return pc.if_else(pa.array(self._parts.has_key), self._pieces(self._parts.keys), pa.scalar(None, pa.binary()))
+        has_key = plain_array(self._parts.has_key)
+        return pc.if_else(has_key, self._pieces(self._parts.keys), scalar(None, pa.binary()))
 
     def _headers(self, field: pa.Field) -> pa.Array:
         """Return the headers, null for a record without any, as Kafka's source has it."""
@@ -187,29 +189,29 @@ class _Rows(_Numbers):
             raise CorruptError(f"log {self._log!r}: the name of a header is not UTF-8: {error}") from error
         pairs = pa.StructArray.from_arrays([names, self._pieces(parts.header_values)], fields=list(kind))
         offsets = np.concatenate(([0], np.cumsum(parts.header_counts))).astype(np.int32)
-        none = pa.array(parts.header_counts == 0)
-        return pa.ListArray.from_arrays(pa.array(offsets), pairs, type=field.type, mask=none)
+        none = plain_array(parts.header_counts == 0)
+        return pa.ListArray.from_arrays(plain_array(offsets), pairs, type=field.type, mask=none)
 
     def _times(self, field: pa.Field) -> pa.Array:
         times = _or_null(self._records.times, self._count)
-        return pc.divide(times, 1000).cast(field.type)
+        return pc.divide(times, scalar(1000, pa.int64())).cast(field.type)
 
     def _time_types(self, field: pa.Field) -> pa.Array:
         types = np.full(self._count, -1 if self._records.times is None else _CREATE_TIME, np.int32)
         if self._records.times is not None:
             types[self._records.times == NO_VALUE] = -1
-        return pa.array(types, field.type)
+        return plain_array(types)
 
     def _positions(self) -> pa.Array:
         """Return the positions as ``str`` makes them."""
         entries, slots = self._records.places()
         numbers = (np.full(self._count, self._records.segment), entries, slots, self._seqs)
-        texts = [pa.array(each.astype(np.int64)).cast(pa.string()) for each in numbers]
-        return pc.binary_join_element_wise(*texts, ":")
+        texts = [plain_array(each.astype(np.int64)).cast(pa.string()) for each in numbers]
+        return pc.binary_join_element_wise(*texts, scalar(":", pa.string()))
 
 
 def _or_null(values: Int64s | None, count: int) -> pa.Array:
     """Return numbers, null where there is none."""
     if values is None:
         return pa.nulls(count, pa.int64())
-    return pa.array(values, mask=values == NO_VALUE)
+    return plain_array(values, values == NO_VALUE)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
 import pyarrow as pa
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from pybk.errors import UsageError
-from pybk.ledger.arrow import binary_array
+from pybk.ledger.arrow import binary_array, plain_array
 
 if TYPE_CHECKING:
     from pyspark.sql.types import DataType, StructType
@@ -88,4 +89,16 @@ def number_ranges(first: int, last: int) -> Iterator[tuple[int, int]]:
 
 def repeated(value: Any, kind: pa.DataType, count: int) -> pa.Array:
     """Return a column that has the same value in each row."""
-    return pa.repeat(pa.scalar(value, kind), count)
+    one = scalar(value, kind) if isinstance(value, int | str) else pa.scalar(value, kind)
+    return pa.repeat(one, count)
+
+
+def scalar(value: int | str | None, kind: pa.DataType) -> pa.Scalar:
+    """Return a value of Arrow, without pandas, which ``pyarrow.scalar`` imports as ``pyarrow.array`` does."""
+    if value is None:
+        return pa.nulls(1, kind)[0]
+    if isinstance(value, int):
+        return plain_array(np.array([value], np.int64)).cast(kind)[0]
+    data = value.encode()
+    offsets = pa.py_buffer(np.array([0, len(data)], np.int32))
+    return pa.Array.from_buffers(kind, 1, [None, offsets, pa.py_buffer(data)])[0]

@@ -18,6 +18,7 @@ from pyspark.sql.types import (
     StructType,
 )
 
+from pybk.ledger.arrow import plain_array
 from pybk.spark.source.arrow_columns import ArrowRows, binary_column, check_columns, number_ranges, repeated
 
 if TYPE_CHECKING:
@@ -94,7 +95,7 @@ class LedgerColumns:
                 what = f"an entry of ledger {entries.ledger_id}"
                 return binary_column(entries.buffer, entries.payload_offsets, entries.payload_sizes, what)
             case "length":
-                return pa.array(entries.payload_sizes)
+                return plain_array(entries.payload_sizes)
         return self._known(entries.entry_ids, field)
 
     def _known(self, entry_ids: Int64s, field: pa.Field) -> pa.Array:
@@ -102,7 +103,7 @@ class LedgerColumns:
         metadata = self._metadata
         match field.name:
             case "entry_id":
-                return pa.array(entry_ids)
+                return plain_array(entry_ids)
             case "ledger_id":
                 value: object = metadata.ledger_id
             case "ledger_type":
