@@ -317,7 +317,7 @@ def test_a_live_writer_is_refused_before_the_first_task_and_at_the_commit(
     with place.open() as log, log.writer() as writer:
         with pytest.raises(LogLockedError, match=f"'orders' has a live writer .*process {os.getpid()}.*close it there"):
             stream.writer()
-        monkeypatch.setattr(sys, "argv", ["-m", "pyspark.sql.worker.python_streaming_sink_runner"])
+        monkeypatch.setattr(sys, "argv", ["daemon.py", log_writers.COMMITTING])
         with pytest.raises(LogLockedError, match=f"live writer .*process {os.getpid()}"):
             stream.commit(0, messages)
         writer.append(b"0")

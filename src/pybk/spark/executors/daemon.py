@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
-from typing import Final
 
 from pyspark.daemon import manager
 
@@ -17,10 +15,9 @@ from pybk.errors import PybkError
 from pybk.spark.executors.bookie_settings import BookieSettings
 from pybk.spark.executors.bookies import SETTINGS, ensure_bookie
 from pybk.spark.executors.executor import Executor
+from pybk.spark.worker_process import TASKS, worker_module
 
 logger = logging.getLogger(__name__)
-
-_WORKER: Final = "pyspark.worker"
 
 
 def start_bookie() -> None:
@@ -29,7 +26,7 @@ def start_bookie() -> None:
     A daemon that the driver runs for planning does not start a bookie.
     """
     settings = os.environ.get(SETTINGS)
-    if settings is None or sys.argv[1:2] != [_WORKER]:
+    if settings is None or worker_module() != TASKS:
         return
     try:
         ensure_bookie(BookieSettings.of(settings), Executor.of_daemon())

@@ -7,7 +7,6 @@ successful attempt per partition.
 from __future__ import annotations
 
 import logging
-import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
@@ -24,6 +23,7 @@ from pybk.spark.new_tables import refuse_new_table
 from pybk.spark.sink.sink_record import one_off_app_id
 from pybk.spark.sink.task_messages import Messages, all_received, micro_batch, received
 from pybk.spark.worker_errors import one_line_errors
+from pybk.spark.worker_process import worker_module
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -34,33 +34,44 @@ if TYPE_CHECKING:
 REMEMBER_SECONDS: Final = 3600.0
 """The seconds for which a log remembers a batch write with a name of its own, which is not repeated later."""
 
-_COMMITTING: Final = "python_streaming_sink_runner"
-"""The module that Spark runs to commit a micro-batch, for which it makes another writer."""
+COMMITTING: Final = "pyspark.sql.worker.python_streaming_sink_runner"
+"""The module that Spark runs to commit a micro-batch, for which it makes another writer.
+
+Spark makes both writers alike, with the same arguments, and calls nothing else of a source for one of them alone. So
+the module is all that shows which of them this is. If Spark renamed it, a commit would check the log once more, and
+wait no longer for the end of a live writer than the planner does.
+"""
 
 logger = logging.getLogger(__name__)
 
 
-def _checked(options: LogSinkOptions, schema: StructType, overwrite: bool) -> RecordColumns:
-    """Return the columns of a write once it is checked.
+def _checked_columns(options: LogSinkOptions, schema: StructType, overwrite: bool) -> RecordColumns:
+    """Return the columns of a write once they are checked.
 
     Raises:
-        IllegalOperationError: It would overwrite records.
+        IllegalOperationError: The write would overwrite records.
         UsageError: The columns are not those of records.
-        NoSuchLogError: The log does not exist.
-        LogSealedError: The log was sealed.
-        LogLockedError: The log has a live writer.
     """
     if overwrite:
         raise IllegalOperationError(
             'logs are only appended to: write with mode("append"), a stream with outputMode("append"), and drop '
             "records that are not wanted any more with Log.truncate"
         )
-    columns = columns_of(schema, options.topic)
-    if options.topic is not None and not any(_COMMITTING in argument for argument in sys.argv):
+    return columns_of(schema, options.topic)
+
+
+def _check_log(options: LogSinkOptions) -> None:
+    """Check the log of a write before the first task, if an option names it.
+
+    Raises:
+        NoSuchLogError: The log does not exist.
+        LogSealedError: The log was sealed.
+        LogLockedError: The log has a live writer.
+    """
+    if options.topic is not None:
         with open_log(options, connection(options.where).manager, options.topic) as log:
             refuse_sealed(log)
             refuse_live_writer(log)
-    return columns
 
 
 def _write(
@@ -86,7 +97,8 @@ class LogBatchWriter(DataSourceArrowWriter):
 
     def __init__(self, options: LogSinkOptions, schema: StructType, overwrite: bool) -> None:
         self._options = options
-        self._columns = _checked(options, schema, overwrite)
+        self._columns = _checked_columns(options, schema, overwrite)
+        _check_log(options)
         self._commit = (
             Commit(one_off_app_id(), 0, is_stream=False, remember_s=REMEMBER_SECONDS)
             if options.txn_app_id is None
@@ -126,7 +138,9 @@ class LogStreamWriter(DataSourceStreamArrowWriter):
 
     def __init__(self, options: LogSinkOptions, schema: StructType, overwrite: bool) -> None:
         self._options = options
-        self._columns = _checked(options, schema, overwrite)
+        self._columns = _checked_columns(options, schema, overwrite)
+        if worker_module() != COMMITTING:
+            _check_log(options)
 
     @one_line_errors()
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Final
 
@@ -21,6 +20,7 @@ from pybk.spark.source.planning import (
 )
 from pybk.spark.source.reading import LedgerPartition, lost_ledgers_error, read_ranges
 from pybk.spark.worker_errors import one_line_errors, with_one_line_errors
+from pybk.spark.worker_process import worker_module
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from pybk.spark.options import Ranges, SourceOptions
 
-_PUSHING_MODULE: Final = "data_source_pushdown_filters"
+PUSHING: Final = "pyspark.sql.worker.data_source_pushdown_filters"
 
 
 def new_reader(options: SourceOptions, schema: StructType) -> BatchReader:
@@ -38,8 +38,7 @@ def new_reader(options: SourceOptions, schema: StructType) -> BatchReader:
     from the name of the module that Spark runs for planning.
     """
     check_schema(schema)
-    pushing = any(_PUSHING_MODULE in argument for argument in sys.argv)
-    return PushdownReader(options, schema) if pushing else BatchReader(options, schema)
+    return PushdownReader(options, schema) if worker_module() == PUSHING else BatchReader(options, schema)
 
 
 class BatchReader(DataSourceReader):
