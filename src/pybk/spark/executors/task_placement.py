@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pybk.errors import IllegalOperationError
 from pybk.spark.executors.executor import Executor
+from pybk.spark.executors.executor_python import one_line_for_other_pythons
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -77,13 +78,17 @@ def ask_executors(spark: SparkSession, locations: Sequence[str] | None, ask: Cal
         locations: The locations of the executors; a task that waits too long for one runs on another. With None, as
             many tasks run as there are task slots, and each takes a moment, so they spread over all executors.
         ask: The function; it must be picklable.
+
+    Raises:
+        IllegalOperationError: The Python of an executor does not fit.
     """
     sc = spark_context(spark)
-    if sc is not None:
-        items = [(b"", [location]) for location in locations or ()]
-        return located_rdd(sc, items).mapPartitions(partial(_answer, ask)).collect() if items else []
-    answers = spark.range(1 << 10).mapInArrow(partial(_slow_answer, ask), "answer string").collect()
-    return [row.answer for row in answers]
+    with one_line_for_other_pythons():
+        if sc is not None:
+            items = [(b"", [location]) for location in locations or ()]
+            return located_rdd(sc, items).mapPartitions(partial(_answer, ask)).collect() if items else []
+        answers = spark.range(1 << 10).mapInArrow(partial(_slow_answer, ask), "answer string").collect()
+        return [row.answer for row in answers]
 
 
 def hold_executors(spark: SparkSession, locations: Sequence[str] | None, watch: Callable[[], None]) -> None:

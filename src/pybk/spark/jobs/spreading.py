@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from tqdm import tqdm
 
 from pybk.errors import IllegalOperationError
+from pybk.spark.executors.executor_python import one_line_for_other_pythons
 
 if TYPE_CHECKING:
     from pyspark import RDD, SparkContext
@@ -123,7 +124,7 @@ def _tasks(
     before = context.getLocalProperty(_DESCRIPTION)
     context.setLocalProperty(_DESCRIPTION, what)
     try:
-        with _bar(lambda: (done.value, sum(sizes)), what, shown_in):
+        with one_line_for_other_pythons(), _bar(lambda: (done.value, sum(sizes)), what, shown_in):
             yield context.parallelize(parts, len(parts)).flatMap(work_on)
     finally:
         context.setLocalProperty(_DESCRIPTION, before)  # type: ignore[arg-type]  # None removes it
@@ -194,7 +195,7 @@ def shown_jobs(spark: SparkSession, what: str, *, quiet: bool = False) -> Iterat
     context.setLocalProperty(_GROUP, group)
     context.setLocalProperty(_DESCRIPTION, what)
     try:
-        with _bar(tasks, what, None if quiet else " tasks"):
+        with one_line_for_other_pythons(), _bar(tasks, what, None if quiet else " tasks"):
             yield
     finally:
         for name, value in before.items():
