@@ -23,7 +23,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -131,6 +131,10 @@ class Pipeline:
         """The directory of the archive."""
         return f"{self._directory}/parquet"
 
+    def archived(self) -> int:
+        """Return how many lines the archive has."""
+        return self.spark.read.parquet(self.parquet).count()
+
     def kill_an_executor(self) -> str:
         """Kill an executor and the bookie on its host with SIGKILL; return which."""
         metadata = self.metadata
@@ -178,10 +182,14 @@ class Consumer(threading.Thread):
                 report.ack(records)
                 self.records += len(records)
 
-    def wait_for(self, records: int) -> None:
-        """Wait until it has got so many records, and let it end."""
-        while self.records < records and self.is_alive():
-            time.sleep(0.2)
+    def has(self, records: int) -> bool:
+        """Return whether it has got so many records."""
+        if not self.is_alive():
+            raise RuntimeError("the consumer has ended")
+        return self.records >= records
+
+    def end(self) -> None:
+        """Let it end."""
         self._ending.set()
         self.join()
 
@@ -203,16 +211,17 @@ def run(directory: Path, source: Path | None, master: str) -> None:
         queries = [pipeline.collect(), pipeline.count(at_once), pipeline.archive(at_once)]
         watch(pipeline, queries, lines)
         write_end(directory / "logs")
+        wait_for(lambda: consumer.has(len(counts)), queries)
+        wait_for(lambda: pipeline.archived() > lines, queries)
         for query in queries:
-            query.processAllAvailable()
             query.stop()
-        consumer.wait_for(len(counts))
+        consumer.end()
         print(f"Logs and Parquet are complete after {time.monotonic() - begin:.1f} s")
         check(pipeline, consumer, lines, counts)
     pipeline.spark.stop()
 
 
-def watch(pipeline: Pipeline, queries: list[StreamingQuery], lines: int) -> None:
+def watch(pipeline: Pipeline, queries: Sequence[StreamingQuery], lines: int) -> None:
     """Show how many lines are counted until all are, and kill an executor in the middle if there are several."""
     counting = queries[1]
     to_kill = pipeline.bookies > 1
@@ -225,9 +234,21 @@ def watch(pipeline: Pipeline, queries: list[StreamingQuery], lines: int) -> None
             if to_kill and bar.n > lines // 4:
                 to_kill = False
                 bar.write(f"killed {pipeline.kill_an_executor()} with SIGKILL", file=sys.stdout)
-            for query in queries:
-                if query.exception() is not None:
-                    raise RuntimeError(str(query.exception()))
+            check_queries(queries)
+
+
+def wait_for(condition: Callable[[], bool], queries: Sequence[StreamingQuery]) -> None:
+    """Wait until a condition holds, while queries run."""
+    while not condition():
+        time.sleep(0.2)
+        check_queries(queries)
+
+
+def check_queries(queries: Sequence[StreamingQuery]) -> None:
+    """Raise the error of a query that has failed."""
+    for query in queries:
+        if query.exception() is not None:
+            raise RuntimeError(str(query.exception()))
 
 
 # ---- input, and what it should come to -------------------------------------------------------------------------------
@@ -250,12 +271,22 @@ def write_logs(directory: Path, source: Path | None) -> tuple[int, Counts]:
     directory.mkdir()
     counts: Counts = Counter()
     for number in range(FILES):
-        with open(directory / f"{number}.log", "w", encoding="utf-8", newline="\n") as file:
-            for at in range(len(lines) * number // FILES, len(lines) * (number + 1) // FILES):
-                time_ms = 86_400_000 * at // len(lines)
-                file.write(stamped(time_ms, lines[at]))
-                counts[time_ms // 3_600_000, lines[at].lstrip(" ").split(" ", 1)[0]] += 1
+        parts = []
+        for at in range(len(lines) * number // FILES, len(lines) * (number + 1) // FILES):
+            time_ms = 86_400_000 * at // len(lines)
+            parts.append(stamped(time_ms, lines[at]))
+            counts[time_ms // 3_600_000, lines[at].lstrip(" ").split(" ", 1)[0]] += 1
+        write_file(directory / f"{number}.log", "".join(parts), 86_400 * (number + 1) // FILES)
     return len(lines), counts
+
+
+def write_file(path: Path, text: str, second: int) -> None:
+    """Write a log file that was changed last at a second of the day; Spark takes files in the order of these times."""
+    new = path.with_name(f".{path.name}")
+    new.write_text(text, "utf-8", newline="\n")
+    time_s = DAY.timestamp() + second
+    os.utime(new, (time_s, time_s))
+    new.rename(path)
 
 
 def stamped(time_ms: int, line: str) -> str:
@@ -265,14 +296,12 @@ def stamped(time_ms: int, line: str) -> str:
 
 def write_end(directory: Path) -> None:
     """Write a line of two days later, with which the last hours of the day end."""
-    new = directory / ".end"
-    new.write_text(stamped(3 * 86_400_000, "end"), "utf-8", newline="\n")
-    new.rename(directory / "end.log")
+    write_file(directory / "end.log", stamped(3 * 86_400_000, "end"), 3 * 86_400)
 
 
 def check(pipeline: Pipeline, consumer: Consumer, lines: int, counts: Counts) -> None:
     """Compare what there is with what plain Python counted, and print the most frequent words."""
-    archived = pipeline.spark.read.parquet(pipeline.parquet).count() - 1  # the line that ends the day
+    archived = pipeline.archived() - 1  # the line that ends the day
     if archived != lines:
         raise AssertionError(f"{archived:,} lines of {lines:,} in {pipeline.parquet}")
     if consumer.counts != counts or consumer.records != len(counts):
