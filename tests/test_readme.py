@@ -125,11 +125,11 @@ def test_the_event_sourced_program_remembers_what_it_did(tmp_path: Path) -> None
 
 
 @pytest.mark.sampled(one_in=4, group="documents")
-def test_the_program_for_spark_runs_after_the_first(tmp_path: Path) -> None:
+def test_the_program_for_spark_runs_as_pasted(tmp_path: Path) -> None:
     make_secret(tmp_path)
-    (tmp_path / "both.py").write_text(f"{blocks('python')[0]}\n{blocks('python')[3]}", encoding="utf-8")
+    (tmp_path / "pasted.py").write_text(blocks("python")[3], encoding="utf-8")
     run = subprocess.run(
-        [sys.executable, "both.py"],
+        [sys.executable, "pasted.py"],
         cwd=tmp_path,
         capture_output=True,
         text=True,
@@ -138,4 +138,4 @@ def test_the_program_for_spark_runs_after_the_first(tmp_path: Path) -> None:
         env=clusters.environment(tmp_path),
     )
     assert run.returncode == 0, run.stderr
-    assert re.search(r"\| +0\| +1\| +second\| +6\|", run.stdout), run.stdout
+    assert re.search(r"\| +0\| *ann\| *3 apples\| *20", run.stdout), run.stdout

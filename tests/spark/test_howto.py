@@ -75,7 +75,7 @@ def test_the_programs_run_as_printed(
         return text.replace(URL, cluster.url)
 
     names: dict[str, Any] = {"spark": spark}
-    [logs, reading, writing_logs, writing, _, verifying] = programs()
+    [logs, writing_logs, reading, writing, _, verifying] = programs()
     exec(own(logs.text), names)
     assert [row.text for row in names["customers"].orderBy("timestamp").collect()] == ["3 apples", "a pear"]
     assert names["following"].columns == ["key", "value", "topic", "partition", "offset", "timestamp", "timestampType"]
