@@ -42,7 +42,7 @@ help:
 	@echo "make bench-healing       figures of repairs: a lost bookie, planning, rest; ARGS=--quick, or loss, plan, idle"
 	@echo "make bench-operations    figures of a cluster that is watched over HTTP; ARGS=--quick, or watched, page"
 	@echo "make bench-streams       figures of logs and blobs beside ledgers, sqlite3 and the bare disk; ARGS=... as for bench"
-	@echo "make bench-spark         figures of Spark on ledgers beside Parquet; ARGS=... as for bench"
+	@echo "make bench-spark         figures of Spark on logs and ledgers beside Parquet; ARGS=... as for bench"
 	@echo "make bench-compare BASE=commit   is this tree slower than a commit? ARGS=... names rows"
 	@echo "make sim [SEEDS=n]       the replication machines in a world of faults; prints events/s and seeds that fail"
 	@echo "make clean               remove what the targets made"
@@ -141,6 +141,8 @@ bench-streams: $(VENV)/.bench
 
 bench-spark: $(VENV)/.bench $(VENV)/.spark
 	JAVA_HOME="$$(tools/java home)" && export JAVA_HOME && $(BIN)/python -m bench.spark $(ARGS)
+	$(if $(ARGS),,$(BIN)/python -m bench.spark.looks)
+	$(if $(ARGS),,$(BIN)/python -m bench.spark.importing 2b789f03)
 
 bench-compare: $(VENV)/.bench
 	$(BIN)/python -m bench.compare $(BASE) $(ARGS)
