@@ -208,7 +208,7 @@ def test_the_tables_have_all_options_and_no_others(
 
 def test_the_table_of_writes_of_ledgers_has_all_options_and_no_others() -> None:
     expected = {name for streaming in (True, False) for name in options_of(sink_options, {}, streaming=streaming)}
-    rows = table("## Writing", "| Option | Meaning | Default |")
+    rows = table("## Writing ledgers", "| Option | Meaning | Default |")
     assert {name for row in rows for name in options_in(row[0])} == expected - {"path"}
 
 
