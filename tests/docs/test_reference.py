@@ -11,6 +11,7 @@ from dataclasses import fields
 from enum import Enum
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -184,7 +185,7 @@ def test_the_defaults_of_a_bookie_that_stand_on_the_page_are_those_of_the_code(m
     def join(root: str, listen: list[str], url: str, secret: object, config: StoreConfig, **others: Any) -> None:
         taken.update(others, cluster_secret=secret, replace=others["replace_lost"])
 
-    monkeypatch.setattr("pybk.manager.connect.join", join)
+    monkeypatch.setattr("pybk.manager.arguments.connect", SimpleNamespace(join=join))
     needed: ClusterOptions = {"listen": "tcp://127.0.0.1:*", "metadata": "lmdb:///x"}
     join_cluster("x", None, StoreConfig(), read_only=False, options=needed)
     [words] = [words for source, _, words in tables() if source is ClusterOptions]
