@@ -283,6 +283,10 @@ def test_each_option_of_spark_is_listed_with_its_default() -> None:
     sink = options.sink_options(given, streaming=False)
     assert cells["digestType", "writes"] == f"`{sink.digest_type.name}`"
     assert cells["insecure", "writes"] == f"`{str(sink.insecure).lower()}`"
+    assert cells["retainRead", "writes"] == f"`{str(sink.retain_read).lower()}`"
+    assert cells["retainUnread", "writes"] == f"`{str(sink.retain_unread).lower()}`"
+    assert (sink.retain_age_s, sink.retain_bytes) == (None, None)
+    assert cells["retainAge", "writes"] == cells["retainBytes", "writes"] == "no limit"
     to_log = log_sink_options({**given, "topic": "orders"}, streaming=False)
     assert cells["createTopics", "writes"] == f"`{str(to_log.create).lower()}`"
     with pytest.raises(UsageError, match="empty password"):

@@ -24,7 +24,9 @@ from pybk.metadata.registration import BookieCookie, encode_cookie, encode_regis
 from pybk.metadata.settings import SETTINGS_KEY, ClusterSettings, ScrubSettings, encode_settings
 from pybk.metadata.store import MetadataStore
 from pybk.metadata.underreplication import UnderReplicatedLedger, missing_key, record_json
-from pybk.spark.sink.sink_record import SinkRecord, decode_rows, encode_rows
+from pybk.spark.consumers import Consumer, Selection
+from pybk.spark.finished_ledgers import FinishedLedgers
+from pybk.spark.sink.sink_record import ManifestRow, SinkRecord, decode_rows, encode_rows
 from pybk.spark.source.offsets import Offset
 from pybk.storage.format.extent import EXTENT_KEY, Extent
 from pybk.storage.format.log_file import entry_ends, location_dtype
@@ -176,14 +178,17 @@ def test_plain_values_of_any_bytes(data: st.DataObject) -> None:
         lambda: DirectoryIdentity.of(ledger(7, custom_metadata=custom)),
         lambda: Extent.decode(custom, where="here"),
         lambda: SinkRecord.decode(
-            data.draw(anything(SinkRecord(((3, 1),), 2, ("a",), 5, "q", 7).encode())), where="here"
+            data.draw(anything(SinkRecord(((3, 1),), 2, ("a",), 5, "q", 7, (9,), (ROW,), 8).encode())), where="here"
         ),
-        lambda: decode_rows([data.draw(anything(encode_rows(3, [(1, 2, 3)])[0]))], where="here"),
+        lambda: decode_rows([data.draw(anything(encode_rows(3, [ROW])[0]))], where="here"),
+        lambda: Consumer.decode("here", data.draw(anything(CONSUMER.encode()))),
         lambda: offset_of(data.draw(wrong_json(json.dumps(OFFSET.to_json()).encode()))),
     ]
     quietly(data.draw(st.sampled_from(calls)))
 
 
+ROW = ManifestRow(1, 2, 3, 4)
+CONSUMER = Consumer("here", Selection("t", ((1, 2),)), FinishedLedgers(((3, 4),), ((5, 6),), 7, 8), "run", 9)
 OFFSET = Offset({1: 2}, {3: 4}, ((99, ((5, 6),)),), 7, 8, ((9, 9),), "of")
 
 

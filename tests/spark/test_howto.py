@@ -75,7 +75,7 @@ def test_the_programs_run_as_printed(
         return text.replace(URL, cluster.url)
 
     names: dict[str, Any] = {"spark": spark}
-    [logs, writing_logs, reading, writing, _, verifying] = programs()
+    [logs, writing_logs, reading, writing, retention, _, verifying] = programs()
     exec(own(logs.text), names)
     assert [row.text for row in names["customers"].orderBy("timestamp").collect()] == ["3 apples", "a pear"]
     assert names["following"].columns == ["key", "value", "topic", "partition", "offset", "timestamp", "timestampType"]
@@ -97,6 +97,8 @@ def test_the_programs_run_as_printed(
     events: DataFrame = spark.read.format("pybk").options(**names["cluster"], ledgerType="events").load()
     found = [bytes(row.payload) for row in events.select("payload").collect()]
     assert found.count(b"one") == found.count(b"two") >= 2
+    exec(own(retention.text), names)
+    assert names["audit"].isStreaming
     capsys.readouterr()
     exec(own(verifying.text), names)
     assert capsys.readouterr().out.endswith("()\n")

@@ -19,6 +19,7 @@ from pybk.spark.options import Positions, sink_options, source_options
 STORE = {"path": "/data/store"}
 CLUSTER = {"metadataUri": "lmdb:///meta"}
 ONE = {**STORE, "ledger": "7"}
+NAMED = {**CLUSTER, "insecure": "true", "txnAppId": "job", "txnVersion": "0"}
 
 
 def lowered(options: dict[str, str]) -> dict[str, str]:
@@ -78,6 +79,9 @@ def test_options_of_a_stream() -> None:
     found = source_options(lowered(given), streaming=True)
     assert (found.ledgers, found.ledger_type, found.starting.latest) == (None, "events", True)
     assert (found.max_entries_per_trigger, found.max_bytes_per_trigger) == (10, 1 << 30)
+    assert found.consumer is None
+    named = source_options(lowered({**CLUSTER, "ledgerType": "events", "consumer": "audit"}), streaming=True)
+    assert named.consumer == "audit"
 
 
 def test_options_of_a_write() -> None:
@@ -105,6 +109,12 @@ def test_options_of_a_write() -> None:
         0,
     )
     assert not found.insecure
+    assert (found.retain_age_s, found.retain_bytes, found.retain_read, found.retain_unread) == (None, None, True, True)
+    limits = {"retainAge": "7d", "retainBytes": "10g", "retainRead": "false", "retainUnread": "false"}
+    limited = sink_options(lowered({**given, **limits}), streaming=False)
+    assert (limited.retain_age_s, limited.retain_bytes) == (7 * 86_400.0, 10 << 30)
+    assert not limited.retain_read
+    assert not limited.retain_unread
     stream = {**CLUSTER, "passwordFile": "/p", "appId": "app", "checkpointLocation": "/c", "queryName": "q"}
     assert sink_options(lowered(stream), streaming=True).app_id == "app"
     least = sink_options({**CLUSTER, "insecure": "true"}, streaming=False)
@@ -140,6 +150,8 @@ def test_options_of_a_write() -> None:
         ({**STORE, "ledgers": "9-7"}, "before its start"),
         ({**STORE, "ledgerType": ".metadata"}, "system"),
         ({**ONE, "payload": "yes"}, "true or false"),
+        ({**ONE, "consumer": "audit"}, "option consumer: a cluster records"),
+        ({**CLUSTER, "ledger": "1", "consumer": "x" * 200}, "option consumer is .* 1 to 128 bytes"),
         ({**ONE, "batchBytes": "0"}, "from 1 up"),
         ({**ONE, "batchBytes": "2g"}, "at most"),
         ({**ONE, "batchBytes": "8 parsecs"}, "8m"),
@@ -177,6 +189,12 @@ def test_a_batch_read_does_not_begin_at_the_end() -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
+        ({**CLUSTER, "insecure": "true", "retainAge": "7d"}, "option retainAge: a batch write without txnAppId"),
+        ({**NAMED, "retainAge": "7"}, "option retainAge is '7'; it takes a time such as 30s"),
+        ({**NAMED, "retainAge": "a week"}, "it takes a time such as 30s"),
+        ({**NAMED, "retainBytes": "0"}, "from 1 up"),
+        ({**NAMED, "retainRead": "no"}, "true or false"),
+        ({**NAMED, "retainUnread": "false"}, "beyond retainAge or retainBytes: give one"),
         ({"path": "/data"}, "one process"),
         ({}, "metadataUri"),
         ({**CLUSTER, "ledger": "1"}, "ledger is not one of a batch write"),

@@ -334,6 +334,16 @@ spark compact @cluster @job @password | merge small segments of logs into few, l
   --keep TIME:seconds =1h | the time for which the ledgers that it replaces are kept for readers
 spark collect @cluster @password | delete the ledgers that writes from Spark, imports and copies left without a commit
   --older-than AGE:seconds =1d | only ledgers older than this: 90s, 12h, 30d; longer writes are refused afterwards
+spark retain @cluster @password | delete ledgers of a type that Spark has written, by age, by size, and by what
+      consumers have read
+  TYPE | the type of the ledgers
+  --max-age AGE:seconds | delete ledgers older than this, once all consumers have read them: 12h, 30d
+  --max-bytes SIZE:bytes | keep the newest ledgers of this many payload bytes, and delete the others likewise: 100GiB
+  --delete-read | also delete ledgers within these limits that all consumers have read, if there is a consumer
+  --delete-unread | delete ledgers beyond these limits even if a consumer has not read them
+  --dry-run | list the ledgers, and delete none
+spark consumers @cluster | list the queries whose progress retention respects; or remove one of them
+  --forget NAME | remove this one, whose query has ended for good
 @job
   --master URL | Spark's master; default: that of spark-submit, or all cores of this machine
 @selection

@@ -10,6 +10,7 @@ from pybk.spark.executors.executor import ExecutorBookie, local_bookie
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from pybk.spark.consumers import Consumer as Consumer
     from pybk.spark.jobs.compact import CompactedLog as CompactedLog
     from pybk.spark.jobs.compact import compact as compact
     from pybk.spark.jobs.copy import Copied as Copied
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
     from pybk.spark.jobs.import_ import import_ as import_
     from pybk.spark.jobs.inventory import Inventory as Inventory
     from pybk.spark.jobs.inventory import inventory as inventory
+    from pybk.spark.jobs.retain import forget_consumer as forget_consumer
+    from pybk.spark.jobs.retain import list_consumers as list_consumers
+    from pybk.spark.jobs.retain import retain as retain
     from pybk.spark.jobs.tier import Tiered as Tiered
     from pybk.spark.jobs.tier import tier as tier
     from pybk.spark.jobs.verify import CheckedReplica as CheckedReplica
@@ -27,21 +31,23 @@ if TYPE_CHECKING:
     from pybk.spark.jobs.verify import verify as verify
     from pybk.spark.query_backlog import backlog as backlog
     from pybk.spark.query_backlog import backlog_bytes as backlog_bytes
-    from pybk.spark.sink.manifest import collect as collect
+    from pybk.spark.sink.upkeep import collect as collect
     from pybk.spark.source.local_read import read_local as read_local
 else:
     __getattr__ = deferred(
         __name__,
         {
+            "consumers": "Consumer",
             "jobs.compact": "CompactedLog compact",
             "jobs.copy": "Copied copy",
             "jobs.export": "Exported export",
             "jobs.import_": "Imported import_",
             "jobs.inventory": "Inventory inventory",
+            "jobs.retain": "forget_consumer list_consumers retain",
             "jobs.tier": "Tiered tier",
             "jobs.verify": "CheckedReplica VerifiedLedgers verify",
             "query_backlog": "backlog backlog_bytes",
-            "sink.manifest": "collect",
+            "sink.upkeep": "collect",
             "source.local_read": "read_local",
         },
     )
@@ -49,6 +55,7 @@ else:
 __all__ = [
     "CheckedReplica",
     "CompactedLog",
+    "Consumer",
     "Copied",
     "ExecutorBookie",
     "Exported",
@@ -63,10 +70,13 @@ __all__ = [
     "configure",
     "copy",
     "export",
+    "forget_consumer",
     "import_",
     "inventory",
+    "list_consumers",
     "local_bookie",
     "read_local",
+    "retain",
     "start_bookies",
     "tier",
     "verify",

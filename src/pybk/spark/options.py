@@ -31,7 +31,7 @@ _READ: Final = (
     *("entriesPerPartition", "batchBytes", "failOnDataLoss", "requireSeal", "allowMissing", "raw"),
 )
 _BATCH: Final = ("startEntry", "endEntry", "endingOffsets", "maxEntries")
-_STREAM: Final = ("maxEntriesPerTrigger", "maxBytesPerTrigger")
+_STREAM: Final = ("maxEntriesPerTrigger", "maxBytesPerTrigger", "consumer")
 LOG_SELECTIONS: Final = ("subscribe", "subscribePattern", "assign", "log", "wal")
 """The options that select logs: with one of them a read is of records of logs, else of entries of ledgers."""
 
@@ -45,7 +45,8 @@ LOG_STREAM: Final = (
     *("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay", "subscription", "backlogBytes"),
 )
 _NEW_LEDGERS: Final = ("storageHints", "ensembleSize", "writeQuorum", "ackQuorum", "digestType", "insecure")
-_SINK: Final = ("ledgerType", *_NEW_LEDGERS)
+_RETENTION: Final = ("retainAge", "retainBytes", "retainRead", "retainUnread")
+_SINK: Final = ("ledgerType", *_NEW_LEDGERS, *_RETENTION)
 TOPIC: Final = "topic"
 """The option of a write that names the log to write to, and the column that names it for each row."""
 
@@ -57,6 +58,7 @@ _OF_TABLE: Final = "provider"
 """A property that Spark passes with the options of a table that it creates."""
 
 _VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
+_SECONDS: Final = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0}
 _UNITS: Final = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 _URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
 _NAME_BYTES_MAX: Final = 128
@@ -103,6 +105,7 @@ class SourceOptions:
         raw: Whether ledgers that are segments of logs may be read.
         max_entries_per_trigger: The most entries of a micro-batch.
         max_bytes_per_trigger: The most payload bytes of a micro-batch, unless a single entry is larger.
+        consumer: The name under which the cluster records how far a stream has come; None for no record.
     """
 
     where: StoreOrCluster
@@ -124,6 +127,7 @@ class SourceOptions:
     raw: bool
     max_entries_per_trigger: int | None
     max_bytes_per_trigger: int | None
+    consumer: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,6 +144,10 @@ class SinkOptions:
         ack_quorum: The ack quorum of the new ledgers.
         digest_type: The digest type of the new ledgers.
         insecure: Whether HMAC_SHA256 with an empty password is intended.
+        retain_age_s: The age, seconds, beyond which the sink's ledgers are deleted; None for no limit.
+        retain_bytes: The bytes of the newest of them, beyond which the others are deleted; None for no limit.
+        retain_read: Whether those within the limits are kept although all consumers have read them.
+        retain_unread: Whether those beyond the limits are kept until all consumers have read them.
         app_id: The id of the stream's sink over restarts; None for the id of the query.
         txn_app_id: The id of the sink of idempotent batch writes; given together with ``txn_version``.
         txn_version: The number of this write; a number up to the last committed one is skipped.
@@ -154,6 +162,10 @@ class SinkOptions:
     ack_quorum: int | None
     digest_type: DigestType
     insecure: bool
+    retain_age_s: float | None
+    retain_bytes: int | None
+    retain_read: bool
+    retain_unread: bool
     app_id: str | None
     txn_app_id: str | None
     txn_version: int | None
@@ -234,6 +246,22 @@ class RawOptions:
         if found is None or int(found[1]) == 0:
             raise UsageError(f"option {name} is {text!r:.100}; it takes bytes from 1 up, such as 8388608 or 8m")
         return int(found[1]) * _UNITS[found[2]]
+
+    def seconds(self, name: str, bare: float | None = None) -> float | None:
+        """Return an option as a time in seconds, such as ``90s``, ``15m`` or ``7d``.
+
+        Args:
+            name: The option.
+            bare: The seconds that a number without a unit counts; None to refuse that.
+        """
+        text = self._values.get(name)
+        if text is None:
+            return None
+        found = re.fullmatch(r"\s*(\d{1,15})\s*([a-z]*)\s*", text.lower(), re.ASCII)
+        unit = None if found is None else _SECONDS.get(found[2], None if found[2] else bare)
+        if found is None or unit is None:
+            raise UsageError(f"option {name} is {text!r:.50}; it takes a time such as 30s, 15m or 1h")
+        return int(found[1]) * unit
 
     def batch_bytes(self) -> int:
         """Return the bytes of an Arrow batch."""
@@ -394,7 +422,18 @@ def source_options(options: Mapping[str, str], *, streaming: bool | None = None)
         raw=given.flag("raw", False),
         max_entries_per_trigger=given.whole("maxEntriesPerTrigger"),
         max_bytes_per_trigger=given.size("maxBytesPerTrigger"),
+        consumer=_consumer(given),
     )
+
+
+def _consumer(given: RawOptions) -> str | None:
+    """Return the name of the consumer of a stream."""
+    if "consumer" in given and "path" in given:
+        raise UsageError(
+            "option consumer: a cluster records how far queries have come, and a query writes nothing to a store in a "
+            "directory; leave it out"
+        )
+    return given.name("consumer")
 
 
 def sink_options(options: Mapping[str, str], *, streaming: bool) -> SinkOptions:
@@ -411,6 +450,7 @@ def sink_options(options: Mapping[str, str], *, streaming: bool) -> SinkOptions:
     what, more = ("a streaming write", SINK_STREAM) if streaming else ("a batch write", SINK_BATCH)
     given = RawOptions(options, (*WHERE, *_SINK, *more), what)
     check_written(given)
+    _check_retention(given, streaming=streaming)
     where, credentials = location_of(given), credentials_of(given)
     digest_type, insecure = digest_type_of(given) or DigestType.HMAC_SHA256, given.flag("insecure", False)
     if is_keyed(digest_type) and credentials == CredentialSources() and not insecure:
@@ -428,10 +468,31 @@ def sink_options(options: Mapping[str, str], *, streaming: bool) -> SinkOptions:
         ack_quorum=given.whole("ackQuorum"),
         digest_type=digest_type,
         insecure=insecure,
+        retain_age_s=given.seconds("retainAge"),
+        retain_bytes=given.size("retainBytes"),
+        retain_read=given.flag("retainRead", True),
+        retain_unread=given.flag("retainUnread", True),
         app_id=given.name("appId"),
         txn_app_id=given.name("txnAppId"),
         txn_version=given.whole("txnVersion", 0),
     )
+
+
+def _check_retention(given: RawOptions, *, streaming: bool) -> None:
+    """Check that a write may have the options of retention that it has.
+
+    Raises:
+        UsageError: It is a batch write without an app id; or unread ledgers are to go, and neither age nor size says
+            which.
+    """
+    named = [name for name in _RETENTION if name in given]
+    if named and not streaming and "txnAppId" not in given:
+        raise UsageError(
+            f"option {named[0]}: a batch write without txnAppId is a sink of its own, which no later write looks at; "
+            "give txnAppId and txnVersion, or run pybk spark retain now and then"
+        )
+    if not given.flag("retainUnread", True) and "retainAge" not in given and "retainBytes" not in given:
+        raise UsageError("option retainUnread=false is of ledgers beyond retainAge or retainBytes: give one of them")
 
 
 def check_written(given: RawOptions) -> None:

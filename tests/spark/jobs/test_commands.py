@@ -14,9 +14,13 @@ import pytest
 
 from pybk.admin.cli import main, parser_of
 from pybk.admin.cli.spark import target_secret_of
+from pybk.credentials import Secret
 from pybk.errors import UsageError
-from pybk.spark.connection import close_connections
-from pybk.spark.sink.manifest import SINK_KEY
+from pybk.spark.connection import StoreOrCluster, close_connections, connection
+from pybk.spark.consumers import QueryConsumer, Selection
+from pybk.spark.finished_ledgers import FinishedLedgers
+from pybk.spark.sink.manifest import SINK_KEY, Sink, WrittenLedger
+from pybk.spark.sink.sink_record import Attempt
 from tests.cluster.inside import SECRET, Inside, inside
 from tests.cluster.test_seals import rewrite
 from tests.paths import ROOT
@@ -232,6 +236,40 @@ def test_a_command_starts_spark_by_itself(spark: SparkSession, tmp_path: Path) -
     )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["entries"] == 7
+
+
+def test_retention_and_consumers_by_commands(
+    cluster: Inside, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They need no Spark, so they run without a session."""
+    commands = Commands(tmp_path, capsys)
+    place = connection(StoreOrCluster(metadata_uri=cluster.url, secret=Secret(SECRET)))
+    assert place.metadata is not None
+    ids = [fill(place.manager, 3, ledger_type="logs", custom_metadata={SINK_KEY: b"app"}) for _ in range(3)]
+    written = [WrittenLedger(each, 3, 1, place.manager.ledger_metadata(each).creation_time_ns) for each in ids]
+    assert Sink(place.manager, place.metadata, "app").commit(Attempt(0, written[0].created_ns), written)
+    consumer = QueryConsumer(place.metadata, "audit", Selection("logs", None))
+    consumer.begin(FinishedLedgers(done=((ids[0], ids[0]),)))
+
+    def of_consumers(*arguments: str) -> tuple[int, str]:
+        """Run the command about consumers, which takes no password; return status and output."""
+        secret = ("--cluster-secret-file", str(tmp_path / "cluster-secret-file"))
+        return main(["spark", "consumers", cluster.url, *arguments, *secret]), capsys.readouterr().out
+
+    status, out = of_consumers("--json")
+    told = [(each["name"], each["ledger_type"]) for each in json.loads(out)["consumers"]]
+    assert (status, told) == (0, [("audit", "logs")])
+    status, out = of_consumers()
+    assert (status, "audit" in out, "type 'logs'" in out) == (0, True, True)
+    limits = ("--max-age", "0s", "--delete-read")
+    assert commands.json("retain", cluster.url, "logs", *limits, "--dry-run")[1]["deleted"] == {"app": ids[:1]}
+    assert commands.run("retain", cluster.url, "logs", *limits)[1].endswith("1 ledgers were deleted\n")
+    assert commands.run("retain", cluster.url, "logs", *limits)[1] == "0 ledgers were deleted\n"
+    assert of_consumers("--forget", "audit") == (0, "consumer audit is forgotten\n")
+    assert of_consumers("--forget", "audit")[0] == 2
+    assert commands.json("retain", cluster.url, "logs", "--max-bytes", "0")[1]["deleted"] == {"app": ids[1:]}
+    assert commands.run("retain", cluster.url, "logs")[0] == 2
+    assert commands.run("retain", cluster.url, "logs", "--delete-unread")[0] == 2
 
 
 def test_without_spark_the_error_names_the_package_to_install(tmp_path: Path) -> None:

@@ -72,6 +72,7 @@ def test_an_option_or_a_column_names_the_log() -> None:
         ({**ONE, "kafka.enable.idempotence": "true"}, "each record is written once"),
         ({**ONE, "kafka.compression.type": "lz4"}, "a setting of Kafka's client"),
         ({**ONE, "ledgerType": "orders"}, "of writes to ledgers of their own"),
+        ({**ONE, "retainAge": "7d"}, "of writes to ledgers of their own; give the log a retention"),
         ({**ONE, "subscribe": "orders"}, "of reads; a write takes topic"),
         ({**ONE, "log": "orders"}, "of reads; a write takes topic"),
         ({**ONE, "createTopic": "true"}, "did you mean createTopics"),

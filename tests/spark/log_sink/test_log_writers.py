@@ -31,7 +31,7 @@ from pybk.spark.log_sink.adoption import LogCommitMessage
 from pybk.spark.log_sink.log_sink_options import log_sink_options
 from pybk.spark.log_sink.log_writers import REMEMBER_SECONDS, LogBatchWriter, LogStreamWriter
 from pybk.spark.log_sink.task_segments import FEW_BYTES, MESSAGE_BYTES
-from pybk.spark.sink.manifest import collect
+from pybk.spark.sink.upkeep import collect
 from pybk.streams.list_record import QUERY_IDLE_SECONDS
 from pybk.streams.log import Log
 from tests.cluster.inside import SECRET

@@ -30,11 +30,12 @@ from pybk.spark.sink.manifest import (
     FollowedSink,
     Sink,
     WrittenLedger,
-    collect_orphans,
     committed,
+    read_sinks,
     sink_ledgers,
 )
 from pybk.spark.sink.sink_record import Attempt, SinkRecord, one_off_app_id
+from pybk.spark.sink.upkeep import collect, collect_orphans
 from tests.cluster.inside import SECRET, Inside, inside
 from tests.internals import backend_of
 from tests.storage.real_store import open_quick
@@ -63,10 +64,14 @@ def sink_of(place: Connection, app: str, password: bytes = b"") -> Sink:
     return Sink(place.manager, metadata_of(place), app, given=Credentials(password), quorums=QUORUMS)
 
 
-def write(place: Connection, app: str, *, password: bytes = b"") -> WrittenLedger:
+def write(place: Connection, app: str, *, password: bytes = b"", kind: str = "") -> WrittenLedger:
     """Write a ledger as a task does."""
     with place.manager.create_ledger(
-        custom_metadata={SINK_KEY: app.encode()}, ensemble_size=1, password=password, insecure=not password
+        ledger_type=kind,
+        custom_metadata={SINK_KEY: app.encode()},
+        ensemble_size=1,
+        password=password,
+        insecure=not password,
     ) as writer:
         writer.append_many([b"a", b"b"])
     return WrittenLedger(writer.ledger_id, 2, writer.length, writer.metadata.creation_time_ns)
@@ -82,6 +87,11 @@ def left(place: Connection, app: str, *, manifests: bool = False) -> set[int]:
     """Return the ledgers of a sink that are there."""
     found = sink_ledgers(metadata_of(place), app)
     return {each.ledger_id for each in found if (each.ledger_type == LedgerType.METADATA) == manifests}
+
+
+def look(place: Connection, followed: FollowedSink) -> list[int]:
+    """Return what a sink has committed since the last look."""
+    return followed.look(read_sinks(metadata_of(place), [followed.app_id])[followed.app_id])
 
 
 def test_ledgers_count_once_they_are_committed(place: Connection) -> None:
@@ -334,15 +344,15 @@ def test_a_fold_leaves_out_what_was_deleted(place: Connection, monkeypatch: pyte
 def test_a_followed_sink_names_each_ledger_once(place: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sink_record, "FOLD", 3)
     sink, followed, seen = sink_of(place, "followed"), FollowedSink(place, "followed"), list[int]()
-    assert followed.look() == []
+    assert look(place, followed) == []
     for number in range(10):
         written = write(place, "followed")
         assert commit(sink, number, written)
-        new = followed.look()
+        new = look(place, followed)
         assert new == [written.ledger_id]
         seen += new
     assert (seen, followed.committed) == (sink.committed(), {*seen})
-    assert followed.look() == []
+    assert look(place, followed) == []
 
 
 def test_nothing_stays_of_a_write_whose_ledgers_are_gone(place: Connection) -> None:
@@ -352,18 +362,34 @@ def test_nothing_stays_of_a_write_whose_ledgers_are_gone(place: Connection) -> N
     for app in (gone, there, "shrunk"):
         assert commit(sink_of(place, app), 0, written[app], run="", query="")
     assert commit(sink_of(place, empty), 0, run="", query="")
-    manifests = {app: sink_of(place, app).record().chain[0][0] for app in (gone, "shrunk")}
-    for app in manifests:
+    [(manifest_id, _)] = sink_of(place, "shrunk").record().chain
+    assert sink_of(place, gone).record().chain == ()
+    for app in (gone, "shrunk"):
         place.manager.delete_ledger(written[app].ledger_id)
-    assert gone not in collect_orphans(place, older_than=3600.0), "its manifest is new"
+
+    def names() -> set[str]:
+        return {*metadata_of(place).pointer_names(SINKS)}.intersection((gone, there, empty, "shrunk", died))
+
+    assert collect_orphans(place, older_than=3600.0) == {}, "what was committed is new"
+    assert names() == {gone, there, "shrunk"}
     found = collect_orphans(place, older_than=0.0)
-    assert {app: found[app] for app in manifests} == {app: [each] for app, each in manifests.items()}
-    names = {*metadata_of(place).pointer_names(SINKS)}
-    assert names.intersection((gone, there, empty, "shrunk", died)) == {there, "shrunk", died}
+    assert (found["shrunk"], found[died]) == ([manifest_id], [written[died].ledger_id])
+    assert names() == {there, "shrunk", died}
     assert left(place, gone, manifests=True) == left(place, "shrunk", manifests=True) == set()
     assert sink_of(place, there).committed() == [written[there].ledger_id]
     assert (sink_of(place, "shrunk").record().last, sink_of(place, "shrunk").committed()) == (0, [])
     assert not {gone, "shrunk", there, empty}.intersection(collect_orphans(place, older_than=0.0))
+
+
+def test_many_records_are_read_at_once(place: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(manifest, "LEDGERS_PAGE", 2)
+    apps = [f"many-{number}" for number in range(6)]
+    for app in apps[:5]:
+        assert commit(sink_of(place, app), 0, write(place, app))
+    found = read_sinks(metadata_of(place), apps)
+    assert [*found] == apps
+    assert [found[app] for app in apps] == [metadata_of(place).read_pointer(SINKS, app) for app in apps]
+    assert read_sinks(metadata_of(place), []) == {}
 
 
 def test_a_manifest_that_is_gone_or_open_is_damage(place: Connection) -> None:
@@ -428,13 +454,13 @@ def test_an_invalid_age_collects_nothing(place: Connection) -> None:
 def test_orphans_are_collected_by_the_url_of_a_cluster(cluster: Inside, place: Connection) -> None:
     sink, good, bad = sink_of(place, "url", b"hush"), write(place, "url", password=b"hush"), write(place, "url")
     assert commit(sink, 0, good)
-    assert "url" not in manifest.collect(cluster.url, cluster_secret=SECRET)
-    another = manifest.collect(cluster.url, cluster_secret=Secret(SECRET), password=Secret(b"hush"), older_than=0.0)
+    assert "url" not in collect(cluster.url, cluster_secret=SECRET)
+    another = collect(cluster.url, cluster_secret=Secret(SECRET), password=Secret(b"hush"), older_than=0.0)
     assert "url" not in another
-    assert manifest.collect(cluster.url, cluster_secret=SECRET, older_than=0.0)["url"] == [bad.ledger_id]
+    assert collect(cluster.url, cluster_secret=SECRET, older_than=0.0)["url"] == [bad.ledger_id]
     assert left(place, "url") == {good.ledger_id}
     with pytest.raises(UsageError, match="unknown scheme"):
-        manifest.collect("/srv/data")
+        collect("/srv/data")
 
 
 def test_collected_ledgers_cannot_be_committed(place: Connection, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ from pybk.spark.sink.sink_record import (
     RUNS_KEPT,
     Attempt,
     Chain,
+    ManifestRow,
     ManifestRows,
     Publish,
     Refuse,
@@ -146,7 +147,10 @@ def test_a_record_is_what_was_encoded(record: SinkRecord) -> None:
 
 @pytest.mark.parametrize(
     "change",
-    [{"format": 2}, {"last": None}, {"chain": [[1]]}, {"chain": 7}, {"runs": None}, {"floor_ns": "x"}, {"epoch": "x"}],
+    [
+        *({"format": 3}, {"last": None}, {"chain": [[1]]}, {"chain": 7}, {"runs": None}, {"floor_ns": "x"}),
+        *({"epoch": "x"}, {"named": [[1]]}, {"retained_ns": None}),
+    ],
 )
 def test_a_damaged_record_says_where(change: dict[str, object]) -> None:
     values = json.loads(SinkRecord(last=3, query="q").encode())
@@ -175,7 +179,7 @@ def test_many_commits_make_few_manifests_that_name_all_in_order(commits: int) ->
 
 @pytest.mark.parametrize("count", [0, 1, 20_000, 50_001])
 def test_manifests_decode_to_the_rows_that_were_encoded(count: int) -> None:
-    rows: ManifestRows = [(number, number + 1, 2 * number) for number in range(count)]
+    rows: ManifestRows = [ManifestRow(number, number + 1, 2 * number, 10**18 + number) for number in range(count)]
     entries = encode_rows(7, rows)
     assert decode_rows(entries, where="here") == rows
     assert max(map(len, entries)) < 1 << 20
@@ -190,4 +194,21 @@ def test_the_format_is_as_documented() -> None:
     assert record.encode() == (
         b'{"chain":[[7,1],[9,0]],"epoch":2,"floor_ns":5,"format":1,"last":3,"query":"q","runs":["a","b"]}'
     )
-    assert encode_rows(3, [(1, 2, 3)]) == [b'{"format":1,"last":3,"ledgers":[[1,2,3]]}']
+    assert SinkRecord.decode(record.encode(), where="here") == record
+    named = SinkRecord(last=0, named=(ManifestRow(1, 2, 3, 4),), retained_ns=6)
+    assert named.encode() == (
+        b'{"chain":[],"epoch":0,"floor_ns":0,"format":2,"last":0,"named":[[1,2,3,4]],"query":"","retained_ns":6,"runs":[]}'
+    )
+    assert SinkRecord.decode(named.encode(), where="here") == named
+    rows = [ManifestRow(1, 2, 3, 4), ManifestRow(5, 6, 7, 8)]
+    [written] = encode_rows(3, rows)
+    assert written == b'{"created":[4,8],"format":1,"last":3,"ledgers":[[1,2,3],[5,6,7]]}'
+    assert decode_rows([written], where="here") == rows
+
+
+def test_manifests_of_versions_without_creation_times_are_read() -> None:
+    old = b'{"format":1,"last":3,"ledgers":[[1,2,3]]}'
+    assert decode_rows([old], where="here") == [ManifestRow(1, 2, 3, 0)]
+    assert encode_rows(3, [ManifestRow(1, 2, 3, 0)]) == [old]
+    with pytest.raises(CorruptError, match="here"):
+        decode_rows([b'{"created":[1,2],"format":1,"last":3,"ledgers":[[1,2,3]]}'], where="here")

@@ -25,8 +25,8 @@ from pyspark.sql.datasource import (
     StringContains,
 )
 
+from pybk.spark.finished_ledgers import within
 from pybk.spark.source.filters import EVERY, push
-from pybk.spark.source.planning import within
 
 VALUES = st.integers(-3, 12) | st.sampled_from([2**63 - 1, -(2**63)])
 COMPARED: dict[Any, Any] = {

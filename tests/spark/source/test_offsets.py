@@ -12,9 +12,10 @@ import pytest
 pytest.importorskip("pyspark", reason="no pyspark; install the extra spark-test to test Spark")
 
 from pybk.errors import UnsupportedFormatError
+from pybk.spark.finished_ledgers import FinishedLedgers
 from pybk.spark.options import Positions
+from pybk.spark.packed_ids import pack_numbers
 from pybk.spark.source.offsets import LATE_NS, PART_NS, Offset, advance, between, first_offset
-from pybk.spark.source.packed_ids import pack_numbers
 from pybk.spark.source.planning import EntryRange, ReadableLedger, numbers_of, ranges_of
 
 NOW = 10 * LATE_NS
@@ -329,3 +330,23 @@ def test_a_finished_ledger_need_not_be_seen_again() -> None:
 def test_ranges_of_numbers() -> None:
     assert ranges_of([]) == ()
     assert ranges_of([5, 1, 2, 3, 9, 8, 5]) == ((1, 3), (5, 5), (8, 9))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_what_a_consumer_records_says_the_same_as_the_offset(seed: int) -> None:
+    chance = random.Random(seed)
+    ledgers = [
+        ledger(
+            number, chance.randrange(4), closed=chance.random() < 0.7, created_ns=NOW + chance.randrange(3 * LATE_NS)
+        )
+        for number in chance.sample(range(200), 60)
+    ]
+    found = Offset()
+    for count in (20, 40, 60):
+        found = step(found, *ledgers[:count], now_ns=NOW + 3 * LATE_NS, others={7, 8, 9})
+    recorded = FinishedLedgers.from_json(json.loads(json.dumps(found.finished_ledgers().to_json())))
+    assert recorded == found.finished_ledgers()
+    for ledger_id in range(-1, 210):
+        for created_ns in (0, found.before_ns - 1, found.before_ns, NOW + 3 * LATE_NS):
+            assert recorded.has(ledger_id, created_ns) == found.finished(ledger_id, created_ns)
+    assert any(recorded.has(each.ledger_id, each.created_ns) for each in ledgers)

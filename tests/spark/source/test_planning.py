@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pybk.errors import UsageError
+from pybk.spark.finished_ledgers import within
 from pybk.spark.options import Ranges
 from pybk.spark.source.planning import (
     PARTITION_BYTES,
@@ -16,7 +17,6 @@ from pybk.spark.source.planning import (
     first_entries,
     intersect,
     split_into_tasks,
-    within,
 )
 
 NUMBERS = st.integers(0, 40)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from pybk import spark as jobs
 from pybk.admin.cli.command_parser import Verbs
 from pybk.admin.cli.given_secrets import given_in, passwords_of, secret_of
-from pybk.admin.cli.output import DAMAGED, SOUND, counted, print_json, print_table
+from pybk.admin.cli.output import DAMAGED, SOUND, counted, print_json, print_result, print_table, shown_time
 from pybk.credentials import Secret, cut_value
 from pybk.deferral import LateModule
 from pybk.errors import UsageError
@@ -25,6 +25,7 @@ from pybk.flags import StorageHint
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from pybk.spark.consumers import Consumer
     from pybk.spark.jobs import session as sessions
     from pybk.spark.jobs.verify import CheckedReplica, VerifiedLedgers
 else:
@@ -120,6 +121,53 @@ def _collect(parsed: argparse.Namespace) -> int:
             print_table(((app_id, _numbers(ledgers)) for app_id, ledgers in found.items()), ("sink", "deleted ledgers"))
         print(f"{sum(map(len, found.values()))} ledgers were deleted")
     return SOUND
+
+
+def _retain(parsed: argparse.Namespace) -> int:
+    found = jobs.retain(
+        parsed.path,
+        parsed.type,
+        max_age_s=parsed.max_age,
+        max_bytes=parsed.max_bytes,
+        keep_read=not parsed.delete_read,
+        keep_unread=not parsed.delete_unread,
+        dry_run=parsed.dry_run,
+        cluster_secret=secret_of(parsed),
+        **given_in(parsed),
+    )
+    if parsed.json:
+        print_json({"deleted": found, "dry_run": parsed.dry_run})
+    else:
+        if found:
+            print_table(((app_id, _numbers(ledgers)) for app_id, ledgers in found.items()), ("sink", "ledgers"))
+        print(f"{sum(map(len, found.values()))} ledgers {'would be' if parsed.dry_run else 'were'} deleted")
+    return SOUND
+
+
+def _consumers(parsed: argparse.Namespace) -> int:
+    if parsed.forget is not None:
+        jobs.forget_consumer(parsed.path, parsed.forget, cluster_secret=secret_of(parsed))
+        return print_result(parsed, {"forgotten": parsed.forget}, f"consumer {parsed.forget} is forgotten")
+    found = jobs.list_consumers(parsed.path, cluster_secret=secret_of(parsed))
+    if parsed.json:
+        print_json({"consumers": list(map(_consumer, found))})
+    else:
+        rows = [(each.name, _selected(each), shown_time(each.recorded_ns)) for each in found]
+        print_table(rows, ("consumer", "reads", "recorded"))
+    return SOUND
+
+
+def _consumer(consumer: Consumer) -> dict[str, Any]:
+    """Return how JSON has a consumer."""
+    return {"name": consumer.name, **consumer.selection._asdict(), "recorded_ns": consumer.recorded_ns}
+
+
+def _selected(consumer: Consumer) -> str:
+    """Return which ledgers a consumer reads."""
+    kind, ranges = consumer.selection
+    if ranges is None:
+        return f"type {kind!r}"
+    return "ledgers " + ",".join(str(low) if low == high else f"{low}-{high}" for low, high in ranges)
 
 
 # ---- the jobs ----------------------------------------------------------------------------------------------------
@@ -331,5 +379,7 @@ VERBS: Final[Verbs] = {
     "copy": _job("copy", _copy),
     "compact": _job("compact", _compact),
     "collect": _collect,
+    "retain": _retain,
+    "consumers": _consumers,
 }
 """The jobs of ``pybk spark``."""

@@ -153,4 +153,5 @@ def _options(where: StoreOrCluster, given: CredentialSources, headers: Sequence[
         raw=True,
         max_entries_per_trigger=None,
         max_bytes_per_trigger=None,
+        consumer=None,
     )

@@ -33,6 +33,10 @@ _ELSEWHERE: Final = {
     "kafka.enable.idempotence": "each record is written once; leave it out",
     "kafka.transactional.id": "give appId for a stream, txnAppId and txnVersion for a batch write, or leave it out",
     "kafka.retries": CLIENT_REPEATS,
+    **{
+        name.lower(): "it is of writes to ledgers of their own; give the log a retention (Log.set_retention)"
+        for name in ("retainAge", "retainBytes", "retainRead", "retainUnread")
+    },
     "ledgertype": "it is of writes to ledgers of their own; leave it out",
     **{name.lower(): "it is of reads; a write takes topic, or a column topic" for name in LOG_SELECTIONS},
 }

@@ -34,7 +34,9 @@ _LATEST: Final = -1
 _EARLIEST: Final = -2
 _TIME_MS_MAX: Final = (1 << 63) // 10**6 - 1
 _DELAY_S: Final = 900.0
-_UNITS_S: Final = {"us": 1e-6, "ms": 1e-3, "": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0}
+_MILLISECOND: Final = 1e-3
+"""The unit of a time without one, as Spark has it."""
+
 _NO_GROUPS: Final = "there are no consumer groups: the checkpoint of the query has its position; leave it out"
 _ELSEWHERE: Final = {
     "kafka.group.id": _NO_GROUPS,
@@ -45,6 +47,7 @@ _ELSEWHERE: Final = {
     "startentry": "records have no entry numbers; give startingOffsets",
     "endentry": "records have no entry numbers; give endingOffsets",
     "maxentries": "give endingOffsets",
+    "consumer": "it is of ledgers; give subscription",
     "maxentriespertrigger": "give maxOffsetsPerTrigger",
     "maxbytespertrigger": "give maxOffsetsPerTrigger",
     "entriesperpartition": "give maxRecordsPerPartition",
@@ -177,7 +180,7 @@ def log_options(options: Mapping[str, str], *, streaming: bool | None = None) ->
         max_records_per_partition=given.whole("maxRecordsPerPartition"),
         max_offsets_per_trigger=most,
         min_offsets_per_trigger=least,
-        max_trigger_delay_s=_delay_s(given),
+        max_trigger_delay_s=_DELAY_S if (delay := given.seconds("maxTriggerDelay", _MILLISECOND)) is None else delay,
         subscription=_subscription(given, kind),
         backlog_bytes=given.flag("backlogBytes", False),
     )
@@ -214,16 +217,6 @@ def _limits(given: RawOptions) -> tuple[int | None, int | None]:
             "records as it would wait for; give at most the latter"
         )
     return least, most
-
-
-def _delay_s(given: RawOptions) -> float:
-    text = given.text("maxTriggerDelay")
-    if text is None:
-        return _DELAY_S
-    found = re.fullmatch(r"\s*(\d{1,15})\s*([a-z]*)\s*", text.lower(), re.ASCII)
-    if found is None or found[2] not in _UNITS_S:
-        raise UsageError(f"option maxTriggerDelay is {text!r:.50}; it takes a time such as 30s, 15m or 1h")
-    return int(found[1]) * _UNITS_S[found[2]]
 
 
 # ---- which logs ------------------------------------------------------------------------------------------------------

@@ -32,9 +32,14 @@ finds its own commit deletes nothing.
 
 Chains of manifests stay short: seven manifests of a tier and the new one are written as one of the next tier, whose
 compare-and-set also drops the seven from the record; then they are deleted (``sink_record.fold``). The new manifest
-leaves out ledgers that were deleted since, so what a sink keeps is in proportion to the ledgers that there are. A
-reader that finds a named manifest deleted reads the record again. If the record has changed, the manifest was folded;
-if not, the sink is damaged.
+leaves out ledgers that were deleted since, and retention, which deletes committed ledgers, has one manifest written
+that names the rest. So what a sink keeps is in proportion to the ledgers that there are. A reader that finds a named
+manifest deleted reads the record again. If the record has changed, the manifest was folded; if not, the sink is
+damaged.
+
+A batch write without an app id is a sink of its own, with one commit. Its record names the ledgers itself, without a
+manifest, and is removed once all of them were deleted. Such writes look after what others of their kind have left: each
+looks at some records, and the first of a day collects orphans.
 
 The deletion of orphans must not race with a commit whose compare-and-set is still under way, however late that takes
 effect. These rules ensure this without synchronised clocks:
@@ -58,8 +63,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from pybk import streams
-from pybk.credentials import NO_CREDENTIALS, Credentials, CredentialSources, Secret
+from pybk.credentials import NO_CREDENTIALS, Credentials
 from pybk.errors import (
     CorruptError,
     IllegalOperationError,
@@ -69,15 +73,16 @@ from pybk.errors import (
     NoSuchLedgerError,
     PybkError,
     UnsupportedFormatError,
-    UsageError,
 )
 from pybk.flags import LedgerType
 from pybk.metadata.ledgers import LEDGERS_PAGE
-from pybk.spark.connection import Connection, StoreOrCluster, connection
+from pybk.spark.connection import Connection
 from pybk.spark.sink.sink_record import (
+    NAMED_MAX,
     ORPHAN_AGE_S,
+    TOO_LATE,
     Attempt,
-    Chain,
+    ManifestRow,
     ManifestRows,
     Publish,
     Refuse,
@@ -94,6 +99,7 @@ if TYPE_CHECKING:
     from pybk.ledger.ledger_metadata import LedgerMetadata
     from pybk.manager.ledger_manager import LedgerManager
     from pybk.metadata.cluster import ClusterMetadata
+    from pybk.metadata.pointers import Pointer
 
 SINK_KEY: Final = "pybk.sink"
 """The custom metadata of a sink's ledgers: its app id."""
@@ -101,7 +107,12 @@ SINK_KEY: Final = "pybk.sink"
 SINKS: Final = "sinks"
 """The group of the records among the cluster's pointers."""
 
-_AGE_S_MAX: Final = 1e9
+_NAMED: Final = -1
+"""The key of the ledgers that a record names itself, among those of its manifests."""
+
+FLOOR_KEPT_S: Final = 2 * ORPHAN_AGE_S
+"""The time for which the floor of a write that was never committed is kept: a commit of ledgers that are older than a
+day is refused without it."""
 
 logger = logging.getLogger(__name__)
 
@@ -154,7 +165,9 @@ class Sink:
         self._manager = manager
         self.metadata = metadata
         """The metadata of the cluster."""
-        self._app_id = app_id
+        self.app_id: Final = app_id
+        """The app id."""
+        self._is_one_off = is_one_off(app_id)
         self._given = given
         self._quorums = quorums
 
@@ -166,15 +179,18 @@ class Sink:
 
     def _read(self) -> tuple[SinkRecord, int | None]:
         """Return the record and its version; None for a record that was never written."""
-        found = self.metadata.read_pointer(SINKS, self._app_id)
+        return self.decoded(self.metadata.read_pointer(SINKS, self.app_id))
+
+    def decoded(self, found: Pointer | None) -> tuple[SinkRecord, int | None]:
+        """Return the record in a pointer, and its version; an empty one and None without a pointer."""
         if found is None:
             return SinkRecord(), None
-        return SinkRecord.decode(found.value, where=f"the record of sink {self._app_id!r}"), found.version
+        return SinkRecord.decode(found.value, where=f"the record of sink {self.app_id!r}"), found.version
 
     def swap(self, record: SinkRecord, version: int | None) -> bool:
         """Write a record if its version is still ``version``; return False if it was changed meanwhile."""
         try:
-            self.metadata.write_pointer(SINKS, self._app_id, record.encode(), version)
+            self.metadata.write_pointer(SINKS, self.app_id, record.encode(), version)
         except MetadataVersionError:
             return False
         return True
@@ -211,19 +227,21 @@ class Sink:
             if isinstance(action, Publish):
                 self._check_kept(record, written)
             if isinstance(action, Refuse):
-                raise IllegalOperationError(f"sink {self._app_id!r} refuses the commit: {action.reason}")
+                raise IllegalOperationError(f"sink {self.app_id!r} refuses the commit: {action.reason}")
             if isinstance(action, Skip):
                 if action.record == record or self.swap(action.record, version):
                     unnamed = {each.ledger_id for each in written}.difference(self.committed())
                     self._delete(sorted(unnamed), self._given)
                     return False
                 continue
+            if self._is_one_off and attempt.oldest_ns <= time.time_ns() - int(ORPHAN_AGE_S * 1e9):
+                raise IllegalOperationError(f"sink {self.app_id!r} refuses the commit: {TOO_LATE}")
             try:
-                manifest, chain, folded = self._extend(record.chain, attempt.number, written)
+                manifest, extended, folded = self._extend(action.record, attempt.number, written)
             except NoSuchLedgerError as error:
                 self._check_changed(version, error)
                 continue
-            if self.swap(replace(action.record, chain=chain), version):
+            if self.swap(extended, version):
                 self._delete(folded, NO_CREDENTIALS)
                 self._collect_sometimes(action.record)
                 return True
@@ -236,32 +254,34 @@ class Sink:
         gone |= {*ids}.intersection(record.given_up)
         if gone:
             raise IllegalOperationError(
-                f"sink {self._app_id!r} refuses the commit: ledger {min(gone)} was given up; write the rows again"
+                f"sink {self.app_id!r} refuses the commit: ledger {min(gone)} was given up; write the rows again"
             )
 
     def _extend(
-        self, chain: Chain, number: int, written: Sequence[WrittenLedger]
-    ) -> tuple[int | None, Chain, tuple[int, ...]]:
-        """Write a manifest that names more ledgers; it is durable and closed on return.
+        self, record: SinkRecord, number: int, written: Sequence[WrittenLedger]
+    ) -> tuple[int | None, SinkRecord, tuple[int, ...]]:
+        """Name more ledgers, by a manifest that is durable and closed on return, or in the record itself.
 
         Returns:
-            The manifest, None without ledgers to name; the chain with it; the manifests that it replaces.
+            The manifest, None if there is none; the record to write; the manifests that the new one replaces.
         """
-        if not written:
-            return None, chain, ()
-        kept, folded, tier = fold(chain)
-        rows = self._not_deleted([row for ledger_id in folded for row in self._rows(ledger_id)])
-        rows += [(each.ledger_id, each.entries, each.payload_bytes) for each in written]
+        rows = [ManifestRow(*each) for each in written]
+        if self._is_one_off and len(rows) <= NAMED_MAX:
+            return None, replace(record, named=(*record.named, *rows)), ()
+        if not rows:
+            return None, record, ()
+        kept, folded, tier = fold(record.chain)
+        rows = self._not_deleted([row for ledger_id in folded for row in self._rows(ledger_id)]) + rows
         manifest = self._write_manifest(encode_rows(number, rows))
-        return manifest, (*kept, (manifest, tier)), folded
+        return manifest, replace(record, chain=(*kept, (manifest, tier))), folded
 
     def _not_deleted(self, rows: ManifestRows) -> ManifestRows:
         """Return the rows of ledgers that were not deleted; a missing key alone does not prove that."""
         kept: ManifestRows = []
         for at in range(0, len(rows), LEDGERS_PAGE):
             page = rows[at : at + LEDGERS_PAGE]
-            found = self.metadata.read_ledgers([row[0] for row in page], damaged=lambda *_: None)
-            kept += [row for row, each in zip(page, found, strict=True) if each or not self._is_deleted(row[0])]
+            found = self.metadata.read_ledgers([row.ledger_id for row in page], damaged=lambda *_: None)
+            kept += [row for row, each in zip(page, found, strict=True) if each or not self._is_deleted(row.ledger_id)]
         return kept
 
     def _is_deleted(self, ledger_id: int) -> bool:
@@ -273,11 +293,16 @@ class Sink:
             return False
         return False
 
-    def _write_manifest(self, entries: list[bytes]) -> int:
+    def _write_manifest(self, entries: list[bytes], *, like: int | None = None) -> int:
+        """Write a manifest, with the quorums of another one if that is given."""
         ensemble_size, write_quorum, ack_quorum = self._quorums
+        old = None if like is None else self.metadata.read_ledgers([like])[0]
+        if old is not None:
+            ensemble_size, write_quorum = old.metadata.ensemble_size, old.metadata.write_quorum
+            ack_quorum = old.metadata.ack_quorum
         with self._manager.create_system_ledger(
             LedgerType.METADATA,
-            custom_metadata={SINK_KEY: self._app_id.encode()},
+            custom_metadata={SINK_KEY: self.app_id.encode()},
             ensemble_size=ensemble_size,
             write_quorum=write_quorum,
             ack_quorum=ack_quorum,
@@ -288,7 +313,7 @@ class Sink:
 
     def _rows(self, manifest: int) -> ManifestRows:
         """Read a manifest."""
-        where = f"manifest ledger {manifest} of sink {self._app_id!r}"
+        where = f"manifest ledger {manifest} of sink {self.app_id!r}"
         with self._manager.open_ledger(manifest, recover=False) as reader:
             if not reader.is_closed:
                 raise CorruptError(f"{where} is not closed, although the record names closed ones only; restore it")
@@ -309,7 +334,7 @@ class Sink:
         """Name ledgers as given up, except those that are committed; return them."""
         while True:
             record, version, named = self._read_committed()
-            unnamed = sorted({*ledger_ids}.difference(named))
+            unnamed = sorted({*ledger_ids}.difference(row.ledger_id for row in named))
             new = {*unnamed}.difference(record.given_up)
             if not new or self.swap(replace(record, given_up=(*record.given_up, *sorted(new))), version):
                 return unnamed
@@ -329,14 +354,19 @@ class Sink:
 
         Cost: A read of the metadata store; each manifest is read once in a process.
         """
+        return [row.ledger_id for row in self.rows()]
+
+    def rows(self) -> ManifestRows:
+        """Return the committed ledgers, as ``committed`` does, with their sizes."""
         return self._read_committed()[2]
 
-    def _read_committed(self) -> tuple[SinkRecord, int | None, list[int]]:
+    def _read_committed(self) -> tuple[SinkRecord, int | None, ManifestRows]:
         """Return the record, its version, and the committed ledgers."""
         while True:
             record, version = self._read()
             try:
-                return record, version, self._named_by(record)
+                manifests = self._manifests_of(record)
+                return record, version, [row for rows in manifests.values() for row in rows]
             except NoSuchLedgerError as error:
                 self._check_changed(version, error)
 
@@ -348,37 +378,39 @@ class Sink:
         """
         if self._read()[1] == version:
             raise CorruptError(
-                f"the record of sink {self._app_id!r} names a manifest ledger that does not exist: {error}; restore it"
+                f"the record of sink {self.app_id!r} names a manifest ledger that does not exist: {error}; restore it"
             ) from error
 
-    def manifests(self) -> dict[int, ManifestRows]:
-        """Return the rows of the manifests that the record names, in the order of commits.
+    def manifests(self, found: Pointer | None) -> dict[int, ManifestRows]:
+        """Return the rows of the manifests that the record names, in the order of commits; and its own as the last.
 
-        Cost: As ``committed``.
+        Args:
+            found: The pointer that has the record, as it was read just now.
+
+        Cost: Each manifest is read once in a process.
         """
+        record, version = self.decoded(found)
         while True:
-            record, version = self._read()
             try:
                 return self._manifests_of(record)
             except NoSuchLedgerError as error:
                 self._check_changed(version, error)
-
-    def _named_by(self, record: SinkRecord) -> list[int]:
-        return [ledger_id for rows in self._manifests_of(record).values() for ledger_id, _, _ in rows]
+            record, version = self._read()
 
     def _manifests_of(self, record: SinkRecord) -> dict[int, ManifestRows]:
-        sink = (self.metadata.cluster_id, self._app_id)
+        sink = (self.metadata.cluster_id, self.app_id)
         read = MANIFESTS_READ.get(sink, {})
         manifests = {
             ledger_id: read[ledger_id] if ledger_id in read else self._rows(ledger_id) for ledger_id, _ in record.chain
         }
-        MANIFESTS_READ[sink] = manifests
-        return manifests
+        if manifests or read:
+            MANIFESTS_READ[sink] = manifests
+        return {**manifests, _NAMED: list(record.named)}
 
     # ---- deleting ------------------------------------------------------------------------------------------------
 
     def _delete(self, ledger_ids: Iterable[int], given: Credentials) -> list[int]:
-        """Delete orphans, and return those deleted; an orphan that cannot be deleted stays, with a warning."""
+        """Delete ledgers, and return those deleted; one that cannot be deleted stays, with a warning."""
         deleted = []
         for ledger_id in ledger_ids:
             try:
@@ -387,7 +419,7 @@ class Sink:
             except NoSuchLedgerError:
                 continue
             except PybkError as error:
-                logger.warning("sink %r: orphan ledger %d stays: %s", self._app_id, ledger_id, error)
+                logger.warning("sink %r: ledger %d stays: %s", self.app_id, ledger_id, error)
         return deleted
 
     def _collect_sometimes(self, record: SinkRecord) -> None:
@@ -396,36 +428,119 @@ class Sink:
         before_ns = time.time_ns() - age_ns
         if before_ns - record.floor_ns > age_ns:
             try:
-                self.collect(sink_ledgers(self.metadata, self._app_id), before_ns)
+                self.collect(sink_ledgers(self.metadata, self.app_id), before_ns)
             except PybkError as error:
-                logger.warning("sink %r: orphans were not collected: %s", self._app_id, error)
+                logger.warning("sink %r: orphans were not collected: %s", self.app_id, error)
 
-    def shrink(self, old: Collection[int], *, one_off: bool) -> list[int]:
+    def shrink(self, before_ns: int) -> list[int]:
         """Delete the manifests if all ledgers that they name were deleted; return the deleted manifests.
 
+        A sink that gets no further commit loses its record, too. If nothing was committed to it, the record has to
+        stay for some time, because its floor refuses a commit that comes late.
+
         Args:
-            old: The ledgers among which all manifests have to be.
-            one_off: Whether the sink gets no further commit. Then its record is removed, too; unless nothing was
-                committed, because the record's floor refuses a commit that comes late.
+            before_ns: Only what was committed at this time or before counts, nanoseconds since 1970.
         """
         record, version, named = self._read_committed()
         manifests = [ledger_id for ledger_id, _ in record.chain]
-        one_off = one_off and record.last >= 0
-        is_over = version is not None and (bool(manifests) or one_off) and {*manifests} <= {*old}
-        if not is_over or not all(map(self._is_deleted, named)) or not self._dropped(record, version, one_off=one_off):
+        if version is None or not (manifests or self._is_one_off):
             return []
-        MANIFESTS_READ.pop((self.metadata.cluster_id, self._app_id), None)
-        return self._delete(manifests, NO_CREDENTIALS)
+        if record.last < 0 and record.floor_ns > time.time_ns() - int(FLOOR_KEPT_S * 1e9):
+            return []
+        if (
+            record.given_up
+            or not self._are_old(record, before_ns)
+            or not all(self._is_deleted(row.ledger_id) for row in named)
+        ):
+            return []
+        return self._delete(manifests, NO_CREDENTIALS) if self._emptied(record, version) else []
 
-    def _dropped(self, record: SinkRecord, version: int | None, *, one_off: bool) -> bool:
-        """Remove the manifests from the record, or the record; return False if it was changed meanwhile."""
-        if not one_off or version is None:
+    def _are_old(self, record: SinkRecord, before_ns: int) -> bool:
+        """Return whether the manifests of a record, and the ledgers that it names itself, are from before a time."""
+        found = self.metadata.read_ledgers([ledger_id for ledger_id, _ in record.chain])
+        created = [each.metadata.creation_time_ns for each in found if each is not None]
+        return all(each <= before_ns for each in (*created, *(row.created_ns for row in record.named)))
+
+    def _emptied(self, record: SinkRecord, version: int) -> bool:
+        """Have the record name nothing, or remove it; return False if it was changed meanwhile."""
+        if not self._is_one_off:
             return self.swap(replace(record, chain=()), version)
         try:
-            self.metadata.delete_pointer(SINKS, self._app_id, version)
+            self.metadata.delete_pointer(SINKS, self.app_id, version)
         except MetadataVersionError:
             return False
+        MANIFESTS_READ.pop((self.metadata.cluster_id, self.app_id), None)
         return True
+
+    def claim_retention(self, period_s: float) -> bool:
+        """Return whether to apply the retention now, and note that it is; no other process does it meanwhile.
+
+        Args:
+            period_s: The least time from one to the next, seconds.
+        """
+        record, version = self._read()
+        now_ns = time.time_ns()
+        if record.retained_ns <= now_ns < record.retained_ns + int(period_s * 1e9):
+            return False
+        return self.swap(replace(record, retained_ns=now_ns), version)
+
+    def delete_committed(self, ledger_ids: Iterable[int]) -> list[int]:
+        """Delete committed ledgers, then their names; return those deleted.
+
+        One that cannot be deleted stays, with a warning.
+
+        Raises:
+            PybkError: As the metadata store and ledgers. Names of deleted ledgers that are left are dropped later.
+        """
+        deleted = self._delete(ledger_ids, self._given)
+        if deleted:
+            self._drop_names({*deleted})
+        return deleted
+
+    def drop_deleted(self, ledger_ids: Iterable[int]) -> None:
+        """Drop the names of those ledgers that were deleted, such as by a retention that was interrupted.
+
+        Raises:
+            PybkError: As the metadata store and ledgers.
+
+        Cost: A read of the metadata store for each ledger.
+        """
+        deleted = {*filter(self._is_deleted, ledger_ids)}
+        if deleted:
+            self._drop_names(deleted)
+
+    def _drop_names(self, deleted: Collection[int]) -> None:
+        """Name the other ledgers by one manifest, or in the record if it names ledgers itself."""
+        manifest: int | None = None
+        replaced: list[int] = []
+        while True:
+            record, version, named = self._read_committed()
+            chain = [ledger_id for ledger_id, _ in record.chain]
+            if manifest is not None:
+                # The compare-and-set was refused. If it took effect nevertheless, the record names the manifest.
+                self._delete(replaced if manifest in chain else (manifest,), NO_CREDENTIALS)
+            kept = [row for row in named if row.ledger_id not in deleted]
+            if len(kept) == len(named):
+                return
+            before_ns = time.time_ns() - int(ORPHAN_AGE_S * 1e9)
+            is_over = not kept and not record.given_up and self._are_old(record, before_ns)
+            if is_over and version is not None:
+                is_done, manifest = self._emptied(record, version), None
+            else:
+                manifest, other = self._renamed(record, kept)
+                is_done = self.swap(other, version)
+            if is_done:
+                self._delete(chain, NO_CREDENTIALS)
+                return
+            replaced = chain
+
+    def _renamed(self, record: SinkRecord, kept: ManifestRows) -> tuple[int | None, SinkRecord]:
+        """Return a record that names some of its ledgers, and the manifest that it needs."""
+        if not record.chain or not kept:
+            return None, replace(record, chain=(), named=tuple(kept))
+        manifest = self._write_manifest(encode_rows(record.last, kept), like=record.chain[-1][0])
+        tier = max(tier for _, tier in record.chain)
+        return manifest, replace(record, chain=((manifest, tier),), named=())
 
     def collect(self, ledgers: Iterable[LedgerMetadata], before_ns: int) -> list[int]:
         """Delete orphans, and return those deleted.
@@ -446,7 +561,8 @@ class Sink:
             given_up = tuple(each for each in record.given_up if each not in old)
             floor_ns = max(record.floor_ns, before_ns)
             if self.swap(replace(record, floor_ns=floor_ns, given_up=given_up), version):
-                unnamed = sorted(old.keys() - {*named, *(ledger_id for ledger_id, _ in record.chain)})
+                all_named = {row.ledger_id for row in named}.union(ledger_id for ledger_id, _ in record.chain)
+                unnamed = sorted(old.keys() - all_named)
                 manifests = [each for each in unnamed if old[each] == LedgerType.METADATA]
                 data = [each for each in unnamed if old[each] != LedgerType.METADATA]
                 return self._delete(manifests, NO_CREDENTIALS) + self._delete(data, self._given)
@@ -487,6 +603,7 @@ class FollowedSink:
         app_id: The sink's app id.
 
     Attributes:
+        app_id: The sink's app id.
         committed: The committed ledgers as of the last look.
 
     Threads: one.
@@ -495,26 +612,30 @@ class FollowedSink:
     def __init__(self, connection: Connection, app_id: str) -> None:
         if connection.metadata is None:
             raise _not_in_a_cluster(connection, app_id)
+        self.app_id: Final = app_id
         self._sink: Final = Sink(connection.manager, connection.metadata, app_id)
         self._seen: set[int] = set()
         """The manifests whose ledgers are in ``committed``."""
         self.committed: set[int] = set()
 
-    def look(self) -> list[int]:
+    def look(self, found: Pointer | None) -> list[int]:
         """Return the ledgers that were committed since the last look.
+
+        Args:
+            found: The pointer that has the sink's record, as ``read_sinks`` has read it just now.
 
         Raises:
             CorruptError: The record or a manifest is damaged or missing.
             PybkError: As the metadata store and ledgers.
 
-        Cost: A read of the metadata store, and of the manifests that this process has not read.
+        Cost: Reads the manifests that this process has not read.
         """
-        manifests = self._sink.manifests()
+        manifests = self._sink.manifests(found)
         new = {
             ledger_id: None
             for manifest, rows in manifests.items()
-            if manifest not in self._seen
-            for ledger_id, _, _ in rows
+            if manifest == _NAMED or manifest not in self._seen
+            for ledger_id, *_ in rows
             if ledger_id not in self.committed
         }
         self.committed.update(new)
@@ -522,87 +643,25 @@ class FollowedSink:
         return list(new)
 
 
+def read_sinks(metadata: ClusterMetadata, app_ids: Sequence[str]) -> dict[str, Pointer | None]:
+    """Return the pointers that have the records of sinks, with every change that took effect before the call.
+
+    Raises:
+        CorruptError, MetadataForgedError: A pointer cannot be read.
+
+    Cost: A round trip for the first one, and one for each ``LEDGERS_PAGE`` of the others.
+    """
+    if not app_ids:
+        return {}
+    # This read waits for the latest state, so those that follow are not older.
+    found = {app_ids[0]: metadata.read_pointer(SINKS, app_ids[0])}
+    for at in range(1, len(app_ids), LEDGERS_PAGE):
+        page = app_ids[at : at + LEDGERS_PAGE]
+        found.update(zip(page, metadata.read_pointers(SINKS, page), strict=True))
+    return found
+
+
 def _not_in_a_cluster(connection: Connection, app_id: str) -> IllegalOperationError:
     return IllegalOperationError(
         f"sink {app_id!r}: {connection.manager!r} is not a cluster, and sinks write to clusters"
     )
-
-
-def collect_orphans(
-    connection: Connection, *, older_than: float = ORPHAN_AGE_S, given: Credentials = NO_CREDENTIALS
-) -> dict[str, list[int]]:
-    """Delete the orphans of all sinks of a cluster, and manifests that name only deleted ledgers.
-
-    The sink of a batch write without ``txnAppId`` leaves nothing then. What writes to logs left is deleted, too.
-
-    Args:
-        connection: The cluster.
-        older_than: Only orphans created longer ago than this, seconds. Writes that take longer than this from their
-            first ledger to their commit are refused afterwards.
-        given: The password or secret of the sinks' ledgers, and of logs; orphans with another one stay.
-
-    Returns:
-        The deleted ledgers by app id, for sinks that had any; those of writes to logs by query.
-
-    Raises:
-        UsageError: ``older_than`` is out of range.
-        PybkError: As the metadata store.
-
-    Cost: Reads the metadata of every ledger of the cluster twice.
-    """
-    if not 0 <= older_than < _AGE_S_MAX:
-        raise UsageError(f"older_than is {older_than!r}; it takes 0 to {_AGE_S_MAX} seconds")
-    if connection.metadata is None:
-        raise IllegalOperationError(f"{connection.manager!r} is not a cluster, and sinks write to clusters")
-    before_ns = time.time_ns() - int(older_than * 1e9)
-    old: dict[str, list[LedgerMetadata]] = {}
-    for each in sink_ledgers(connection.metadata):
-        if each.creation_time_ns <= before_ns:
-            old.setdefault(each.custom_metadata[SINK_KEY].decode(errors="replace"), []).append(each)
-    for app_id in filter(is_one_off, connection.metadata.pointer_names(SINKS)):
-        old.setdefault(app_id, [])  # it may have committed no rows
-    collected: dict[str, list[int]] = {}
-    for app_id, ledgers in old.items():
-        sink = Sink(connection.manager, connection.metadata, app_id, given=given)
-        deleted = sink.collect(ledgers, before_ns) if ledgers else []
-        deleted += sink.shrink([each.ledger_id for each in ledgers], one_off=is_one_off(app_id))
-        collected[app_id] = deleted
-    for query, deleted in streams.sweep.give_up_commits(connection.manager, given, before_ns).items():
-        collected[query] = collected.get(query, []) + deleted
-    return {app_id: deleted for app_id, deleted in collected.items() if deleted}
-
-
-def collect(
-    metadata: str,
-    *,
-    cluster_secret: bytes | Secret | None = None,
-    password: bytes | Secret | None = None,
-    secret: bytes | Secret | None = None,
-    older_than: float = ORPHAN_AGE_S,
-) -> dict[str, list[int]]:
-    """Delete ledgers that writes from Spark, imports and copies left without a commit; this does not need Spark.
-
-    It also deletes the manifests of sinks whose ledgers were all deleted. The sink of a batch write without
-    ``txnAppId`` leaves nothing then.
-
-    Args:
-        metadata: The URL of the cluster's metadata.
-        cluster_secret: The cluster's secret, or its source; None for none.
-        password: The password of the ledgers and logs; orphans with another one stay, and the log of ``logging`` names
-            them.
-        secret: The secret of the ledgers that were created with one.
-        older_than: As for ``collect_orphans``.
-
-    Returns:
-        The deleted ledgers by app id of their sink, or by the query that wrote them for a log.
-
-    Raises:
-        UsageError: The URL, the secret or the age is not valid.
-        PybkError: As the metadata store.
-
-    Cost: Reads the metadata of every ledger of the cluster twice.
-    """
-    key = cluster_secret if isinstance(cluster_secret, Secret) else Secret(cluster_secret)
-    given = CredentialSources.of(password, secret).read()
-    cluster = connection(StoreOrCluster(metadata_uri=metadata, secret=key))
-    return collect_orphans(cluster, older_than=older_than, given=given)

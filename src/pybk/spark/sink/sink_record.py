@@ -9,11 +9,17 @@ import re
 import secrets
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from pybk.values import decode_json, encode_json
 
 FORMAT: Final = 1
+FORMAT_NAMED: Final = 2
+"""The format of a record that names ledgers itself; older versions, which would overlook them, refuse it."""
+
+NAMED_MAX: Final = 500
+"""The most ledgers that the record of a batch write without an app id names itself, without a manifest."""
+
 RUNS_KEPT: Final = 32
 """The number of runs of a query that the record remembers; by them a driver that has a successor is refused."""
 
@@ -25,10 +31,35 @@ ORPHAN_AGE_S: Final = 86_400.0
 
 _ONE_OFF: Final = re.compile(r"write-[0-9a-f]{32}")
 
-_ROWS_PER_ENTRY: Final = 20_000
+_ROWS_PER_ENTRY: Final = 10_000
+
+TOO_LATE: Final = (
+    "its ledgers took so long to be committed that they counted as orphans and may be deleted: write them again"
+)
+"""The reason why ledgers that may be deleted are not committed."""
 
 Chain = tuple[tuple[int, int], ...]
 """Manifest ledgers and their tiers, oldest first."""
+
+
+class ManifestRow(NamedTuple):
+    """A committed ledger.
+
+    Attributes:
+        ledger_id: The ledger.
+        entries: The number of its entries.
+        payload_bytes: Bytes of their payloads.
+        created_ns: The creation time in its metadata; 0 in manifests of older versions, which do not have it.
+    """
+
+    ledger_id: int
+    entries: int
+    payload_bytes: int
+    created_ns: int = 0
+
+
+ManifestRows = list[ManifestRow]
+"""Committed ledgers, in the order of their commits."""
 
 
 def one_off_app_id() -> str:
@@ -53,6 +84,8 @@ class SinkRecord:
         query: The streaming query; empty for batch writes.
         floor_ns: Ledgers created at this time or before are refused, because they may have been deleted as orphans.
         given_up: Ledgers of attempts that failed, while they are deleted; no commit names them.
+        named: Ledgers that the record names itself, as a manifest would.
+        retained_ns: When a commit last had its sink's retention applied; 0 for never.
     """
 
     chain: Chain = ()
@@ -62,13 +95,16 @@ class SinkRecord:
     query: str = ""
     floor_ns: int = 0
     given_up: tuple[int, ...] = ()
+    named: tuple[ManifestRow, ...] = ()
+    retained_ns: int = 0
 
     def encode(self) -> bytes:
         """Return the record as JSON."""
         values = asdict(self)
-        if not self.given_up:
-            del values["given_up"]
-        return encode_json({"format": FORMAT, **values})
+        for name in ("given_up", "named", "retained_ns"):
+            if not values[name]:
+                del values[name]
+        return encode_json({"format": FORMAT_NAMED if self.named else FORMAT, **values})
 
     @classmethod
     def decode(cls, data: bytes, *, where: str) -> SinkRecord:
@@ -77,7 +113,7 @@ class SinkRecord:
 
 
 def _record_of(values: dict[str, Any]) -> SinkRecord:
-    if values["format"] != FORMAT:
+    if values["format"] not in (FORMAT, FORMAT_NAMED):
         raise ValueError("another format: use a newer pybk")
     chain = tuple((int(ledger_id), int(tier)) for ledger_id, tier in values["chain"])
     return SinkRecord(
@@ -88,6 +124,8 @@ def _record_of(values: dict[str, Any]) -> SinkRecord:
         query=str(values["query"]),
         floor_ns=int(values["floor_ns"]),
         given_up=tuple(map(int, values.get("given_up", ()))),
+        named=tuple(ManifestRow(*map(int, row)) for row in values.get("named", ())),
+        retained_ns=int(values.get("retained_ns", 0)),
     )
 
 
@@ -156,9 +194,7 @@ def decide(record: SinkRecord, attempt: Attempt) -> Publish | Skip | Refuse:
             "missing; restore the metadata store and the checkpoint of one time, or take another app id"
         )
     if attempt.oldest_ns <= record.floor_ns:
-        return Refuse(
-            "its ledgers took so long to be committed that they counted as orphans and may be deleted: write them again"
-        )
+        return Refuse(TOO_LATE)
     floor_ns = max(0, attempt.oldest_ns - int(ORPHAN_AGE_S * 1e9)) if new else 0
     return Publish(replace(record, last=attempt.number, query=attempt.query, floor_ns=max(record.floor_ns, floor_ns)))
 
@@ -185,14 +221,18 @@ def fold(chain: Chain) -> tuple[Chain, tuple[int, ...], int]:
 
 # ---- manifests ---------------------------------------------------------------------------------------------------
 
-ManifestRows = list[tuple[int, int, int]]
-"""The ledger id, entries and payload bytes of committed ledgers, in the order of their commits."""
-
 
 def encode_rows(number: int, rows: ManifestRows) -> list[bytes]:
     """Return the entries of a manifest ledger, at least one, with the ``number`` of the newest commit in it."""
     parts = [rows[at : at + _ROWS_PER_ENTRY] for at in range(0, len(rows), _ROWS_PER_ENTRY)] or [[]]
-    return [encode_json({"format": FORMAT, "last": number, "ledgers": part}) for part in parts]
+    return [_encode_part(number, part) for part in parts]
+
+
+def _encode_part(number: int, rows: ManifestRows) -> bytes:
+    values: dict[str, Any] = {"format": FORMAT, "last": number, "ledgers": [row[:3] for row in rows]}
+    if any(row.created_ns for row in rows):
+        values["created"] = [row.created_ns for row in rows]  # apart, because older versions read three numbers a row
+    return encode_json(values)
 
 
 def decode_rows(entries: Iterable[bytes], *, where: str) -> ManifestRows:
@@ -203,4 +243,9 @@ def decode_rows(entries: Iterable[bytes], *, where: str) -> ManifestRows:
 def _rows_of(values: dict[str, Any]) -> ManifestRows:
     if values["format"] != FORMAT:
         raise ValueError("another format: use a newer pybk")
-    return [(int(ledger_id), int(entries), int(size)) for ledger_id, entries, size in values["ledgers"]]
+    ledgers = values["ledgers"]
+    created = values.get("created") or [0] * len(ledgers)
+    return [
+        ManifestRow(int(ledger_id), int(entries), int(size), int(created_ns))
+        for (ledger_id, entries, size), created_ns in zip(ledgers, created, strict=True)
+    ]

@@ -23,8 +23,10 @@ from pybk.spark.connection import connection, task_connection
 from pybk.spark.new_tables import refuse_new_table
 from pybk.spark.sink.byte_columns import bytes_of
 from pybk.spark.sink.manifest import SINK_KEY, Sink, WrittenLedger
-from pybk.spark.sink.sink_record import Attempt, one_off_app_id
+from pybk.spark.sink.sink_record import Attempt, is_one_off, one_off_app_id
+from pybk.spark.sink.sink_retention import SinkRetention
 from pybk.spark.sink.task_messages import Messages, all_received, micro_batch, received
+from pybk.spark.sink.upkeep import look_after_one_offs, retain_sometimes
 from pybk.spark.worker_errors import one_line_errors
 
 if TYPE_CHECKING:
@@ -170,10 +172,26 @@ def _ledgers(found: list[LedgerCommitMessage]) -> list[WrittenLedger]:
     return [message.written for message in found if message.written is not None]
 
 
-def _commit(sink: Sink, number: int, found: list[LedgerCommitMessage]) -> bool:
-    written = _ledgers(found)
+def _retention_of(options: SinkOptions) -> SinkRetention:
+    return SinkRetention(
+        max_age_s=options.retain_age_s,
+        max_bytes=options.retain_bytes,
+        keep_read=options.retain_read,
+        keep_unread=options.retain_unread,
+    )
+
+
+def _commit(options: SinkOptions, app_id: str, number: int, found: list[LedgerCommitMessage]) -> bool:
+    """Commit the ledgers of all tasks, and delete what is to go now; return False if the number was committed."""
+    written, sink = _ledgers(found), sink_of(options, app_id)
     oldest_ns = min((each.created_ns for each in written), default=time.time_ns())
-    return sink.commit(Attempt(number, oldest_ns, found[0].query, found[0].run), written)
+    if not sink.commit(Attempt(number, oldest_ns, found[0].query, found[0].run), written):
+        return False
+    if is_one_off(app_id):
+        look_after_one_offs(connection(options.where), options.given.read(), app_id)
+    else:
+        retain_sometimes(sink, _retention_of(options))
+    return True
 
 
 class BatchWriter(DataSourceArrowWriter):
@@ -201,7 +219,7 @@ class BatchWriter(DataSourceArrowWriter):
     def commit(self, messages: Messages) -> None:
         """Commit the ledgers of all tasks, or delete them if this version or a later one was committed before."""
         number = self._options.txn_version or 0
-        if not _commit(sink_of(self._options, self._app_id), number, all_received(messages, LedgerCommitMessage)):
+        if not _commit(self._options, self._app_id, number, all_received(messages, LedgerCommitMessage)):
             logger.warning(
                 "write %d of %r is skipped, and its rows are not written, as that version or a later one was made "
                 "before; if this is another write, give another txnAppId",
@@ -236,7 +254,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         """Commit the ledgers of a micro-batch, or delete them if the micro-batch was committed before."""
         found = all_received(messages, LedgerCommitMessage)
         app_id = self._options.app_id or found[0].query
-        if not _commit(sink_of(self._options, app_id), batchId, found):
+        if not _commit(self._options, app_id, batchId, found):
             logger.info("batch %d of %r was committed before; it is skipped", batchId, app_id)
 
     @one_line_errors()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Collection, Container, Iterable, Iterator
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -19,11 +19,12 @@ from pybk.ledger.ledger_metadata import LedgerState
 from pybk.manager.ledger_manager import HOW_TO_SEAL
 from pybk.metadata.ledgers import LEDGERS_PAGE
 from pybk.spark.connection import Connection, connection, ledger_seal, refuse_bookie_directory
+from pybk.spark.finished_ledgers import is_selected, within
 from pybk.spark.noted_changes import NotedChanges
 from pybk.spark.options import nearest
-from pybk.spark.sink.manifest import SINK_KEY, SINKS, FollowedSink
+from pybk.spark.sink.manifest import SINK_KEY, SINKS, FollowedSink, read_sinks
 from pybk.spark.source.ledger_changes import LedgerChanges
-from pybk.spark.source.planning import ReadableLedger, intersect, within
+from pybk.spark.source.planning import ReadableLedger, intersect
 from pybk.spark.source.reading import lost_ledgers_error
 from pybk.streams.format import DETACHED_KEY, SEGMENT_KEY, DetachedHeader, SegmentHeader
 
@@ -320,17 +321,17 @@ class LedgerCatalog:
                 self._uncommitted[ledger_id] = metadata
 
     def _newly_committed(
-        self, found: Connection, metadata: ClusterMetadata, listed: Container[int], apps: Iterable[str]
+        self, found: Connection, metadata: ClusterMetadata, listed: Container[int], apps: Sequence[str]
     ) -> list[LedgerMetadata]:
         """Look at sinks; return the ledgers that they have committed and that are not listed.
 
         A commit may have added ledgers of which this catalog was not notified, or which a listing under way missed.
         """
         unseen = []
-        for app in apps:
+        for app, pointer in read_sinks(metadata, apps).items():
             if app not in self._sinks:
                 self._sinks[app] = FollowedSink(found, app)
-            new = self._sinks[app].look()
+            new = self._sinks[app].look(pointer)
             unseen += [each for each in new if each not in listed and within(each, self._ids) and not self._knows(each)]
         more: list[LedgerMetadata] = []
         for at in range(0, len(unseen), LEDGERS_PAGE):
@@ -370,9 +371,7 @@ class LedgerCatalog:
                 yield metadata
 
     def _wants(self, metadata: LedgerMetadata) -> bool:
-        kind = metadata.ledger_type
-        wanted = not kind.is_system if self._type is None else kind == self._type
-        return wanted and within(metadata.ledger_id, self._ids)
+        return is_selected(metadata, self._type, self._ids)
 
     def there(self, found: Connection) -> Iterator[LedgerMetadata]:
         """Yield the metadata of the ledgers that exist and may be asked for."""

@@ -28,9 +28,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final, Self
 
 from pybk.errors import UnsupportedFormatError
+from pybk.spark.finished_ledgers import FinishedLedgers, is_covered, within
 from pybk.spark.options import Positions, Ranges
-from pybk.spark.source.packed_ids import pack_numbers, pack_ranges, unpack_numbers, unpack_ranges
-from pybk.spark.source.planning import EntryRange, ReadableLedger, merged, numbers_of, ranges_of, within
+from pybk.spark.packed_ids import pack_numbers, pack_ranges, unpack_numbers, unpack_ranges
+from pybk.spark.source.planning import EntryRange, ReadableLedger, merged, numbers_of, ranges_of
 
 LATE_NS: Final = 3600 * 10**9
 """The bound on the difference of hosts' clocks, and on the time from a ledger's creation to its first listing."""
@@ -113,9 +114,14 @@ class Offset:
         """Return whether a ledger was read to its end."""
         if ledger_id in self.at or within(ledger_id, self.due):
             return False
-        if ledger_id <= self.upto and created_ns < self.before_ns:
-            return True
-        return any(within(ledger_id, ranges) for _, ranges in self.done)
+        return is_covered(ledger_id, created_ns, self.upto, self.before_ns, (ranges for _, ranges in self.done))
+
+    def finished_ledgers(self) -> FinishedLedgers:
+        """Return the ledgers that were read to their ends."""
+        done: Ranges = ()
+        for _, ranges in self.done:
+            done = merged(done, ranges)
+        return FinishedLedgers(ranges_of(self.unfinished_ids()), done, self.upto, self.before_ns)
 
     def unfinished_ids(self) -> set[int]:
         """Return the ids of the named ledgers that are not finished."""

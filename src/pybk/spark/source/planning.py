@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from operator import itemgetter
 from typing import Final, Generic, NamedTuple, Protocol, Self, TypeVar
 
 from pybk.errors import UsageError
@@ -109,14 +107,6 @@ def intersect(one: Ranges, other: Ranges) -> Ranges:
             found.append((low, high))
         (ours if ours[-1][1] < theirs[-1][1] else theirs).pop()
     return tuple(found)
-
-
-def within(number: int, ranges: Ranges | None) -> bool:
-    """Return whether one of the ranges contains a number; None stands for all numbers."""
-    if ranges is None:
-        return True
-    place = bisect_right(ranges, number, key=itemgetter(0))
-    return place > 0 and number <= ranges[place - 1][1]
 
 
 def ranges_of(numbers: Iterable[int]) -> Ranges:

@@ -31,7 +31,8 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from pybk.errors import NoSuchLedgerError, UsageError
-from pybk.spark.connection import close_connections
+from pybk.spark.connection import close_connections, connection
+from pybk.spark.consumers import QueryConsumer, Selection
 from pybk.spark.source.columns import check_schema
 from pybk.spark.source.ledger_catalog import LedgerCatalog
 from pybk.spark.source.offsets import Offset, advance, between, first_offset
@@ -81,6 +82,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._seen: tuple[Offset, _Snapshot] | None = None
         self._starts: tuple[dict[str, Any], ...] = ()
         """The offsets from which the next look may begin: that of the last one, and what it returned."""
+        self._consumer: QueryConsumer | None = None
+        """Records how far the query has come, from the first look on, if the options name a consumer."""
 
     # ---- in the driver -------------------------------------------------------------------------------------------
 
@@ -132,6 +135,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             PybkError: As ``LedgerCatalog.look``.
         """
         begin = self._offset(start)
+        if self._consumer is not None:
+            self._consumer.begin(begin.finished_ledgers())
         self._forget(start, begin)
         view = self._target or self._look(now=False)
         self._seen = begin, view
@@ -170,8 +175,21 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         )
         return [LedgerPartition(task) for task in tasks]
 
+    @one_line_errors()
+    def commit(self, end: dict[str, Any]) -> None:
+        """Record that micro-batches up to an offset are complete, if the options name a consumer.
+
+        Spark calls this when it plans the next micro-batch.
+        """
+        self._on_driver()
+        if self._consumer is not None:
+            self._consumer.record(self._offset(end).finished_ledgers())
+
     def stop(self) -> None:
         """Close connections and drop caches."""
+        if self._consumer is not None:
+            self._consumer.close()
+            self._consumer = None
         if self.catalog is not None:
             self.catalog.close()
             self.catalog = None
@@ -180,10 +198,20 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _on_driver(self) -> LedgerCatalog:
         """Return the ledger catalog; also arrange that ``stop`` is called when Spark ends the process by a signal."""
         if self.catalog is None:
+            self._consumer = self._new_consumer()
             self.catalog = LedgerCatalog(self._options, follow=True)
             if threading.current_thread() is threading.main_thread():
                 signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
         return self.catalog
+
+    def _new_consumer(self) -> QueryConsumer | None:
+        """Return the consumer that the options name."""
+        options = self._options
+        if options.consumer is None:
+            return None
+        metadata = connection(options.where).metadata
+        assert metadata is not None, "the options are refused for a store in a directory"
+        return QueryConsumer(metadata, options.consumer, Selection(options.ledger_type, options.ledgers))
 
     def _look(self, *, now: bool) -> _Snapshot:
         catalog = self._on_driver()

@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("pyspark", reason="no pyspark; install the extra spark-test to test Spark")
 
-from pybk.spark.source.packed_ids import (
+from pybk.spark.packed_ids import (
     WRITTEN_OUT_MAX,
     pack_numbers,
     pack_ranges,
