@@ -1,4 +1,4 @@
-"""``python -m bench.spark.importing BASE``: what a Python worker of Spark imports to read a ledger, next to commit BASE.
+"""``python -m bench.spark.importing BASE``: what a Python worker of Spark imports to read, next to commit BASE.
 
 Each side reads one ledger of an embedded store, and what this has loaded besides Spark and Arrow is imported by new
 processes, the two sides by turns. The time is processor time.
