@@ -174,7 +174,7 @@ def test_a_batch_waits_for_the_least_number_of_records_or_the_delay(store: LogSt
 
 def test_available_now_ends_with_the_records_of_now(store: LogStore) -> None:
     store.append("orders", some(25))
-    query = Query(store.options, log="orders", maxOffsetsPerTrigger=10, minOffsetsPerTrigger=100)
+    query = Query(store.options, log="orders", maxOffsetsPerTrigger=10, minOffsetsPerTrigger=10)
     query.reader.prepareForTriggerAvailableNow()
     store.append("orders", some(25))
     assert [query.batch() for _ in range(4)] == [10, 10, 5, 0]
