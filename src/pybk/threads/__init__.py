@@ -44,6 +44,10 @@ def start_thread(thread: threading.Thread) -> None:
             f"starting the thread {thread.name} was refused: {error!r}; end threads or processes, or raise the limit "
             "of them (ulimit -u, pids.max), then try again"
         ) from error
+    except KeyError as error:
+        # A signal handler raised in ``start``, which takes any exception for a thread that did not begin. This one did,
+        # so ``start`` does not find it among those that are to begin.
+        raise error if error.__context__ is None else error.__context__ from None
 
 
 _Call = tuple[Future[None], Callable[[], None]]
