@@ -165,7 +165,8 @@ def test_callbacks_given_in_a_loop_are_called_in_it(manager: LedgerManager) -> N
         future.add_done_callback(note)
         future.add_done_callback(lambda _: 1 // 0)
         future.add_done_callback(removed.append)
-        assert future.remove_done_callback(removed.append) == 1
+        taken = future.remove_done_callback(removed.append)
+        assert taken == 1 or future.done(), "what is not done has the callback"
         assert future.remove_done_callback(removed.append) == 0
         MARK.set("later")
         await future
@@ -175,7 +176,7 @@ def test_callbacks_given_in_a_loop_are_called_in_it(manager: LedgerManager) -> N
         while len(called) < 2 or not complaints:
             await asyncio.sleep(0)
         assert called == [(future, threading.get_ident(), "when given"), (done, threading.get_ident(), "")]
-        assert removed == []
+        assert removed == [future] * (1 - taken)
         assert isinstance(complaints[0]["exception"], ZeroDivisionError)
 
     asyncio.run(asyncio.wait_for(main(), WAIT_S))

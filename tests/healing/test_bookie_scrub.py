@@ -112,8 +112,14 @@ def test_changed_settings_and_mended_damage_end_the_rest_of_a_scrub(
 @pytest.mark.parametrize("why", ["end", "surplus"])
 def test_what_no_bookie_copies_is_not_damage(three: Inside, why: str) -> None:
     client = three.connect()
-    ledger_id = fill(client, 60)
     bookie = three.bookies[1]
+    read = service_of(bookie).replicas.read
+    with client.create_ledger(password=PASSWORD) as writer:
+        ledger_id = writer.ledger_id
+        writer.append_many([payload(number) for number in range(10)])
+        # So no entry of these is in one frame with a later one, whose damage would be theirs.
+        wait_until(lambda: read(ledger_id, 9, 9, 1, 1 << 20, checked=True)[0] is Status.OK, "the bookie has them")
+        writer.append_many([payload(number) for number in range(10, 60)])
     metadata, version = metadata_of(client).read_ledger(ledger_id)
     changed = replace(metadata, version=metadata.version + 1)
     if why == "end":  # a recovery has cut the record from entry 10 on
