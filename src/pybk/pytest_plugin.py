@@ -17,6 +17,7 @@ __all__ = ["pybk_cluster", "pybk_store"]
 if TYPE_CHECKING:
     from pybk import testing
     from pybk.manager.ledger_manager import LedgerManager
+    from pybk.testing import TestCluster
 else:
     testing = LateModule("pybk.testing")
 
@@ -29,7 +30,7 @@ def pybk_store(tmp_path: Path) -> Iterator[LedgerManager]:
 
 
 @pytest.fixture
-def pybk_cluster(tmp_path: Path) -> Iterator[testing.TestCluster]:
+def pybk_cluster(tmp_path: Path) -> Iterator[TestCluster]:
     """Return a new cluster of three bookies in this process, below ``tmp_path``, which is closed after the test."""
     with testing.TestCluster(tmp_path / "pybk-cluster") as cluster:
         yield cluster

@@ -58,8 +58,10 @@ def retain(
         CorruptError: The record of a sink or a consumer is damaged; nothing was deleted.
         PybkError: As the metadata store and ledgers.
 
-    Durability: Ledgers are deleted for good on return; a call that was interrupted is made again. Cost: Reads the
-    records and manifests of all sinks, and the metadata of their ledgers that may expire; with ``max_bytes``, of all.
+    Durability: Ledgers are deleted for good on return; a call that was interrupted is made again.
+
+    Cost: Reads the records and manifests of all sinks, and the metadata of their ledgers that may expire; with
+        ``max_bytes``, of all.
     """
     retention = SinkRetention(max_age_s=max_age_s, max_bytes=max_bytes, keep_read=keep_read, keep_unread=keep_unread)
     if not retention.deletes:
