@@ -54,7 +54,7 @@ def succeeds(kind: type[PybkError], call: Callable[[], object]) -> bool:
     return failed is None
 
 
-@pytest.mark.timeout(method="thread")
+@pytest.mark.timeout(0)
 @pytest.mark.parametrize("case", CASES, ids=[f"{case.kind.__name__}-{case.make.__name__}" for case in CASES])
 def test_a_retry_does_what_the_error_says(case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing has happened unless it says so; the retry succeeds once the cause is over, or fails again as before."""

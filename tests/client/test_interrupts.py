@@ -71,7 +71,7 @@ def one_round(client: LedgerManager, line: int, others: int) -> bool:
 
 
 @pytest.mark.sampled
-@pytest.mark.timeout(method="thread")
+@pytest.mark.timeout(0)
 @pytest.mark.parametrize(("others", "step", "lines", "with_bookie"), [(0, 113, 900, True), (2, 17, 60, False)])
 def test_an_interrupt_at_any_line_of_the_client_strands_no_waiter(
     tmp_path: Path, others: int, step: int, lines: int, with_bookie: bool
@@ -171,7 +171,7 @@ def test_an_interrupt_of_an_acknowledgement_strands_no_future_of_a_lost_ledger(m
     assert line > 10, "it was not traced"
 
 
-@pytest.mark.timeout(method="thread")
+@pytest.mark.timeout(0)
 def test_an_interrupt_at_any_line_of_staging_leaves_a_writer_that_appends_and_closes(tmp_path: Path) -> None:
     with inside(tmp_path) as cluster:
         line, fired, given_up, step = 0, True, list[int](), every(3)

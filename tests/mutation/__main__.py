@@ -61,7 +61,7 @@ def _unit_tests(name: Name, tests: tuple[str, ...]) -> str:
 def _failing(name: Name, test: str) -> str:
     """Return the first test of a file or directory that fails with a mutant, or nothing."""
     # What hangs may hang again when it is torn down, so the process ends at the first time-out.
-    plugins = ("-p", "no:randomly", "-p", "no:cacheprovider", f"--timeout={TEST_SECONDS}", "--timeout-method=thread")
+    plugins = ("-p", "no:randomly", "-p", "no:cacheprovider", "-o", f"faulthandler_timeout={TEST_SECONDS}")
     process = subprocess.Popen(
         [sys.executable, "-m", "pytest", "-x", "-v", *plugins, "--tb=line", "-rfE", test],
         cwd=ROOT,

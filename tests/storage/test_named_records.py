@@ -181,7 +181,7 @@ def check(manager: LedgerManager, known: Values) -> None:
         assert found.get(trying) in possible
 
 
-@pytest.mark.timeout(method="thread")
+@pytest.mark.timeout(0)
 def test_an_interrupt_at_any_line_of_a_change_lets_no_other_begin_from_its_version(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

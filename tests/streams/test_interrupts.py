@@ -31,7 +31,7 @@ LINES = {"roll": 29, "truncate": 23, "truncate_after": 17, "transaction": 17, "c
 
 @pytest.mark.sampled(one_in=2)
 @pytest.mark.parametrize("what", ["append", "append_many", "append_async", "roll", "truncate_after", "transaction"])
-@pytest.mark.timeout(method="thread")
+@pytest.mark.timeout(0)
 def test_an_interrupt_at_any_line_leaves_a_log_that_appends(tmp_path: Path, what: str) -> None:
     with LedgerManager.open(tmp_path) as manager:
         following, line, fired = places(f"wal {what}", LINES.get(what, 7), 3), 0, True
@@ -62,7 +62,7 @@ def test_an_interrupt_at_any_line_leaves_a_log_that_appends(tmp_path: Path, what
 
 
 @pytest.mark.sampled
-@pytest.mark.timeout(method="thread")
+@pytest.mark.timeout(0)
 def test_an_interrupt_at_any_line_of_a_checkpoint_leaves_no_upload(tmp_path: Path) -> None:
     def checkpoint(content: bytes) -> None:
         with wal.checkpoint(meta=content.decode(), truncate=False) as file:
@@ -109,7 +109,7 @@ def check_search(log: Log, records: list[LogRecord]) -> None:
 @pytest.mark.parametrize(
     "what", ["append", "append_many", "append_async", "roll", "truncate", "transaction", "close", "writer"]
 )
-@pytest.mark.timeout(method="thread")
+@pytest.mark.timeout(0)
 def test_an_interrupt_at_any_line_leaves_a_named_log_that_continues(tmp_path: Path, what: str) -> None:
     with LedgerManager.open(tmp_path) as manager:
         following, line, fired = places(f"log {what}", LINES.get(what, 9), 3), 0, True
@@ -146,7 +146,7 @@ def test_an_interrupt_at_any_line_leaves_a_named_log_that_continues(tmp_path: Pa
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.timeout(method="thread")
+@pytest.mark.timeout(0)
 def test_an_interrupt_at_any_line_of_taking_a_log_leaves_it_to_the_next_writer(tmp_path: Path) -> None:
     files = ("pybk/streams/list_writer.py", "pybk/manager/local_backend.py")
     with LedgerManager.open(tmp_path) as manager, Log.open(manager, "log", insecure=True) as log:

@@ -90,7 +90,7 @@ def test_a_call_of_a_real_signal_handler_never_hangs_and_loses_nothing(tmp_path:
 
 
 @pytest.mark.sampled
-@pytest.mark.timeout(method="thread")
+@pytest.mark.timeout(0)
 @pytest.mark.parametrize("what", ["Log.close", "LogWriter.close", "LogWriter.seal"])
 def test_an_interrupted_close_is_completed_by_another(tmp_path: Path, what: str) -> None:
     with LedgerManager.open(tmp_path) as manager:

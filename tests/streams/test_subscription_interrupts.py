@@ -19,7 +19,7 @@ DURABLE = {"ack": {0, 1}, "ack_async": {0, 1}, "seek": {0, 1, 2, 3, 4}}
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("what", ["read", "look", "again", "ack", "ack_async", "nack", "seek"])
-@pytest.mark.timeout(method="thread")
+@pytest.mark.timeout(0)
 def test_an_interrupt_at_any_line_leaves_a_subscription_that_works(tmp_path: Path, what: str) -> None:
     with LedgerManager.open(tmp_path) as manager:
         following, line, fired = places(what, 11, 3), 0, True
