@@ -20,7 +20,7 @@ from tests.cluster.inside import SECRET, inside
 from tests.spark.log_source.logs import Logs, password_file
 from tests.spark.queries import run_to_end
 from tests.storage.real_store import open_quick
-from tests.waiting import WAIT_S
+from tests.waiting import PROCESS_S
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -193,7 +193,7 @@ def test_a_running_query_sees_what_happens_to_its_log(spark: SparkSession, store
         return rows.writeStream.foreachBatch(note).option("checkpointLocation", str(tmp_path / "checkpoint")).start()
 
     def wait(query: StreamingQuery, offsets: range) -> None:
-        deadline = time.monotonic() + WAIT_S
+        deadline = time.monotonic() + PROCESS_S
         while sorted(seen) != list(offsets):
             assert query.isActive, str(query.exception())
             assert time.monotonic() < deadline, seen
@@ -207,7 +207,7 @@ def test_a_running_query_sees_what_happens_to_its_log(spark: SparkSession, store
     wait(query, range(10))
     logs.delete("doomed")
     with pytest.raises(Exception, match=r"(?s)log 'doomed', which this query reads, was deleted.*failOnDataLoss=false"):
-        query.awaitTermination(int(WAIT_S))
+        query.awaitTermination(int(PROCESS_S))
     query = start(failOnDataLoss="false", allowMissing="true")
     logs.append("doomed", [b"x"] * 12)
     wait(query, range(12))

@@ -15,7 +15,7 @@ from tests.cluster.inside import Inside, inside
 from tests.spark.queries import LATE, run_to_end
 from tests.spark.secret_files import cluster_options, secret_file
 from tests.storage.real_store import open_quick
-from tests.waiting import WAIT_S
+from tests.waiting import PROCESS_S
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -70,7 +70,7 @@ class Pipe:
 
     def wait(self, query: StreamingQuery) -> StreamingQuery:
         """Wait until everything has come through, once; return the query, which may be another run of it."""
-        deadline = time.monotonic() + WAIT_S
+        deadline = time.monotonic() + PROCESS_S
         while self.rows() != self.expected():
             if LATE in str(query.exception()):
                 query = self.start(processingTime="0 seconds")
