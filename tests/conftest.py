@@ -11,6 +11,7 @@ import shutil
 import signal
 import traceback
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -49,6 +50,12 @@ _LIMITS = [
     (module, name, getattr(module, name))
     for module, name in ((preallocation, "FIRST_FILE_BYTES"), (catalog, "REWRITE_BYTES_MIN"), (keys, "SCRYPT_COST"))
 ]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def directory_of_the_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory that stays until the run ends, for fixtures of the session; made before any directories of a file."""
+    return tmp_path_factory.mktemp("run")
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -7,6 +7,7 @@ import shutil
 import signal
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -34,14 +35,15 @@ def process_of_a_driver() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+def spark(directory_of_the_run: Path) -> Iterator[SparkSession]:
     if shutil.which("java") is None:
         pytest.skip("no java; install Java 17 or newer to test Spark")
     sql = pytest.importorskip("pyspark.sql", reason="no pyspark; install the extra spark-test to test Spark")
     path = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
     os.environ["PYTHONPATH"] = path
     os.environ["PYSPARK_PYTHON"] = sys.executable
-    directory = tmp_path_factory.mktemp("spark")
+    directory = directory_of_the_run / "spark"
+    directory.mkdir()
     os.environ["SPARK_HOME"] = str(home_in(directory))
     session = (
         sql.SparkSession.builder.master(f"local[{CORES}]")
