@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -38,8 +39,11 @@ from pybk import (
     restore_backup,
 )
 from pybk.admin.cli import main
+from pybk.credentials import Credentials
+from pybk.metadata.pointers import pointer_key
 from pybk.streams.list_record import ListKind, Producer, new_list
-from tests.internals import cut_log, leave
+from pybk.streams.sweep import give_up_commits
+from tests.internals import backend_of, cut_log, leave, metadata_store_of
 from tests.streams.test_list_pages import at_level
 from tests.streams.test_log import PASSWORD, data_of, opened
 from tests.streams.test_log_rebuild import lose_record
@@ -333,6 +337,23 @@ def test_sweeps_keep_what_may_be_adopted_yet(manager: LedgerManager) -> None:
             writer.seal()
         assert Log.sweep(manager, password=PASSWORD) == [lost.ledger_id], "a sealed log adopts nothing"
         assert data_of(log) == [b"0", b"1", b"1", b"2"]
+
+
+def test_a_record_that_cannot_be_read_keeps_no_other_log_from_being_swept(manager: LedgerManager) -> None:
+    """One of a newer pybk, and in a cluster one that was copied from another key."""
+    with opened(manager) as log:
+        kept, failed = written(log, 0, numbered(0, 1), numbered(0, 1))
+        log.adopt([kept], query="query", epoch=0)
+        commit(log, 1, numbered(1, 1))
+        backend_of(manager).write_record("logs/a newer one", b'{"format":9}', None)
+        if not backend_of(manager).single_writer:
+            store = metadata_store_of(manager)
+            store.create(pointer_key("logs", "a copy"), store.get(pointer_key("logs", "log")).value)
+        assert Log.sweep(manager, password=PASSWORD) == [failed.ledger_id]
+        (given_up,) = written(log, 2, numbered(2, 1))
+        found = give_up_commits(manager, Credentials(PASSWORD), time.time_ns())
+        assert found == {"query": [given_up.ledger_id]}
+        assert data_of(log) == [b"0", b"1"]
 
 
 def test_a_query_that_is_idle_for_long_is_forgotten_by_another_commit() -> None:

@@ -28,6 +28,7 @@ from pybk.errors import (
     CorruptError,
     DigestMismatchError,
     LedgerFencedError,
+    MetadataForgedError,
     MetadataUnreachableError,
     NoSuchLedgerError,
     NoSuchLogError,
@@ -35,6 +36,7 @@ from pybk.errors import (
     PybkError,
     SealMismatchError,
     StorageRefusedError,
+    UnsupportedFormatError,
     UsageError,
     VersionConflictError,
 )
@@ -331,6 +333,10 @@ DAMAGE: Final = (CorruptError, DigestMismatchError)
 
 FIRST_ENTRY: Final = 1
 """Entry 0 of a segment's ledger is its header."""
+
+
+UNREADABLE: Final = (CorruptError, MetadataForgedError, UnsupportedFormatError)
+"""The errors of a list whose record cannot be read; what is done to all lists is done to the others nevertheless."""
 
 
 def names_of(manager: LedgerManager, kind: ListKind, prefix: str = "") -> list[str]:

@@ -20,7 +20,6 @@ from pybk.config import StoreConfig
 from pybk.credentials import Secret
 from pybk.errors import (
     ClosedError,
-    CorruptError,
     NoSuchLogError,
     StorageRefusedError,
     UnauthorizedError,
@@ -32,7 +31,7 @@ from pybk.manager.ledger_manager import LedgerManager, backend_of
 from pybk.streams import ledger_list
 from pybk.streams.ledger_list import Owned
 from pybk.streams.ledger_spec import LedgerSpec, LogSettings, spec_of
-from pybk.streams.ledger_steps import LedgerSteps, names_of
+from pybk.streams.ledger_steps import UNREADABLE, LedgerSteps, names_of
 from pybk.streams.list_record import UID_BYTES, ListKind, ListRecord, checked_name, cursor_list_name
 from pybk.streams.list_writer import OPEN_REMEDY, ListWriter, RollPolicy
 from pybk.threads.call_threads import asyncio_form
@@ -427,7 +426,7 @@ def _sweep_cursors(manager: LedgerManager, names: Iterable[str], spec: LedgerSpe
                 deleted += [*found.record.ledgers, *found.record.pending_deletes]
         except NoSuchLogError:
             continue  # another process has deleted it
-        except (CorruptError, StorageRefusedError, UnauthorizedError) as error:
+        except (*UNREADABLE, StorageRefusedError, UnauthorizedError) as error:
             logger.warning("%s", error)
     return deleted
 

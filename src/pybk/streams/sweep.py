@@ -16,7 +16,7 @@ from pybk.manager.ledger_manager import LedgerManager, backend_of
 from pybk.streams import ledger_list
 from pybk.streams.format import DETACHED_KEY, SEGMENT_KEY, DetachedHeader, SegmentHeader
 from pybk.streams.ledger_spec import LedgerSpec
-from pybk.streams.ledger_steps import BLOB_KEY, LedgerSteps, names_of
+from pybk.streams.ledger_steps import BLOB_KEY, UNREADABLE, LedgerSteps, names_of
 from pybk.streams.list_record import MERGES, ListKind
 from pybk.values import decode_json
 
@@ -125,7 +125,7 @@ def _unlisted(manager: LedgerManager, spec: LedgerSpec) -> dict[str, list[int]]:
                 found[each.uid].append(each)
     if found:
         for name in names_of(manager, spec.kind):
-            with suppress(CorruptError):  # a damaged record says itself what makes it again
+            with suppress(*UNREADABLE):  # the error of such a record says itself what makes it again
                 listed = LedgerSteps(manager, name, spec).read()
                 if listed is not None:
                     found.pop(listed.record.uid, None)
@@ -187,7 +187,7 @@ def sweep(manager: LedgerManager, spec: LedgerSpec, prefix: str = "") -> list[in
         steps = LedgerSteps(manager, name, spec)
         try:
             found = steps.read()
-        except CorruptError as error:
+        except UNREADABLE as error:
             logger.warning("%s", error)
         else:
             if found is not None:
@@ -247,7 +247,7 @@ def give_up_commits(manager: LedgerManager, given: Credentials, before_ns: int) 
                 steps.check_password()
                 for ledger_id in steps.perform(ledger_list.discard(name, queries)):
                     deleted[queries[ledger_id]].append(ledger_id)
-        except (CorruptError, NoSuchLogError, UnauthorizedError) as error:
+        except (*UNREADABLE, NoSuchLogError, UnauthorizedError) as error:
             logger.warning("commits to log %r are not given up: %s", name, error)
     return dict(deleted)
 

@@ -14,16 +14,16 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from pybk.credentials import CredentialSources
-from pybk.errors import CorruptError, MetadataForgedError, PybkError, UnsupportedFormatError
+from pybk.errors import PybkError
 from pybk.spark.connection import StoreOrCluster, connection, task_connection
 from pybk.spark.jobs.ledgers import StoreOrUrl, cluster_of
 from pybk.spark.jobs.spreading import spread
 from pybk.spark.log_source.log_catalog import spec_of_logs
 from pybk.streams.ledger_spec import LogSettings
-from pybk.streams.ledger_steps import LedgerSteps, names_of
+from pybk.streams.ledger_steps import UNREADABLE, LedgerSteps, names_of
 from pybk.streams.list_record import ListKind, checked_name
 from pybk.streams.list_writer import RollPolicy
 from pybk.streams.segment_merge import KEEP_SECONDS, checked_keep, copied, merge_segments
@@ -35,9 +35,6 @@ if TYPE_CHECKING:
     from pybk.manager.ledger_manager import LedgerManager
     from pybk.streams.ledger_list import Merge
     from pybk.streams.segment_merge import MergePlan
-
-_UNREADABLE: Final = (CorruptError, MetadataForgedError, UnsupportedFormatError)
-"""The errors of a log whose record cannot be read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +110,7 @@ def compact(
     if every:
         names = [name for name in names if _is_open(asking(name))]
     for name in () if every else names:
-        with suppress(*_UNREADABLE):
+        with suppress(*UNREADABLE):
             asking(name).existing()
     return tuple(_compacted(spark, place, given, asking(name), asked, keep_s, quiet) for name in names)
 
@@ -126,7 +123,7 @@ def _is_open(steps: LedgerSteps) -> bool:
     """Return whether a log exists, and may get records."""
     try:
         found = steps.read()
-    except _UNREADABLE:
+    except UNREADABLE:
         return True  # perhaps; the error is reported with the log
     return found is not None and not found.record.dropped and not found.record.sealed
 
