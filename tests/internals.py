@@ -12,6 +12,7 @@ from unittest.mock import patch
 import pytest
 
 from pybk.backend import LedgerBackend
+from pybk.bookie.server import BookieServer
 from pybk.client.backend import ClusterBackend
 from pybk.credentials import Credentials
 from pybk.flags import LedgerType
@@ -23,6 +24,7 @@ from pybk.manager.ledger_manager import LedgerManager
 from pybk.manager.ledger_reader import LedgerReader
 from pybk.manager.ledger_writer import LedgerWriter, keeping_log
 from pybk.manager.local_backend import StoreBackend
+from pybk.metadata.cluster import ClusterMetadata
 from pybk.replication.inflight import Inflight
 from pybk.replication.writer import WriterMachine
 from pybk.storage.readonly import ReadOnlyStore
@@ -45,6 +47,18 @@ def cluster_backend_of(manager: LedgerManager) -> ClusterBackend:
     backend = manager._backend
     assert isinstance(backend, ClusterBackend)
     return backend
+
+
+def service_of(manager: LedgerManager) -> BookieServer:
+    """Return the bookie that serves in the process of a manager."""
+    service = cluster_backend_of(manager).bookie
+    assert isinstance(service, BookieServer)
+    return service
+
+
+def metadata_of(manager: LedgerManager) -> ClusterMetadata:
+    """Return the metadata of the cluster of a manager."""
+    return cluster_backend_of(manager).membership.metadata
 
 
 def store_view_of(handle: LedgerManager | LedgerReader) -> Store | ReadOnlyStore:

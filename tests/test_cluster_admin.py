@@ -27,10 +27,9 @@ from pybk.healing import auditor_driver
 from pybk.manager.connect import open_cluster
 from pybk.metadata.cluster import ClusterMetadata
 from pybk.operations import cluster_admin as cluster_admin_module
-from tests.client.test_limbo_repair import service_of
 from tests.cluster.inside import SECRET, Inside, inside
 from tests.healing.quick import repair_quickly
-from tests.internals import cluster_backend_of
+from tests.internals import cluster_backend_of, service_of
 from tests.storage.real_store import open_quick
 from tests.waiting import wait_until
 

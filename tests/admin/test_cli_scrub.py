@@ -10,11 +10,12 @@ import pytest
 from pybk import ClusterAdmin, IllegalOperationError, ScrubKind, StorageHint, UsageError
 from pybk.healing import chores
 from tests.admin.test_cli_cluster_admin import run, run_json
-from tests.client.test_limbo_repair import fill, payload, service_of
+from tests.client.test_limbo_repair import fill, payload
 from tests.cluster.inside import SECRET, Inside, inside
 from tests.healing import test_embedded_scrub as embedded
 from tests.healing.quick import repair_quickly, scrub_quickly
 from tests.healing.test_embedded_scrub import flip
+from tests.internals import service_of
 from tests.storage.real_store import open_quick
 from tests.waiting import wait_until
 

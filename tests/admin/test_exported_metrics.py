@@ -12,12 +12,11 @@ from pybk import DigestMismatchError, LedgerFencedError, LedgerManager, StorageH
 from pybk.admin.exported_metrics import EXPORTED, exported_name
 from pybk.metrics import OTHER_TYPES, Metrics
 from pybk.replication.messages import Status
-from tests.client.test_limbo_repair import PASSWORD, damage, fill, payload, service_of
+from tests.client.test_limbo_repair import PASSWORD, damage, fill, payload
 from tests.cluster.inside import Inside, inside
 from tests.healing.quick import repair_quickly
 from tests.healing.test_autorecovery import autorecovery_of, grace, leaders
-from tests.healing.test_repair_worker import metadata_of
-from tests.internals import cluster_backend_of
+from tests.internals import cluster_backend_of, metadata_of, service_of
 from tests.paths import ROOT
 from tests.storage.real_store import open_quick
 from tests.waiting import wait_until

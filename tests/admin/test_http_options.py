@@ -21,9 +21,9 @@ from pybk.errors import UsageError
 from pybk.options.kinds import host_and_port
 from tests.admin.http.test_server import TOKENS, Client
 from tests.certificates import Authority
-from tests.client.test_limbo_repair import service_of
 from tests.cluster.inside import SECRET, Inside, inside, make_cluster
 from tests.cluster.processes import Child
+from tests.internals import service_of
 from tests.storage.real_store import python_path
 from tests.waiting import wait_until
 

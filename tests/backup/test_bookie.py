@@ -16,8 +16,9 @@ from pybk.config import StoreConfig
 from pybk.errors import CookieError
 from pybk.manager.ledger_manager import LedgerManager
 from tests.backup.backup_harness import backed_up, restored
-from tests.client.test_limbo_repair import PASSWORD, payload, service_of
+from tests.client.test_limbo_repair import PASSWORD, payload
 from tests.cluster.inside import Inside, inside
+from tests.internals import service_of
 from tests.storage.real_store import QUICK
 from tests.waiting import wait_until
 

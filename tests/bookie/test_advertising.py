@@ -13,9 +13,8 @@ from pybk.config import StoreConfig
 from pybk.errors import UsageError
 from pybk.manager.ledger_manager import LedgerManager
 from pybk.transport.codec import Ping
-from tests.client.test_limbo_repair import service_of
 from tests.cluster.inside import SECRET, make_cluster
-from tests.internals import cluster_backend_of
+from tests.internals import cluster_backend_of, service_of
 from tests.storage.real_store import QUICK
 
 

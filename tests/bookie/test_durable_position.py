@@ -14,10 +14,10 @@ from pybk.manager.ledger_reader import LedgerReader
 from pybk.metadata.cluster import ClusterMetadata
 from pybk.metadata.durable_positions import DurablePosition, DurablePositions
 from pybk.replication.messages import Status
-from tests.client.test_limbo_repair import payload, service_of
+from tests.client.test_limbo_repair import payload
 from tests.cluster.inside import inside
 from tests.cluster.processes import BookieProcess, Cluster, running
-from tests.internals import cluster_backend_of
+from tests.internals import cluster_backend_of, service_of
 from tests.waiting import wait_until
 
 PASSWORD = b"correct horse"

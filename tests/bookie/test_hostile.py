@@ -26,9 +26,9 @@ from pybk.transport.cluster_keys import ClusterKeys, RightsKey
 from pybk.transport.codec import WireReply, WireRequest
 from pybk.transport.logging_limit import LINES_MAX
 from pybk.transport.server import Server
-from tests.client.test_limbo_repair import PASSWORD, check, fill, service_of
+from tests.client.test_limbo_repair import PASSWORD, check, fill
 from tests.cluster.inside import Inside, inside
-from tests.internals import cluster_backend_of, create_of_type, descriptor_of
+from tests.internals import cluster_backend_of, create_of_type, descriptor_of, service_of
 from tests.waiting import WAIT_S, wait_until
 
 

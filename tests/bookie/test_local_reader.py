@@ -19,8 +19,8 @@ from pybk.ledger.entry import EntryBatch
 from pybk.manager.connect import connect
 from pybk.manager.ledger_manager import LedgerManager
 from pybk.manager.ledger_reader import LedgerReader
-from tests.client.test_limbo_repair import service_of
 from tests.cluster.inside import SECRET, Inside, inside
+from tests.internals import service_of
 from tests.storage.real_store import QUICK
 
 pytestmark = pytest.mark.sampled(one_in=2, using="cluster")

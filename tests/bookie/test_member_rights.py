@@ -27,9 +27,9 @@ from pybk.transport.cluster_keys import ClusterKeys, MemberKey, RightsKey
 from pybk.transport.codec import Answer, AuthorizeMember, LacPacket, WireRequest
 from pybk.transport.frames import FrameError
 from tests.bookie.test_hostile import Member, one
-from tests.client.test_limbo_repair import PASSWORD, service_of
+from tests.client.test_limbo_repair import PASSWORD
 from tests.cluster.inside import Inside, inside
-from tests.internals import cluster_backend_of, descriptor_of
+from tests.internals import cluster_backend_of, descriptor_of, service_of
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.sampled(one_in=3, using="cluster")

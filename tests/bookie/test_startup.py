@@ -32,9 +32,9 @@ from pybk.operations.store_repair import rebuild_index
 from pybk.replication.bookie import BookieMachine, Respond
 from pybk.replication.messages import NEGATIVE, Add, EntryRun, Read, ReadReply, Reply, Request, Status
 from pybk.testing import TestCluster
-from tests.client.test_limbo_repair import PASSWORD, check, fill, payload, service_of
+from tests.client.test_limbo_repair import PASSWORD, check, fill, payload
 from tests.cluster.inside import Inside, inside
-from tests.internals import cluster_backend_of
+from tests.internals import cluster_backend_of, service_of
 from tests.storage.real_store import QUICK
 from tests.waiting import wait_until
 

@@ -14,20 +14,13 @@ from pybk.bookie import server
 from pybk.errors import CookieError, NotEnoughBookiesError, UsageError
 from pybk.feature_level import NEWEST_LEVEL, FeatureLevel
 from pybk.manager.ledger_manager import LedgerManager
-from pybk.metadata.cluster import ClusterMetadata
 from pybk.metadata.registration import BookieCookie, BookieState
 from pybk.transport.in_process import InProcessLink
 from pybk.version import __version__
-from tests.client.test_limbo_repair import PASSWORD, service_of
+from tests.client.test_limbo_repair import PASSWORD
 from tests.cluster.inside import SECRET, inside
-from tests.internals import cluster_backend_of
+from tests.internals import cluster_backend_of, metadata_of, service_of
 from tests.waiting import wait_until
-
-
-def metadata_of(manager: LedgerManager) -> ClusterMetadata:
-    metadata = cluster_backend_of(manager).membership.metadata
-    assert isinstance(metadata, ClusterMetadata)
-    return metadata
 
 
 def become(manager: LedgerManager, name: str, *states: BookieState) -> None:

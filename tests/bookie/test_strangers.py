@@ -18,8 +18,8 @@ from pybk.config import StoreConfig
 from pybk.errors import PybkError
 from pybk.flags import StorageHint
 from pybk.manager.ledger_manager import LedgerManager
-from tests.client.test_limbo_repair import service_of
 from tests.cluster.processes import Child
+from tests.internals import service_of
 from tests.storage.real_store import QUICK
 from tests.waiting import PROCESS_S, wait_until
 

@@ -9,13 +9,12 @@ from typing import Any
 
 import pytest
 
-from pybk.bookie.server import BookieServer
 from pybk.client.backend import ClusterBackend
 from pybk.config import StoreConfig
 from pybk.errors import CookieError
 from pybk.manager.ledger_manager import LedgerManager
 from tests.cluster.inside import Inside, inside
-from tests.internals import cluster_backend_of
+from tests.internals import cluster_backend_of, service_of
 from tests.storage.real_store import QUICK
 from tests.waiting import wait_until
 
@@ -35,13 +34,6 @@ def start_on(cluster: Inside, directory: Path, *, moved: bool = False) -> Ledger
         config=StoreConfig(**QUICK),
         moved=moved,
     )
-
-
-def service_of(manager: LedgerManager) -> BookieServer:
-    backend = cluster_backend_of(manager)
-    assert isinstance(backend, ClusterBackend)
-    assert isinstance(backend.bookie, BookieServer)
-    return backend.bookie
 
 
 @pytest.mark.parametrize("moved", [False, True])

@@ -15,10 +15,9 @@ from pybk.manager.ledger_writer import LedgerWriter
 from pybk.replication import writer as machine
 from pybk.replication.messages import Effect, Event, Failed, Reason, Status, WakeAt
 from pybk.threads.group_commit import Completion, GroupCommit
-from tests.client.test_limbo_repair import PASSWORD, service_of
+from tests.client.test_limbo_repair import PASSWORD
 from tests.cluster.inside import Inside, inside
-from tests.healing.test_repair_worker import metadata_of
-from tests.internals import cluster_backend_of
+from tests.internals import cluster_backend_of, metadata_of, service_of
 from tests.waiting import WAIT_S, wait_until
 
 

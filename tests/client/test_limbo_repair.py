@@ -31,7 +31,7 @@ from pybk.replication.messages import Add, EntryRun, Reply, Status
 from pybk.transport.client_links import Links
 from pybk.transport.cluster_keys import ClusterKeys
 from tests.cluster.inside import Inside, inside
-from tests.internals import cluster_backend_of
+from tests.internals import cluster_backend_of, service_of
 from tests.storage.real_store import QUICK, open_quick
 from tests.waiting import wait_until
 
@@ -44,12 +44,6 @@ PASSWORD = b"correct horse"
 def four(tmp_path: Path) -> Iterator[Inside]:
     with inside(tmp_path, count=4) as cluster:
         yield cluster
-
-
-def service_of(manager: LedgerManager) -> BookieServer:
-    service = cluster_backend_of(manager).bookie
-    assert isinstance(service, BookieServer)
-    return service
 
 
 def payload(number: int) -> bytes:

@@ -15,11 +15,11 @@ from pybk.metadata.auditor_records import REPORT_KEY
 from pybk.metadata.cluster import ClusterMetadata
 from pybk.metadata.registration import BookieState
 from pybk.metadata.url import open_metadata
-from tests.client.test_limbo_repair import PASSWORD, fill, service_of
+from tests.client.test_limbo_repair import PASSWORD, fill
 from tests.cluster.inside import Inside, inside
 from tests.healing.quick import repair_quickly
 from tests.healing.test_autorecovery import autorecovery_of, grace, leaders
-from tests.healing.test_repair_worker import metadata_of
+from tests.internals import metadata_of, service_of
 from tests.waiting import wait_until
 
 

@@ -28,9 +28,9 @@ from pybk.manager.connect import open_cluster
 from pybk.manager.ledger_manager import LedgerManager
 from pybk.metadata.cluster import ClusterMetadata
 from pybk.metadata.underreplication import RepairReason
-from tests.client.test_limbo_repair import PASSWORD, check, fill, service_of
+from tests.client.test_limbo_repair import PASSWORD, check, fill
 from tests.cluster.inside import SECRET, inside
-from tests.internals import cluster_backend_of
+from tests.internals import cluster_backend_of, service_of
 from tests.paths import ROOT
 from tests.waiting import wait_until
 

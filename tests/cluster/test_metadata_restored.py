@@ -36,9 +36,8 @@ from pybk.credentials import ClusterSecret
 from pybk.errors import MetadataExistsError, MetadataVersionError
 from pybk.metadata.export import check_export, read_export
 from pybk.metadata.url import open_metadata
-from tests.client.test_limbo_repair import service_of
 from tests.cluster.inside import SECRET, make_cluster
-from tests.internals import cluster_backend_of
+from tests.internals import cluster_backend_of, service_of
 from tests.storage.real_store import QUICK
 from tests.waiting import wait_until
 from tests.zookeeper_server import missing, zookeeper_server

@@ -15,12 +15,11 @@ from pybk.ledger.ledger_metadata import Bookie, Fragment
 from pybk.manager.ledger_manager import LedgerManager
 from pybk.streams.blob_store import BlobStore
 from pybk.streams.log import Log
-from tests.client.test_directories import service_of
 from tests.cluster.checker import check_writer, last_acked
 from tests.cluster.child import PASSWORD
 from tests.cluster.inside import Inside, inside
 from tests.cluster.processes import running
-from tests.internals import cluster_backend_of
+from tests.internals import cluster_backend_of, service_of
 from tests.waiting import WAIT_S, wait_until
 
 pytestmark = pytest.mark.sampled(one_in=3, using="tmp_path")

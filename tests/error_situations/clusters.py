@@ -38,10 +38,9 @@ from pybk.transport.codec import LacPacket
 from tests.bookie.test_hostile import Member
 from tests.bookie.test_member_rights import let
 from tests.client.test_limbo_repair import PASSWORD as OWNER
-from tests.client.test_limbo_repair import service_of
 from tests.cluster.inside import SECRET, Inside, make_cluster
 from tests.error_situations.situation import PASSWORD, Scene, Situation, entries_of, raises
-from tests.internals import cluster_backend_of
+from tests.internals import cluster_backend_of, service_of
 from tests.metadata.records import cluster_on, ledger
 from tests.metadata.simulated_store import Fault, SimServer
 from tests.storage.real_store import QUICK

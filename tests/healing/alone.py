@@ -13,8 +13,7 @@ from pybk.manager.ledger_manager import LedgerManager
 from pybk.metadata.cluster import ClusterMetadata
 from pybk.metrics import Metrics
 from pybk.spans import OnSpan
-from tests.client.test_limbo_repair import service_of
-from tests.internals import cluster_backend_of
+from tests.internals import cluster_backend_of, service_of
 
 
 class LoneWorker(RepairWorker):

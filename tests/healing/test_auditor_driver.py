@@ -24,10 +24,10 @@ from pybk.metrics import Metrics
 from pybk.operations import cluster_admin
 from pybk.operations.cluster_admin import ClusterAdmin
 from pybk.replication.bookie import BookieEffect
-from tests.client.test_limbo_repair import fill, service_of
+from tests.client.test_limbo_repair import fill
 from tests.cluster.inside import Inside, inside
 from tests.healing.alone import auditor_of
-from tests.healing.test_repair_worker import metadata_of
+from tests.internals import metadata_of, service_of
 from tests.metadata.records import cluster_on, ledger
 from tests.metadata.simulated_store import SimServer
 from tests.waiting import WAIT_S, wait_until

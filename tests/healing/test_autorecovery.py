@@ -18,11 +18,11 @@ from pybk.ledger.ledger_metadata import LedgerState
 from pybk.manager.ledger_manager import LedgerManager
 from pybk.metadata.registration import BookieState
 from pybk.metadata.settings import ClusterSettings
-from tests.client.test_limbo_repair import check, fill, service_of, unclean
+from tests.client.test_limbo_repair import check, fill, unclean
 from tests.cluster.inside import Inside, inside
 from tests.healing.quick import repair_quickly
-from tests.healing.test_repair_worker import metadata_of, names
-from tests.internals import cluster_backend_of
+from tests.healing.test_repair_worker import names
+from tests.internals import cluster_backend_of, metadata_of, service_of
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.sampled(one_in=4, using="five")

@@ -20,12 +20,12 @@ from pybk.metadata.settings import ClusterSettings, ScrubSettings
 from pybk.metrics import SCRUB_BYTES, SCRUB_DAMAGED_RECORDS, Metrics
 from pybk.replication.messages import Status
 from pybk.storage.repair.record_check import DamagedEntries
-from tests.client.test_limbo_repair import PASSWORD, check, fill, payload, service_of
+from tests.client.test_limbo_repair import PASSWORD, check, fill, payload
 from tests.cluster.inside import Inside, inside
 from tests.healing.quick import repair_quickly, scrub_quickly
 from tests.healing.test_autorecovery import autorecovery_of
 from tests.healing.test_embedded_scrub import counted, flip
-from tests.healing.test_repair_worker import metadata_of
+from tests.internals import metadata_of, service_of
 from tests.metadata.records import ledger as closed
 from tests.waiting import wait_until
 

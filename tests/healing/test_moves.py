@@ -25,10 +25,9 @@ from pybk.healing import chores, repair_worker
 from pybk.ledger.ledger_metadata import Bookie
 from pybk.metadata.cluster import ClusterMetadata
 from pybk.metadata.registration import BookieRegistration
-from tests.client.test_limbo_repair import service_of
 from tests.cluster.inside import SECRET, Inside, inside
 from tests.healing.quick import repair_quickly
-from tests.healing.test_repair_worker import metadata_of
+from tests.internals import metadata_of, service_of
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.sampled(one_in=4, using="three")

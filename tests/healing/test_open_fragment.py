@@ -17,13 +17,12 @@ from pybk.manager.ledger_manager import LedgerManager
 from pybk.metadata.cluster import ClusterMetadata
 from pybk.metadata.underreplication import RepairReason
 from pybk.replication.replica_check import Span
-from tests.client.test_limbo_repair import PASSWORD, payload, service_of
+from tests.client.test_limbo_repair import PASSWORD, payload
 from tests.cluster.inside import Inside, inside
 from tests.healing.alone import LoneWorker
 from tests.healing.clusters import bookie, ledger
 from tests.healing.test_embedded_scrub import flip
-from tests.healing.test_repair_worker import metadata_of
-from tests.internals import cluster_backend_of
+from tests.internals import cluster_backend_of, metadata_of, service_of
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.sampled(one_in=3, using="four")

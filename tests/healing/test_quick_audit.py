@@ -13,12 +13,12 @@ from pybk.healing import auditor, chores, quick_audit
 from pybk.healing.auditor import Check
 from pybk.healing.quick_audit import Suspect, Suspects, failed_entries, forget_others, note_result, samples_of
 from pybk.metadata.settings import ClusterSettings, ScrubSettings
-from tests.client.test_limbo_repair import PASSWORD, fill, held, service_of
+from tests.client.test_limbo_repair import PASSWORD, fill, held
 from tests.cluster.inside import Inside, inside
 from tests.healing.clusters import bookie, ledger
 from tests.healing.quick import repair_quickly
 from tests.healing.test_autorecovery import autorecovery_of
-from tests.healing.test_repair_worker import metadata_of
+from tests.internals import metadata_of, service_of
 from tests.waiting import wait_until
 
 

@@ -43,10 +43,10 @@ from pybk.metrics import REPAIR_COPIED_BYTES, Histogram, MetricKey
 from pybk.operations import cluster_admin
 from pybk.operations.cluster_admin import ClusterAdmin
 from pybk.replication.messages import Event, WriteMetadata
-from tests.client.test_limbo_repair import PASSWORD, check, fill, service_of
+from tests.client.test_limbo_repair import PASSWORD, check, fill
 from tests.cluster.inside import Inside, inside
 from tests.healing.alone import LoneWorker
-from tests.internals import cluster_backend_of, repairer_of, resting
+from tests.internals import cluster_backend_of, metadata_of, repairer_of, resting, service_of
 from tests.test_spans import Recorder
 from tests.waiting import wait_until
 
@@ -72,10 +72,6 @@ def start(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[LedgerManager],
             return repairer
 
         yield started
-
-
-def metadata_of(manager: LedgerManager) -> ClusterMetadata:
-    return cluster_backend_of(manager).membership.metadata
 
 
 def names(manager: LedgerManager, ledger_id: int) -> list[set[str]]:

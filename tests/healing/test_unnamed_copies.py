@@ -10,14 +10,13 @@ from typing import Any
 
 import pytest
 
-from pybk.bookie.server import BookieServer
 from pybk.errors import MetadataError, StorageFullError
 from pybk.healing import unnamed_copies
 from pybk.healing.unnamed_copies import SurplusDrops
 from pybk.ledger.ledger_metadata import LedgerState
 from pybk.manager.ledger_manager import LedgerManager
 from tests.cluster.inside import Inside, inside
-from tests.internals import cluster_backend_of
+from tests.internals import cluster_backend_of, service_of
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.sampled(one_in=3, using="four")
@@ -30,12 +29,6 @@ COUNT = 50
 def new_four(tmp_path: Path) -> Iterator[Inside]:
     with inside(tmp_path, count=4) as cluster:
         yield cluster
-
-
-def service_of(manager: LedgerManager) -> BookieServer:
-    service = cluster_backend_of(manager).bookie
-    assert isinstance(service, BookieServer)
-    return service
 
 
 def payload(number: int) -> bytes:

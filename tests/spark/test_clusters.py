@@ -19,11 +19,10 @@ from pybk.client.remote_ledger import RemoteLedger
 from pybk.errors import PybkError
 from pybk.ledger.ledger_metadata import LedgerState
 from pybk.manager.ledger_manager import LedgerManager
-from pybk.metadata.cluster import ClusterMetadata
 from pybk.spark.executors.executor import Process, is_locked
 from tests.cluster.checker import copies
 from tests.cluster.inside import SECRET, make_cluster
-from tests.internals import cluster_backend_of, descriptor_of
+from tests.internals import cluster_backend_of, descriptor_of, metadata_of
 from tests.spark.clusters import CONF, Driver, driver, standalone
 from tests.spark.secret_files import secret_file
 from tests.waiting import PROCESS_S, WAIT_S, wait_until
@@ -80,11 +79,6 @@ def command_of(pid: int) -> bytes:
         return Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return b""
-
-
-def metadata_of(client: LedgerManager) -> ClusterMetadata:
-    metadata: ClusterMetadata = cluster_backend_of(client).membership.metadata
-    return metadata
 
 
 def executor_of(bookie: dict[str, Any]) -> int:

@@ -42,9 +42,9 @@ from pybk.transport.codec import (
     encode,
 )
 from pybk.transport.frames import VERSION, Outgoing, decode_head
-from tests.client.test_limbo_repair import PASSWORD, service_of
+from tests.client.test_limbo_repair import PASSWORD
 from tests.cluster.inside import Inside, inside
-from tests.internals import cluster_backend_of, descriptor_of
+from tests.internals import cluster_backend_of, descriptor_of, service_of
 
 GROWTH_MAX: Final = 512 << 20
 """Bytes by which this process, which is three bookies, the writer and the fuzzer, may grow."""

@@ -31,8 +31,8 @@ from pybk.log_events import NOT_LIMITED
 from pybk.metadata.settings import ClusterSettings
 from pybk.operations.cluster_admin import ClusterAdmin
 from tests.certificates import Authority
-from tests.client.test_limbo_repair import service_of
 from tests.cluster.inside import Inside, inside
+from tests.internals import service_of
 from tests.storage.real_store import open_quick
 from tests.waiting import wait_until
 

@@ -22,7 +22,6 @@ from pybk.errors import EntryUnknownError, PybkError, UsageError
 from pybk.ledger.ledger_metadata import Bookie
 from pybk.manager.connect import connect as connect_backend
 from pybk.manager.ledger_manager import LedgerManager
-from pybk.metadata.cluster import ClusterMetadata
 from pybk.spark.executors import bookie_process, bookies
 from pybk.spark.executors.bookie_settings import BookieSettings
 from pybk.spark.executors.bookies import ensure_bookie
@@ -36,7 +35,7 @@ from pybk.spark.executors.executor import (
     read_state,
 )
 from tests.cluster.inside import SECRET, make_cluster
-from tests.internals import cluster_backend_of
+from tests.internals import metadata_of
 from tests.storage.real_store import contents, numbered
 from tests.waiting import PROCESS_S, WAIT_S, stop, wait_until
 
@@ -90,11 +89,6 @@ def settings(tmp_path: Path) -> BookieSettings:
 
 def connect(settings: BookieSettings) -> LedgerManager:
     return LedgerManager.connect(settings.metadata, cluster_secret=SECRET)
-
-
-def metadata_of(client: LedgerManager) -> ClusterMetadata:
-    metadata: ClusterMetadata = cluster_backend_of(client).membership.metadata
-    return metadata
 
 
 def write(client: LedgerManager) -> int:
