@@ -15,7 +15,6 @@ import pytest
 from pybk.bookie import server as service_module
 from pybk.bookie.durable_position import PositionRecorder
 from pybk.bookie.server import BookieServer
-from pybk.client.backend import ClusterBackend
 from pybk.errors import StorageError, StorageFullError, UsageError
 from pybk.flags import StorageHint
 from pybk.metadata.cluster import ClusterMetadata
@@ -23,7 +22,7 @@ from pybk.metadata.registration import RegisteredBookie
 from pybk.replication.bookie import Respond
 from pybk.replication.messages import Add, EntryRun, Move, Reply, Status
 from tests.cluster.inside import Inside, inside
-from tests.internals import cluster_backend_of
+from tests.internals import cluster_backend_of, service_of
 from tests.waiting import WAIT_S, wait_until
 
 PASSWORD = b"correct horse"
@@ -34,13 +33,6 @@ NO_PEER: Any = None
 def one(tmp_path: Path) -> Iterator[Inside]:
     with inside(tmp_path, count=1) as cluster:
         yield cluster
-
-
-def service_of(cluster: Inside) -> BookieServer:
-    backend = cluster_backend_of(cluster.bookies[0])
-    assert isinstance(backend, ClusterBackend)
-    assert isinstance(backend.bookie, BookieServer)
-    return backend.bookie
 
 
 def closed_ledger(cluster: Inside) -> int:
@@ -72,7 +64,7 @@ def test_a_ledger_is_dropped_when_its_tombstone_is_seen_for_the_second_time(
     ledger_id = closed_ledger(one)
     one.connect().delete_ledger(ledger_id, password=PASSWORD)
     posted: list[Callable[[], object]] = []
-    service = service_of(one)
+    service = service_of(one.bookies[0])
     monkeypatch.setattr(service, "post", posted.append)
     service.collect()
     assert posted == []
@@ -100,7 +92,7 @@ def test_a_move_request_is_answered_with_refused_or_failed(
             raise error
 
     posted: list[Callable[[], object]] = []
-    service = service_of(one)
+    service = service_of(one.bookies[0])
     monkeypatch.setattr(service.replicas, "move", move)
     monkeypatch.setattr(service, "post", posted.append)
     service.move(NO_PEER, 7, Move(1, StorageHint.HDD))
@@ -109,7 +101,7 @@ def test_a_move_request_is_answered_with_refused_or_failed(
 
 def test_the_end_of_a_ledger_is_looked_up_once_for_many_copies(one: Inside, monkeypatch: pytest.MonkeyPatch) -> None:
     ledgers = [closed_ledger(one) for _ in range(3)]
-    service = service_of(one)
+    service = service_of(one.bookies[0])
     looks: list[int] = []
     answers: list[object] = []
     look_aside = service.look_aside
@@ -193,7 +185,7 @@ def test_a_start_that_fails_once_it_is_registered_leaves_nothing(one: Inside, mo
 
 
 def test_a_bookie_may_be_closed_by_two_threads_and_again(one: Inside) -> None:
-    service = service_of(one)
+    service = service_of(one.bookies[0])
     threads = [threading.Thread(target=service.close) for _ in range(2)]
     for thread in threads:
         thread.start()
@@ -214,7 +206,7 @@ def test_a_bookie_that_does_not_close_keeps_nothing_else_open(one: Inside, monke
         closed.append("metadata")
         close(self)
 
-    service = service_of(one)
+    service = service_of(one.bookies[0])
     with monkeypatch.context() as patch:
         patch.setattr(service, "close", failing.__get__(service))
         patch.setattr(ClusterMetadata, "close", noted)

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from pybk.bookie.server import BookieServer
 from pybk.client import membership
 from pybk.client.backend import ClusterBackend
 from pybk.client.membership import Membership
@@ -33,20 +32,12 @@ from pybk.replication.messages import (
     UnderReplicated,
     WriteMetadata,
 )
-from tests.cluster.inside import Inside, inside
-from tests.internals import cluster_backend_of
+from tests.cluster.inside import inside
+from tests.internals import cluster_backend_of, service_of
 from tests.replication.driving import bookie, metadata
 from tests.waiting import WAIT_S, wait_until
 
 _, _, DRAINING, DRAINED, REMOVED = BookieState
-
-
-def service_of(cluster: Inside, place: int) -> BookieServer:
-    """Return a bookie of the cluster."""
-    backend = cluster_backend_of(cluster.bookies[place])
-    assert isinstance(backend, ClusterBackend)
-    assert isinstance(backend.bookie, BookieServer)
-    return backend.bookie
 
 
 def test_a_bookie_that_is_not_known_cannot_be_replicated(tmp_path: Path) -> None:
@@ -69,7 +60,7 @@ def test_no_new_ledger_goes_to_a_bookie_that_became_read_only_a_second_ago(
         backend = cluster_backend_of(client)
         assert isinstance(backend, ClusterBackend)
         client.create_ledger(insecure=True).close()
-        full = service_of(cluster, 2)
+        full = service_of(cluster.bookies[2])
         registration = full.registration
 
         def read_only() -> BookieRegistration:

@@ -25,7 +25,7 @@ from tests.cluster.inside import SECRET, Inside, inside
 from tests.cluster.test_seals import rewrite
 from tests.paths import ROOT
 from tests.private_files import write_private
-from tests.spark.jobs.test_jobs import damage, fill, payload, service_of
+from tests.spark.jobs.test_jobs import bookie_named, damage, fill, payload
 from tests.storage.real_store import contents, open_quick
 from tests.waiting import PROCESS_S
 
@@ -89,7 +89,7 @@ def test_verify(cluster: Inside, commands: Commands) -> None:
         f"no problems in 1 ledger, 3 replicas of fragments, 60 entries, {told['bytes']} bytes\n",
     )
     bad = client.ledger_metadata(ledger_id).fragments[0].ensemble[1].bookie_id
-    damage(service_of(cluster, bad).replicas.store, payload(17))
+    damage(bookie_named(cluster, bad).replicas.store, payload(17))
     status, told = commands.json("verify", cluster.url, "--ledgers", f"{ledger_id}")
     (problem,) = told["problems"]
     assert (status, problem["ledger"], problem["bookie"]) == (1, ledger_id, bad)

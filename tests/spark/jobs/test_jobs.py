@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.internals import backend_of, cluster_backend_of, store_of
+from tests.internals import backend_of, cluster_backend_of, service_of, store_of
 
 pytest.importorskip("pyspark", reason="no pyspark; install the extra spark-test to test Spark")
 
@@ -83,12 +83,9 @@ def until_confirmed(cluster: Inside, ledger_id: int, last: int, password: bytes 
     wait_until(told)
 
 
-def service_of(cluster: Inside, name: str) -> BookieServer:
+def bookie_named(cluster: Inside, name: str) -> BookieServer:
     """Return a bookie of this process."""
-    backend = cluster_backend_of(cluster.bookies[int(name.rsplit("-", 1)[1])])
-    assert isinstance(backend, ClusterBackend)
-    assert backend.bookie is not None
-    return backend.bookie  # type: ignore[return-value]  # it is the only kind there is
+    return service_of(cluster.bookies[int(name.rsplit("-", 1)[1])])
 
 
 def damage(store: Store, found: bytes) -> None:
@@ -160,7 +157,7 @@ def test_a_damaged_copy_is_found_exactly_and_repaired(
     fill(client, 10, digest_type=digest_type)
     ledger_id = fill(client, 40, digest_type=digest_type)
     bad = client.ledger_metadata(ledger_id).fragments[0].ensemble[1].bookie_id
-    damage(service_of(cluster, bad).replicas.store, payload(17))
+    damage(bookie_named(cluster, bad).replicas.store, payload(17))
     arguments: dict[str, Any] = {"cluster_secret": SECRET, "password": password}
     found = verify(spark, cluster.url, **arguments)
     assert wrong(found.problems) == [(ledger_id, bad, (), (Span(17, 17, 1),))]
@@ -176,7 +173,7 @@ def test_entries_that_a_bookie_lost_are_reported_and_restored(spark: SparkSessio
     client = cluster.connect()
     ledger_id = fill(client, 30, ensemble_size=3, write_quorum=2, ack_quorum=2)
     bad = client.ledger_metadata(ledger_id).fragments[0].ensemble[0].bookie_id
-    service_of(cluster, bad).replicas.delete(ledger_id)
+    bookie_named(cluster, bad).replicas.delete(ledger_id)
     found = verify(spark, cluster.url, cluster_secret=SECRET, password=PASSWORD)
     assert wrong(found.problems) == [(ledger_id, bad, (Span(0, 27, 3), Span(2, 29, 3)), ())]
     assert verify(spark, cluster.url, cluster_secret=SECRET, password=PASSWORD, repair=True).sound
@@ -221,7 +218,7 @@ def test_confirmed_entries_of_an_open_ledger_are_checked(
         assert (found.unread, unknown.unread) == ((), ())
         writer.append(payload(20))  # nobody was fenced
         for bookie in cluster.connect().ledger_metadata(writer.ledger_id).fragments[-1].ensemble[:2]:
-            service_of(cluster, bookie.bookie_id).replicas.delete(writer.ledger_id)
+            bookie_named(cluster, bookie.bookie_id).replicas.delete(writer.ledger_id)
         monkeypatch.setattr(verifying, "end_of", lambda *_: (19, 0))  # these two bookies report less
         lost = verify(spark, cluster.url, cluster_secret=SECRET, password=PASSWORD)
         assert [each.missing for each in lost.problems] == [(Span(0, 19, 1),)] * 2
@@ -379,7 +376,7 @@ def test_closed_ledgers_are_moved_by_policy(spark: SparkSession, cluster: Inside
         metadata = client.ledger_metadata(ledger_id)
         assert metadata.tier is StorageHint.HDD
         for bookie in metadata.fragments[0].ensemble:
-            parts = service_of(cluster, bookie.bookie_id).replicas.replica(ledger_id)
+            parts = bookie_named(cluster, bookie.bookie_id).replicas.replica(ledger_id)
             assert parts is not None
             assert {part.metadata.tier for part in parts.parts()} == {StorageHint.HDD}
     for ledger_id in (closed, writer.ledger_id):
