@@ -4,6 +4,6 @@ from pybk.deferral import deferred
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from pybk.storage.index.check import problems as problems
+    from pybk.storage.index.index_check import problems as problems
 else:
-    __getattr__ = deferred(__name__, {"check": "problems"})
+    __getattr__ = deferred(__name__, {"index_check": "problems"})
