@@ -54,7 +54,7 @@ from pybk.metadata.authenticated_values import (
     epoch_of,
     token_of,
 )
-from pybk.metadata.check import check_values
+from pybk.metadata.metadata_check import check_values
 from pybk.metadata.cluster import (
     CLUSTER_KEY,
     ClusterMetadata,
