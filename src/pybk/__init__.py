@@ -87,7 +87,7 @@ else:
         "streams.ledger_spec": "LogSettings",
         "streams.log_writer": "LogWriter NewRecord",
         "streams.namespace": "Namespace",
-        "streams.rebuild": "RebuiltList",
+        "streams.list_rebuild": "RebuiltList",
         "streams.appender": "RecordFuture",
         "streams.remote_consumer": "ConsumerServer RemoteConsumer",
         "streams.retention": "Retention",

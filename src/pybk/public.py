@@ -140,12 +140,12 @@ from pybk.streams.checkpoint import CheckpointWriter, WalCheckpoint
 from pybk.streams.detached_writer import Adoption, DetachedSegment, DetachedWriter
 from pybk.streams.format import Position, Records
 from pybk.streams.ledger_spec import LogSettings
+from pybk.streams.list_rebuild import RebuiltList
 from pybk.streams.log import Log, LogSegment, SubscriptionState
 from pybk.streams.log_reader import LogEnd, LogReader, Start, TxId
 from pybk.streams.log_record import LogRecord, WalRecord
 from pybk.streams.log_writer import LogWriter, NewRecord
 from pybk.streams.namespace import Namespace
-from pybk.streams.rebuild import RebuiltList
 from pybk.streams.remote_consumer import ConsumerServer, RemoteConsumer
 from pybk.streams.retention import Retention
 from pybk.streams.segment_merge import SegmentMerge

@@ -54,7 +54,6 @@ from pybk.metadata.authenticated_values import (
     epoch_of,
     token_of,
 )
-from pybk.metadata.metadata_check import check_values
 from pybk.metadata.cluster import (
     CLUSTER_KEY,
     ClusterMetadata,
@@ -67,6 +66,7 @@ from pybk.metadata.export import NOT_EXPORTED, check_export, read_export, write_
 from pybk.metadata.id_ranges import IdRange, decode_ranges, has_id
 from pybk.metadata.ledger_description import LedgerDescription, description_body
 from pybk.metadata.ledgers import DELETED_KEY, IDS_KEY, LEDGERS_KEY, deleted_ids_key
+from pybk.metadata.metadata_check import check_values
 from pybk.metadata.metadata_keys import MetadataKeys
 from pybk.metadata.pointers import POINTERS_KEY
 from pybk.metadata.registration import BOOKIES_KEY, COOKIES_KEY, BookieState, decode_cookie, name_in_key

@@ -4,7 +4,7 @@ from pybk.deferral import deferred
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from pybk.streams import rebuild as rebuild
+    from pybk.streams import list_rebuild as list_rebuild
     from pybk.streams import sweep as sweep
     from pybk.streams.checkpoint import CheckpointWriter as CheckpointWriter
     from pybk.streams.checkpoint import WalCheckpoint as WalCheckpoint
@@ -18,8 +18,8 @@ else:
         {
             "checkpoint": "CheckpointWriter WalCheckpoint",
             "group_members": "LogMember",
+            "list_rebuild": "list_rebuild",
             "log_record": "wal_records",
-            "rebuild": "rebuild",
             "record_reader": "RecordReader",
             "sweep": "sweep",
             "wal_follower": "WalFollower",

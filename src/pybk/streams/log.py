@@ -28,13 +28,13 @@ from pybk.streams.detached_writer import Adoption, DetachedSegment, DetachedWrit
 from pybk.streams.format import DetachedHeader, Position
 from pybk.streams.group_members import PropertiesMember
 from pybk.streams.ledger_spec import NO_SETTINGS, SETTINGS_PROPERTY, LedgerSpec, LogSettings, spec_of
+from pybk.streams.list_rebuild import RebuiltList, rebuild
 from pybk.streams.list_record import QUERY_IDLE_SECONDS, SEQ_MAX, ListKind, ListRecord, checked_name, cursor_list_name
 from pybk.streams.list_writer import OPEN_REMEDY, ListWriter, RollPolicy, lock_name
 from pybk.streams.log_reader import LogEnd, LogReader, Start, TxId, seq_of
 from pybk.streams.log_record import LogRecord
 from pybk.streams.log_writer import LogWriter
 from pybk.streams.named_list import NamedList
-from pybk.streams.rebuild import RebuiltList, rebuild
 from pybk.streams.retention import RETENTION_PROPERTY, Retention, apply_at_rest, retention_of, set_retention
 from pybk.streams.segment_merge import KEEP_SECONDS, SegmentMerge, checked_keep, merge_segments
 from pybk.streams.subscription import MAX_UNACKED, Consuming, DeadLetters, Subscription

@@ -47,8 +47,8 @@ if TYPE_CHECKING:
     from pybk.streams.checkpoint import CheckpointWriter, WalCheckpoint
     from pybk.streams.format import Records
     from pybk.streams.group_members import LogMember
+    from pybk.streams.list_rebuild import RebuiltList
     from pybk.streams.log_record import WalRecord
-    from pybk.streams.rebuild import RebuiltList
     from pybk.streams.record_reader import RecordReader
     from pybk.streams.wal_follower import WalFollower
 
@@ -263,7 +263,7 @@ class WriteAheadLog(RecordWriter[bytes, range], NamedList, kinds=(ListKind.WAL,)
         Cost: Reads the metadata of all ledgers; recovers and opens those of the log.
         """
         first = None if first_lsn is None else _whole_lsn(first_lsn, "first_lsn")
-        return streams.rebuild.rebuild(
+        return streams.list_rebuild.rebuild(
             manager, checked_name(name), spec_of(ListKind.WAL, password, secret, insecure), first
         )
 

@@ -37,7 +37,7 @@ from pybk.streams.wal import WriteAheadLog
 if TYPE_CHECKING:
     from pybk.manager.ledger_manager import LedgerManager
     from pybk.streams.appender import RecordFuture
-    from pybk.streams.rebuild import RebuiltList
+    from pybk.streams.list_rebuild import RebuiltList
 
 _APPEND_AT_ONCE: Final = 512
 
