@@ -78,7 +78,7 @@ else:
         "storage.repair.record_check": "DamagedEntries",
         "storage.repair.verify": "VerifyProblem VerifyReport",
         "streams.blob_store": "BlobData BlobInfo BlobStore BlobUpload",
-        "streams.checkpoint": "CheckpointWriter WalCheckpoint",
+        "streams.wal_checkpoint": "CheckpointWriter WalCheckpoint",
         "streams.detached_writer": "Adoption DetachedSegment DetachedWriter",
         "streams.format": "Position Records",
         "streams.log": "Log LogSegment SubscriptionState",

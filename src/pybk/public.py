@@ -136,7 +136,6 @@ from pybk.storage.repair.record_check import DamagedEntries
 from pybk.storage.repair.verify import VerifyProblem, VerifyReport
 from pybk.streams.appender import RecordFuture
 from pybk.streams.blob_store import BlobData, BlobInfo, BlobStore, BlobUpload
-from pybk.streams.checkpoint import CheckpointWriter, WalCheckpoint
 from pybk.streams.detached_writer import Adoption, DetachedSegment, DetachedWriter
 from pybk.streams.format import Position, Records
 from pybk.streams.ledger_spec import LogSettings
@@ -158,6 +157,7 @@ from pybk.streams.snapshot_store import (
 )
 from pybk.streams.subscription import Acked, DeadLetters, Subscription, SubscriptionMode, SubscriptionStats
 from pybk.streams.wal import RecoveryInfo, Transaction, WalStats, WriteAheadLog
+from pybk.streams.wal_checkpoint import CheckpointWriter, WalCheckpoint
 from pybk.streams.wal_follower import WalFollower
 
 __all__ = [

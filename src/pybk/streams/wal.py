@@ -44,12 +44,12 @@ from pybk.values import INT64_MAX
 
 if TYPE_CHECKING:
     from pybk.manager.opening import LockWatch
-    from pybk.streams.checkpoint import CheckpointWriter, WalCheckpoint
     from pybk.streams.format import Records
     from pybk.streams.group_members import LogMember
     from pybk.streams.list_rebuild import RebuiltList
     from pybk.streams.log_record import WalRecord
     from pybk.streams.record_reader import RecordReader
+    from pybk.streams.wal_checkpoint import CheckpointWriter, WalCheckpoint
     from pybk.streams.wal_follower import WalFollower
 
 logger = logging.getLogger(__name__)
