@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from pybk.admin.cli.cluster_check import CHECKS
+from pybk.admin.cli.check_verb import CHECKS
 from pybk.flags import StorageHint
 from pybk.ledger.ledger_metadata import Bookie
 from pybk.metadata.registration import BookieState

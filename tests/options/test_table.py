@@ -9,7 +9,7 @@ from importlib import import_module
 import pytest
 
 from pybk.admin.cli import NOUNS, whole_parser
-from pybk.admin.cli.cluster_check import CHECKS
+from pybk.admin.cli.check_verb import CHECKS
 from pybk.admin.cli.command_parser import CommandParser, fill
 from pybk.admin.command import completion_of
 from pybk.admin.http.tokens import Scope

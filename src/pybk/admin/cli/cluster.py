@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pybk.admin.cli import cluster_making, cluster_settings
 from pybk.admin.cli.argparse_rows import WATCH_SECONDS
-from pybk.admin.cli.cluster_check import check
+from pybk.admin.cli.check_verb import check
 from pybk.admin.cli.clusters import admin_of, mark_as_json
 from pybk.admin.cli.command_parser import Verbs
 from pybk.admin.cli.output import (
