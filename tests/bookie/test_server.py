@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from pybk.bookie import server as service_module
-from pybk.bookie.durable_position import PositionRecorder
+from pybk.bookie.own_position import PositionRecorder
 from pybk.bookie.server import BookieServer
 from pybk.errors import StorageError, StorageFullError, UsageError
 from pybk.flags import StorageHint

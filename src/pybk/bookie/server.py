@@ -25,10 +25,10 @@ from pybk.bookie.advertising import advertised, check_reachable, is_notable
 from pybk.bookie.append_latency import AppendLatency
 from pybk.bookie.copy_reads import CopyReads
 from pybk.bookie.deleted_ledgers import DeletedLedgers
-from pybk.bookie.durable_position import PositionRecorder, find_losses
 from pybk.bookie.ledger_header import LedgerHeader
 from pybk.bookie.metadata_age import AgeWatch, adopt_epoch, check_age
 from pybk.bookie.own_cookie import OwnCookie
+from pybk.bookie.own_position import PositionRecorder, find_losses
 from pybk.bookie.startup import accepted_losses, open_replicas, put_all_in_limbo, report_limbo, validate_cookie
 from pybk.errors import (
     CookieError,

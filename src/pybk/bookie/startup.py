@@ -6,7 +6,7 @@ any request:
 1. ``open_replicas`` opens the directory. If durable data are damaged or missing, the store refuses to open, and the
    function opens it again with ``salvage=True``: the store keeps the remaining data, because the peers have the rest.
 2. ``accepted_losses`` checks whether ``rebuild-index`` made the index without entries that it had;
-   ``durable_position.find_losses`` compares the log with the position that the metadata store records. It comes before
+   ``own_position.find_losses`` compares the log with the position that the metadata store records. It comes before
    the bookie appends anything, because an append could hide a log that ends too early.
 3. ``validate_cookie`` checks that the directory is the one that the metadata store knows under this name, that no
    other process serves from a copy of it, and records the start in the store and in the metadata store.

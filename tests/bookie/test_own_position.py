@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pybk.bookie.durable_position import PositionRecorder
+from pybk.bookie.own_position import PositionRecorder
 from pybk.errors import MetadataUnreachableError, PybkError
 from pybk.manager.ledger_manager import LedgerManager
 from pybk.manager.ledger_reader import LedgerReader
