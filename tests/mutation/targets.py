@@ -79,7 +79,7 @@ GROUPS: Final = (
         15,
         {
             "bookie.local_reader": ("tests/bookie/test_local_reader.py",),
-            "bookie.extents": ("tests/bookie/test_extents.py", *_REPLICAS),
+            "bookie.extent_lookup": ("tests/bookie/test_extent_lookup.py", *_REPLICAS),
             "bookie.directory_identity": ("tests/bookie/test_directory_identity.py", *_SALVAGE),
             "bookie.replica": _REPLICAS,
             "bookie.replicas": (*_REPLICAS, *_SALVAGE),

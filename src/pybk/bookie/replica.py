@@ -21,7 +21,7 @@ from typing import Final
 
 import numpy as np
 
-from pybk.bookie.extents import Extents, ReplicaExtent
+from pybk.bookie.extent_lookup import Extents, ReplicaExtent
 from pybk.bookie.ledger_header import LedgerHeader
 from pybk.bookie.replica_state import ReplicaState
 from pybk.errors import CorruptError, NoSuchLedgerError, PybkError, StorageFullError

@@ -32,7 +32,7 @@ from pybk.bookie.directory_identity import (
     decode_deletions,
     encode_deletions,
 )
-from pybk.bookie.extents import ReplicaExtent
+from pybk.bookie.extent_lookup import ReplicaExtent
 from pybk.bookie.ledger_header import LedgerHeader, names_bookie_record
 from pybk.bookie.replica import Replica, View
 from pybk.bookie.replica_state import ReplicasHealth, ReplicaState

@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pybk.bookie.extents import Extents, ReplicaExtent
+from pybk.bookie.extent_lookup import Extents, ReplicaExtent
 
 
 def held(first: int, last: int, stride: int = 1, *, replaces: bool = False) -> ReplicaExtent:
