@@ -16,8 +16,8 @@ from pybk import (
     StorageHint,
     WriteAheadLog,
 )
-from pybk.admin.console import bookie_ports
 from pybk.admin.profiles import Profile
+from pybk.admin.standalone_console import bookie_ports
 from pybk.errors import UsageError
 from pybk.feature_level import FeatureLevel
 from pybk.metadata.registration import BookieState
@@ -199,14 +199,14 @@ def options_of_a_bookie_that_are_missing(shell: Shell) -> None:
     assert "cluster.metadata" in shell.run(shell.command("admin/cli/bookie.py:_serve", text))
 
 
-@CASES.names("admin/console.py:_token_in")
+@CASES.names("admin/standalone_console.py:_token_in")
 def a_file_that_has_no_token(shell: Shell) -> None:
     file = write_private(shell.path / "token", b"no token\n")
     ports = shell.path / "ports"
     ports.write_text('b1 = "http://127.0.0.1:9464"\n')
     with pytest.raises(UsageError) as raised:
         bookie_ports(str(ports), str(file))
-    command = shell.command("admin/console.py:_token_in", str(raised.value))
+    command = shell.command("admin/standalone_console.py:_token_in", str(raised.value))
     token = shell.run(command, "console", "--file", shell.path / "tokens")
     write_private(file, token.encode())
     assert bookie_ports(str(ports), str(file)).token == token.strip()

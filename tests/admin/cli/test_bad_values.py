@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pybk.admin.cli import main
-from pybk.admin.console import bookie_ports
+from pybk.admin.standalone_console import bookie_ports
 from pybk.errors import UsageError
 from pybk.options.rows import THE_TABLE, Command, Row
 

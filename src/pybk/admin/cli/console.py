@@ -8,7 +8,7 @@ import shlex
 import sys
 from typing import Any, Final
 
-from pybk.admin import console, service_log
+from pybk.admin import service_log, standalone_console
 from pybk.admin.cli.clusters import manager_of
 from pybk.admin.cli.command_parser import Verbs
 from pybk.admin.cli.output import SOUND, print_json_line
@@ -52,7 +52,7 @@ def _serve(parsed: argparse.Namespace) -> int:
 
     ports = None
     if parsed.bookies is not None:
-        ports = console.bookie_ports(parsed.bookies, parsed.bookies_token, parsed.bookies_ca)
+        ports = standalone_console.bookie_ports(parsed.bookies, parsed.bookies_token, parsed.bookies_ca)
 
     def ready(url: str) -> None:
         if parsed.json:
@@ -64,7 +64,7 @@ def _serve(parsed: argparse.Namespace) -> int:
     name = parsed.profile if parsed.name is None else parsed.name
     shown = Shown(ports=ports, name=name, command=command_of(parsed), **_opens_logs(parsed))
     with manager_of(parsed) as manager:
-        console.serve(manager, settings, ready=ready, hosts=parsed.http_host, **shown)
+        standalone_console.serve(manager, settings, ready=ready, hosts=parsed.http_host, **shown)
     return SOUND
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from pybk import UsageError
-from pybk.admin.console import bookie_ports
 from pybk.admin.http import Scope, Token
+from pybk.admin.standalone_console import bookie_ports
 
 
 @pytest.fixture
