@@ -33,6 +33,7 @@ nitpick_ignore = [
     ("py:class", "ASGIApp"),  # of Starlette, whose documents have no inventory
     ("py:class", "Selection"),  # of a consumer's record, like the next: retention takes them apart, and no user
     ("py:class", "FinishedLedgers"),
+    ("py:class", "DescribedLedger"),
     ("py:class", "Shown"),  # the keywords of the interface, which each of its users lists
 ]
 

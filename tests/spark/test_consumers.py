@@ -100,6 +100,44 @@ def test_of_two_queries_with_one_name_the_older_ends(metadata: ClusterMetadata) 
     assert recorded(metadata, "shared") == upto(3)
 
 
+def test_a_query_takes_no_consumer_that_reads_other_ledgers(metadata: ClusterMetadata) -> None:
+    """What that one has not read would be protected no more."""
+    QueryConsumer(metadata, "taken", TYPE).begin(upto(3))
+    for other, told in (
+        (Selection("logs", None), "type 'logs'"),
+        (Selection(None, ((3, 5), (9, 9))), "ledgers 3-5,9"),
+    ):
+        query = QueryConsumer(metadata, "taken", other)
+        with pytest.raises(
+            IllegalOperationError,
+            match=rf"consumer 'taken' reads type 'events', and this query {told}: .* --forget taken",
+        ):
+            query.begin(upto(0))
+        assert recorded(metadata, "taken") == upto(3)
+    remove_consumer(metadata, "taken")
+    QueryConsumer(metadata, "taken", Selection("logs", None)).begin(upto(0))
+    assert recorded(metadata, "taken") == upto(0)
+
+
+def test_many_consumers_are_read_in_few_requests(metadata: ClusterMetadata, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = {f"many-{number}" for number in range(40)}
+    for name in names:
+        QueryConsumer(metadata, name, TYPE).begin(upto(3))
+    read, asked = ClusterMetadata.read_pointer, list[str]()
+
+    def noted(self: ClusterMetadata, group: str, name: str) -> Any:
+        asked.append(name)
+        return read(self, group, name)
+
+    monkeypatch.setattr(ClusterMetadata, "read_pointer", noted)
+    found = [each.name for each in read_consumers(metadata)]
+    assert found == sorted(found)
+    assert names <= {*found}
+    assert len(asked) == 1
+    for name in names:
+        remove_consumer(metadata, name)
+
+
 def test_what_the_store_does_not_take_is_recorded_later(
     metadata: ClusterMetadata, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

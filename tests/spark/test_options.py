@@ -192,6 +192,7 @@ def test_a_batch_read_does_not_begin_at_the_end() -> None:
         ({**CLUSTER, "insecure": "true", "retainAge": "7d"}, "option retainAge: a batch write without txnAppId"),
         ({**NAMED, "retainAge": "7"}, "option retainAge is '7'; it takes a time such as 30s"),
         ({**NAMED, "retainAge": "a week"}, "it takes a time such as 30s"),
+        ({**NAMED, "retainAge": "11575d"}, "option retainAge is '11575d'; it takes at most 11574d: leave it out"),
         ({**NAMED, "retainBytes": "0"}, "from 1 up"),
         ({**NAMED, "retainRead": "no"}, "true or false"),
         ({**NAMED, "retainUnread": "false"}, "beyond retainAge or retainBytes: give one"),

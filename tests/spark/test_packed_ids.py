@@ -9,6 +9,7 @@ import pytest
 
 pytest.importorskip("pyspark", reason="no pyspark; install the extra spark-test to test Spark")
 
+from pybk.spark.finished_ledgers import merged
 from pybk.spark.packed_ids import (
     WRITTEN_OUT_MAX,
     pack_numbers,
@@ -16,7 +17,7 @@ from pybk.spark.packed_ids import (
     unpack_numbers,
     unpack_ranges,
 )
-from pybk.spark.source.planning import merged, numbers_of, ranges_of
+from pybk.spark.source.planning import numbers_of, ranges_of
 
 LARGEST = (1 << 63) - 1
 

@@ -9,6 +9,8 @@ the checkpoint of its query:
   micro-batches up to there are done, so no restart reads them again.
 - CO3: The record names the run that wrote it last. A run that finds another one's ends with an error, because two
   queries with one name would protect only what one of them needs.
+- CO4: A run does not begin in the place of one that read other ledgers, because what that one has yet to read would be
+  protected no more.
 
 A record that cannot be read is an error to retention, which then deletes nothing. A record stays when its query ends,
 because the query may be started again; ``remove_consumer`` removes it.
@@ -23,14 +25,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from pybk.errors import IllegalOperationError, MetadataVersionError, PybkError
-from pybk.spark.finished_ledgers import FinishedLedgers, is_selected
+from pybk.spark.finished_ledgers import DescribedLedger, FinishedLedgers, is_selected
 from pybk.spark.options import Ranges, nearest_names
 from pybk.spark.packed_ids import pack_ranges, unpack_ranges
 from pybk.values import decode_json, encode_json
 
 if TYPE_CHECKING:
-    from pybk.ledger.ledger_metadata import LedgerMetadata
     from pybk.metadata.cluster import ClusterMetadata
+    from pybk.metadata.pointers import Pointer
 
 CONSUMERS: Final = "sink-consumers"
 """The group of the records among the cluster's pointers."""
@@ -56,6 +58,12 @@ class Selection(NamedTuple):
     ledger_type: str | None
     ids: Ranges | None
 
+    def __str__(self) -> str:
+        """Return the ledgers for messages."""
+        if self.ids is None:
+            return f"type {self.ledger_type!r}"
+        return "ledgers " + ",".join(str(low) if low == high else f"{low}-{high}" for low, high in self.ids)
+
 
 @dataclass(frozen=True, slots=True)
 class Consumer:
@@ -75,13 +83,9 @@ class Consumer:
     run: str
     recorded_ns: int
 
-    def selects(self, metadata: LedgerMetadata) -> bool:
-        """Return whether the query reads a ledger, now or before."""
-        return is_selected(metadata, *self.selection)
-
-    def needs(self, metadata: LedgerMetadata) -> bool:
-        """Return whether the query has yet to read a ledger."""
-        return self.selects(metadata) and not self.finished.has(metadata.ledger_id, metadata.creation_time_ns)
+    def needs(self, ledger: DescribedLedger) -> bool:
+        """Return whether the query selects a ledger, and has yet to read it."""
+        return is_selected(ledger, *self.selection) and not self.finished.has(ledger.ledger_id, ledger.creation_time_ns)
 
     def encode(self) -> bytes:
         """Return the record as JSON, without the name."""
@@ -115,11 +119,10 @@ def read_consumers(metadata: ClusterMetadata) -> list[Consumer]:
 
     Every record that was written before the call is seen.
 
-    Cost: A request, and one for each consumer.
+    Cost: A request for their names, and as ``MetadataStore.get_many`` for their records.
     """
-    metadata.read_pointer(CONSUMERS, _NOBODY)  # the latest state, so the names that are listed next are not older
-    found = [(name, metadata.read_pointer(CONSUMERS, name)) for name in sorted(metadata.pointer_names(CONSUMERS))]
-    return [Consumer.decode(name, pointer.value) for name, pointer in found if pointer is not None]
+    metadata.read_pointer(CONSUMERS, _NOBODY)  # the latest state, so the records that are listed next are not older
+    return [Consumer.decode(name, pointer.value) for name, pointer in sorted(metadata.list_pointers(CONSUMERS))]
 
 
 def remove_consumer(metadata: ClusterMetadata, name: str) -> None:
@@ -165,18 +168,35 @@ class QueryConsumer:
         """What it should have."""
         self._due = 0.0
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether this run has recorded an offset."""
+        return self._recorded is not None
+
     def begin(self, finished: FinishedLedgers) -> None:
         """Record the offset with which the query begins, unless this run has recorded one (CO1).
 
         Raises:
+            IllegalOperationError: A query that reads other ledgers has recorded itself under this name (CO4).
             PybkError: As the metadata store; nothing is protected yet.
         """
-        while self._recorded is None:
+        while not self.has_begun:
             found = self._metadata.read_pointer(CONSUMERS, self._name)
+            self._check_selection(found)
             try:
                 self._write(finished, None if found is None else found.version)
             except MetadataVersionError:
                 continue  # an earlier run is ending, and has recorded something
+
+    def _check_selection(self, found: Pointer | None) -> None:
+        """Check that the record is of the ledgers that this query reads."""
+        recorded = self._selection if found is None else Consumer.decode(self._name, found.value).selection
+        if recorded != self._selection:
+            raise IllegalOperationError(
+                f"consumer {self._name!r} reads {recorded!s:.200}, and this query {self._selection!s:.200}: give each "
+                "query a consumer of its own; or, if the query of that one has ended for good, remove it: "
+                f"pybk spark consumers URL --forget {self._name}"
+            )
 
     def record(self, finished: FinishedLedgers) -> None:
         """Record an offset that the checkpoint has (CO2); at most every ``RECORD_SECONDS``.

@@ -7,16 +7,44 @@ of an offset that the rule needs. A query records it for retention, which reads 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from pybk.spark.options import Ranges
 from pybk.spark.packed_ids import pack_ranges, unpack_ranges
 
 if TYPE_CHECKING:
-    from pybk.ledger.ledger_metadata import LedgerMetadata
+    from pybk.flags import LedgerType
+
+
+class DescribedLedger(Protocol):
+    """What selections and rules need to know of a ledger, such as its metadata."""
+
+    @property
+    def ledger_id(self) -> int:
+        """The ledger."""
+
+    @property
+    def ledger_type(self) -> LedgerType:
+        """Its type."""
+
+    @property
+    def creation_time_ns(self) -> int:
+        """The creation time in its metadata."""
+
+
+def merged(*sets: Ranges) -> Ranges:
+    """Return the ranges of the numbers that are in one of some sets."""
+    ranges: list[tuple[int, int]] = []
+    for low, high in sorted(chain.from_iterable(sets)):
+        if ranges and low <= ranges[-1][1] + 1:
+            ranges[-1] = (ranges[-1][0], max(high, ranges[-1][1]))
+        else:
+            ranges.append((low, high))
+    return tuple(ranges)
 
 
 def within(number: int, ranges: Ranges | None) -> bool:
@@ -27,17 +55,17 @@ def within(number: int, ranges: Ranges | None) -> bool:
     return place > 0 and number <= ranges[place - 1][1]
 
 
-def is_selected(metadata: LedgerMetadata, ledger_type: str | None, ids: Ranges | None) -> bool:
+def is_selected(ledger: DescribedLedger, ledger_type: str | None, ids: Ranges | None) -> bool:
     """Return whether a read selects a ledger.
 
     Args:
-        metadata: The ledger.
+        ledger: The ledger.
         ledger_type: The type that is read; None for all types but the system's.
         ids: The ids that are read; None for all.
     """
-    kind = metadata.ledger_type
+    kind = ledger.ledger_type
     wanted = not kind.is_system if ledger_type is None else kind == ledger_type
-    return wanted and within(metadata.ledger_id, ids)
+    return wanted and within(ledger.ledger_id, ids)
 
 
 def is_covered(ledger_id: int, created_ns: int, upto: int, before_ns: int, done: Iterable[Ranges]) -> bool:
@@ -85,3 +113,29 @@ class FinishedLedgers:
         """Decode the result of ``to_json``; raises LookupError, TypeError or ValueError for other values."""
         left, done = unpack_ranges(values["left"]), unpack_ranges(values["done"])
         return cls(left, done, int(values["upto"]), int(values["before"]))
+
+
+class FinishedByAll:
+    """The ledgers that each of some queries has finished.
+
+    Cost: A question about a ledger that all have finished long ago, or that one of them is still to read, does not cost
+        more where there are more queries.
+
+    Args:
+        every: What each of them has finished, at least one.
+    """
+
+    def __init__(self, every: Sequence[FinishedLedgers]) -> None:
+        # The query that is the furthest back comes first, because it mostly needs what any of them needs.
+        self._every = sorted(every, key=lambda each: (each.before_ns, each.upto))
+        self._left = merged(*(each.left for each in every))
+        self._upto = min(each.upto for each in every)
+        self._before_ns = self._every[0].before_ns
+
+    def has(self, ledger_id: int, created_ns: int) -> bool:
+        """Return whether all have finished a ledger; ``created_ns`` is the creation time in its metadata."""
+        if within(ledger_id, self._left):
+            return False
+        if is_covered(ledger_id, created_ns, self._upto, self._before_ns, ()):
+            return True
+        return all(each.has(ledger_id, created_ns) for each in self._every)

@@ -57,6 +57,9 @@ _SPARK: Final = ("path", "checkpointLocation", "queryName")
 _OF_TABLE: Final = "provider"
 """A property that Spark passes with the options of a table that it creates."""
 
+AGE_SECONDS_MAX: Final = 1e9
+"""The longest age of ledgers, 11 574 days."""
+
 _VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 _SECONDS: Final = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0}
 _UNITS: Final = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
@@ -483,13 +486,19 @@ def _check_retention(given: RawOptions, *, streaming: bool) -> None:
 
     Raises:
         UsageError: It is a batch write without an app id; or unread ledgers are to go, and neither age nor size says
-            which.
+            which; or the age is too long.
     """
     named = [name for name in _RETENTION if name in given]
     if named and not streaming and "txnAppId" not in given:
         raise UsageError(
             f"option {named[0]}: a batch write without txnAppId is a sink of its own, which no later write looks at; "
             "give txnAppId and txnVersion, or run pybk spark retain now and then"
+        )
+    age_s = given.seconds("retainAge")
+    if age_s is not None and age_s > AGE_SECONDS_MAX:
+        raise UsageError(
+            f"option retainAge is {given.text('retainAge')!r:.50}; it takes at most {AGE_SECONDS_MAX / 86_400:.0f}d: "
+            "leave it out to keep ledgers whatever their age"
         )
     if not given.flag("retainUnread", True) and "retainAge" not in given and "retainBytes" not in given:
         raise UsageError("option retainUnread=false is of ledgers beyond retainAge or retainBytes: give one of them")

@@ -21,8 +21,10 @@ from pybk.errors import IllegalOperationError, UsageError
 from pybk.flags import LedgerType
 from pybk.spark.connection import close_connections, connection
 from pybk.spark.options import SinkOptions, sink_options
-from pybk.spark.sink import sink_record
+from pybk.spark.sink import sink_record, sink_retention
 from pybk.spark.sink.manifest import sink_ledgers
+from pybk.spark.sink.sink_retention import SinkRetention
+from pybk.spark.sink.upkeep import retain_ledgers
 from pybk.spark.sink.writer import BatchWriter, StreamWriter, check_schema, payload_list, sink_of
 from tests.cluster.processes import Cluster, running
 from tests.sampling import all_are_tried, places
@@ -143,6 +145,34 @@ def test_a_stream_killed_at_any_step_is_written_once(
     if all_are_tried():
         assert replays >= BATCHES
         assert orphans > len(ends)
+
+
+@pytest.mark.sampled
+def test_a_stream_with_retention_killed_at_any_step_keeps_the_newest(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And an earlier batch only until the next retention; no ledger that exists lacks its name."""
+    for name in ("PERIOD_SECONDS", "_LEAST_PERIOD_SECONDS"):
+        monkeypatch.setattr(sink_retention, name, 0.0)
+    monkeypatch.setattr(sink_record, "FOLD", 2)
+    batch_bytes = sum(len(row) for row in expected(1))
+    ends = []
+    for step in places("a stream with retention is killed", 1, 4):
+        app, checkpoint = f"kept-{step}", tmp_path / f"kept-{step}"
+        options = options_of(cluster, app, retainBytes=str(batch_bytes))
+        ends.append(in_child(lambda: Query(options, checkpoint, "first").finish(), step))  # noqa: B023
+        sink = sink_of(options, app)
+        last, named = sink.record().last, sink.committed()
+        there = {*connection(options.where).manager.list_ledgers()}
+        assert last < 0 or there.issuperset(named[-PARTITIONS:])
+        assert in_child(lambda: Query(options, checkpoint, "second").finish()) == 0  # noqa: B023
+        retain_ledgers(sink_of(options, app).metadata, [sink_of(options, app)], SinkRetention(max_bytes=batch_bytes))
+        assert rows(options, app) == expected()[-PARTITIONS * ROWS :]
+        check_nothing_else_is_left(options, app)
+        if ends[-1] == 0:
+            break
+    assert ends == [-signal.SIGKILL] * (len(ends) - 1) + [0]
+    assert step > 2 * BATCHES * PARTITIONS
 
 
 @pytest.mark.long

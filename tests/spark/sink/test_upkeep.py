@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from itertools import count
 from types import SimpleNamespace
@@ -23,7 +24,7 @@ from pybk.errors import (
 from pybk.manager.ledger_manager import LedgerManager
 from pybk.metadata.cluster import ClusterMetadata
 from pybk.spark.connection import Connection, close_connections
-from pybk.spark.consumers import CONSUMERS, QueryConsumer, Selection
+from pybk.spark.consumers import CONSUMERS, QueryConsumer, Selection, remove_consumer
 from pybk.spark.finished_ledgers import FinishedLedgers
 from pybk.spark.jobs.retain import retain
 from pybk.spark.sink import manifest, sink_record, upkeep
@@ -32,6 +33,7 @@ from pybk.spark.sink.sink_record import NAMED_MAX, ManifestRow, SinkRecord, is_o
 from pybk.spark.sink.sink_retention import SinkRetention
 from pybk.spark.sink.upkeep import collect_orphans, look_after_one_offs, retain_ledgers, retain_sometimes
 from tests.cluster.inside import SECRET, Inside, inside
+from tests.cluster.test_seals import rewrite
 from tests.spark.sink.test_manifest import commit, left, look, metadata_of, sink_of, write
 from tests.spark.sink.test_manifest import place as place  # a fixture
 
@@ -122,7 +124,8 @@ def test_ledgers_go_by_age_and_their_names_with_them(place: Connection, monkeypa
     assert expire(place, sink, max_age_s=0) == {}
 
 
-def test_ledgers_go_by_size_the_oldest_first(place: Connection) -> None:
+def test_ledgers_go_by_size_the_oldest_first(place: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(upkeep, "LEDGERS_PAGE", 2)
     sink, written = filled(place, "sized", 5)
     size = written[0].payload_bytes
     place.manager.delete_ledger(written[3].ledger_id)  # which does not count any more
@@ -130,6 +133,17 @@ def test_ledgers_go_by_size_the_oldest_first(place: Connection) -> None:
     check_names(place, sink, written[1], written[2], written[4])
     assert expire(place, sink, max_bytes=2 * size) == {"sized": [written[1].ledger_id]}
     check_names(place, sink, written[2], written[4])
+
+
+def test_a_slow_clock_does_not_end_a_ledger_early(place: Connection) -> None:
+    sink, [first] = filled(place, "slow", 1)
+    slow, last = write(place, "slow"), write(place, "slow")
+    slow = slow._replace(created_ns=slow.created_ns - DAY_NS // 2)  # one that is slower is refused
+    rewrite(place.manager, slow.ledger_id, creation_time_ns=slow.created_ns)
+    assert commit(sink, 1, slow, last, query="", run="")
+    assert expire(place, sink, max_age_s=3600.0) == {}
+    assert expire(place, sink, max_bytes=2 * first.payload_bytes) == {"slow": [first.ledger_id]}
+    check_names(place, sink, slow, last)
 
 
 def test_what_a_consumer_has_not_read_is_kept(place: Connection, caplog: pytest.LogCaptureFixture) -> None:
@@ -145,7 +159,7 @@ def test_what_a_consumer_has_not_read_is_kept(place: Connection, caplog: pytest.
     assert expire(place, sink, max_age_s=0) == {"read": [written[1].ledger_id]}
     assert "slow" not in caplog.text
     assert expire(place, sink, max_age_s=0, keep_unread=False) == {"read": [written[3].ledger_id]}
-    assert f"1 ledgers expired unread by consumer 'slow': [{written[3].ledger_id}]" in caplog.text
+    assert f"1 ledgers expired unread by consumer 'slow': {written[3].ledger_id}" in caplog.text
     check_names(place, sink)
 
 
@@ -290,6 +304,30 @@ def test_a_commit_meanwhile_is_not_lost(place: Connection, monkeypatch: pytest.M
     check_names(place, sink, written[2], late)
 
 
+def test_commits_and_retentions_at_once_keep_the_newest(place: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sink_record, "FOLD", 3)
+    sink, written = filled(place, "busy", 4)
+    size = written[0].payload_bytes
+
+    def commit_more() -> None:
+        for number in range(4, 12):
+            written.append(write(place, "busy"))
+            assert commit(sink_of(place, "busy"), number, written[-1], query="", run="")
+
+    def retain_often() -> None:
+        for _ in range(5):
+            expire(place, sink_of(place, "busy"), max_bytes=3 * size)
+            known = {each.ledger_id for each in written[:-1]}
+            there = left(place, "busy")
+            assert known & there <= {*sink_of(place, "busy").committed()} | (known - left(place, "busy"))
+
+    with ThreadPoolExecutor(3) as pool:
+        for done in [pool.submit(commit_more), pool.submit(retain_often), pool.submit(retain_often)]:
+            done.result()
+    expire(place, sink, max_bytes=3 * size)
+    check_names(place, sink, *written[-3:])
+
+
 def test_names_that_changed_although_that_was_refused_are_not_damaged(
     place: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -335,6 +373,116 @@ def test_a_retention_that_fails_does_not_fail_the_commit(
     check_names(place, sink, *written)
 
 
+def test_a_commit_deletes_some_and_the_next_one_continues(place: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(upkeep, "DELETED_AT_ONCE", 2)
+    sink, written = filled(place, "much", 12)
+    retention = SinkRetention(max_age_s=0)
+    retain_sometimes(sink, retention)
+    check_names(place, sink, *written[2:])
+    retain_sometimes(sink, retention, added=1)
+    check_names(place, sink, *written[4:])
+    retain_sometimes(sink, retention, added=3)
+    check_names(place, sink, *written[10:])
+    retain_sometimes(sink, SinkRetention(max_bytes=written[0].payload_bytes))
+    check_names(place, sink, written[11])
+    retain_sometimes(sink, SinkRetention(max_bytes=0))
+    check_names(place, sink, written[11])
+    assert expire(place, sink, max_age_s=0) == {"much": [written[11].ledger_id]}
+
+
+def test_what_cannot_be_deleted_does_not_keep_others(place: Connection, caplog: pytest.LogCaptureFixture) -> None:
+    sink, [first] = filled(place, "mixed", 1)
+    locked, last = write(place, "mixed", password=b"another"), write(place, "mixed")
+    assert commit(sink, 1, locked, last, query="", run="")
+    assert expire(place, sink, max_age_s=0) == {"mixed": [first.ledger_id, last.ledger_id]}
+    assert f"ledger {locked.ledger_id} stays" in caplog.text
+    check_names(place, sink, locked)
+
+
+def test_a_metadata_store_that_is_gone_is_waited_for_once(
+    place: Connection, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    sink, written = filled(place, "unreached", 4)
+    tried = list[int]()
+
+    def unreachable(_: LedgerManager, ledger_id: int, **__: Any) -> None:
+        tried.append(ledger_id)
+        raise MetadataUnreachableError("gone for a moment")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LedgerManager, "delete_ledger", unreachable)
+        retain_sometimes(sink, SinkRetention(max_age_s=0))
+    assert tried == [written[0].ledger_id]
+    assert "what expired was not deleted: gone for a moment" in caplog.text
+    check_names(place, sink, *written)
+
+
+def test_a_ledger_that_is_only_missing_keeps_its_name(place: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reads of many ledgers may be late."""
+    sink, written = filled(place, "missing", 3)
+    read = ClusterMetadata.read_ledgers
+
+    def late(metadata: ClusterMetadata, ledger_ids: Any, **more: Any) -> Any:
+        found = read(metadata, ledger_ids, **more)
+        return [None if each == written[1].ledger_id else one for each, one in zip(ledger_ids, found, strict=True)]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ClusterMetadata, "read_ledgers", late)
+        assert expire(place, sink, max_bytes=written[2].payload_bytes) == {"missing": [written[0].ledger_id]}
+        assert sink.committed() == [each.ledger_id for each in written[1:]]
+    check_names(place, sink, *written[1:])
+
+
+def test_a_ledger_of_another_sink_is_kept_although_it_is_named(place: Connection) -> None:
+    owner, [owned] = filled(place, "owner", 1)
+    thief, [own] = filled(place, "thief", 1)
+    assert commit(thief, 1, owned, query="", run="")
+    assert expire(place, thief, max_age_s=0) == {"thief": [own.ledger_id]}
+    check_names(place, owner, owned)
+
+
+def test_a_query_that_begins_meanwhile_keeps_what_was_not_deleted_yet(
+    place: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(upkeep, "LEDGERS_PAGE", 2)
+    delete = Sink.delete_committed
+
+    def begin_first(sink: Sink, ledger_ids: Any) -> list[int]:
+        consume(place, "late", kind=kind)
+        return delete(sink, ledger_ids)
+
+    monkeypatch.setattr(Sink, "delete_committed", begin_first)
+    cases: dict[str, dict[str, Any]] = {"aged": {"max_age_s": 0.0}, "sized": {"max_bytes": 0}}
+    for kind, limits in cases.items():
+        sink, written = filled(place, f"begun {kind}", 5, kind=kind)
+        assert expire(place, sink, **limits) == {sink.app_id: [each.ledger_id for each in written[:2]]}
+        check_names(place, sink, *written[2:])
+        remove_consumer(metadata_of(place), "late")
+
+
+def test_the_records_of_many_sinks_are_read_in_few_requests(place: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+    sinks = []
+    for _ in range(12):
+        sinks.append(sink_of(place, one_off_app_id()))
+        assert commit(sinks[-1], 0, write(place, sinks[-1].app_id), query="", run="")
+    read, many, asked, pages = ClusterMetadata.read_pointer, ClusterMetadata.read_ledgers, list[str](), list[int]()
+
+    def read_pointer(metadata: ClusterMetadata, group: str, name: str) -> Any:
+        asked.append(name)
+        return read(metadata, group, name)
+
+    def read_ledgers(metadata: ClusterMetadata, ledger_ids: Any, **more: Any) -> Any:
+        pages.append(len(ledger_ids))
+        return many(metadata, ledger_ids, **more)
+
+    monkeypatch.setattr(ClusterMetadata, "read_pointer", read_pointer)
+    monkeypatch.setattr(ClusterMetadata, "read_ledgers", read_ledgers)
+    size = len(b"ab")
+    assert expire(place, *sinks, max_bytes=12 * size) == {}
+    assert len(asked) == 2, "one for consumers, one for sinks"
+    assert pages == [12]
+
+
 # ---- of a type -----------------------------------------------------------------------------------------------------
 
 
@@ -367,6 +515,9 @@ def test_a_type_of_all_sinks_is_retained(cluster: Inside, place: Connection) -> 
     assert {copied.ledger_id, plain.ledger_id} <= {*place.manager.list_ledgers("all")}
     with pytest.raises(UsageError, match="nothing says what to delete"):
         retain(cluster.url, "all", cluster_secret=SECRET)
+    unsure: Any = None
+    with pytest.raises(UsageError, match="dry_run is None; it takes True or False"):
+        retain(cluster.url, "all", cluster_secret=SECRET, max_age_s=0, dry_run=unsure)
 
 
 # ---- batch writes without an app id --------------------------------------------------------------------------------

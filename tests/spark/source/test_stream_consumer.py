@@ -79,6 +79,23 @@ def test_the_record_is_never_ahead_of_the_checkpoint(cluster: Inside) -> None:
     assert read_by(cluster, [*first, *second]) == first, "an older checkpoint was restored"
 
 
+def test_a_micro_batch_that_is_repeated_is_protected(cluster: Inside) -> None:
+    """Spark repeats it before it asks for the next one: of an older checkpoint, or of a query without a consumer."""
+    first = written(cluster, 0)
+    query = Query(options(cluster, ledgerType="t", consumer="audit"))
+    start, end = query.offset, query.latest()
+    query.read(end)
+    query.batch()
+    assert read_by(cluster, first) == first
+    query.start()
+    assert query.reader.partitions(start, end)
+    assert read_by(cluster, first) == []
+    assert retain(cluster.url, "t", cluster_secret=SECRET, max_age_s=0) == {}
+    query.offset = start
+    assert query.read(end) == 9
+    assert read_by(cluster, first) == first
+
+
 def test_a_query_reads_everything_while_retention_deletes_what_it_has_read(cluster: Inside) -> None:
     def expire() -> list[int]:
         deleted = retain(cluster.url, "t", cluster_secret=SECRET, keep_read=False, max_age_s=0)

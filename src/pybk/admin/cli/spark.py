@@ -152,7 +152,7 @@ def _consumers(parsed: argparse.Namespace) -> int:
     if parsed.json:
         print_json({"consumers": list(map(_consumer, found))})
     else:
-        rows = [(each.name, _selected(each), shown_time(each.recorded_ns)) for each in found]
+        rows = [(each.name, str(each.selection), shown_time(each.recorded_ns)) for each in found]
         print_table(rows, ("consumer", "reads", "recorded"))
     return SOUND
 
@@ -160,14 +160,6 @@ def _consumers(parsed: argparse.Namespace) -> int:
 def _consumer(consumer: Consumer) -> dict[str, Any]:
     """Return how JSON has a consumer."""
     return {"name": consumer.name, **consumer.selection._asdict(), "recorded_ns": consumer.recorded_ns}
-
-
-def _selected(consumer: Consumer) -> str:
-    """Return which ledgers a consumer reads."""
-    kind, ranges = consumer.selection
-    if ranges is None:
-        return f"type {kind!r}"
-    return "ledgers " + ",".join(str(low) if low == high else f"{low}-{high}" for low, high in ranges)
 
 
 # ---- the jobs ----------------------------------------------------------------------------------------------------

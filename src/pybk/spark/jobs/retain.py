@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from pybk.credentials import CredentialSources, Secret
 from pybk.errors import UsageError
-from pybk.manager.arguments import user_type
+from pybk.manager.arguments import flag_of, user_type
 from pybk.spark.connection import Connection, StoreOrCluster, connection
 from pybk.spark.consumers import read_consumers, remove_consumer
 from pybk.spark.jobs.transfer import COPY_OF, IMPORT_OF
@@ -54,8 +54,8 @@ def retain(
         The deleted ledgers by app id of their sink, for sinks that had any.
 
     Raises:
-        UsageError: The URL, the type, the secret or a limit is not valid; or nothing says what to delete.
-        CorruptError: The record of a sink or a consumer is damaged; nothing was deleted.
+        UsageError: The URL, the type, the secret, a limit or a flag is not valid; or nothing says what to delete.
+        CorruptError: The record of a sink or a consumer is damaged; nothing more was deleted.
         PybkError: As the metadata store and ledgers.
 
     Durability: Ledgers are deleted for good on return; a call that was interrupted is made again.
@@ -66,7 +66,7 @@ def retain(
     retention = SinkRetention(max_age_s=max_age_s, max_bytes=max_bytes, keep_read=keep_read, keep_unread=keep_unread)
     if not retention.deletes:
         raise UsageError("nothing says what to delete: give an age, a size, or say that what was read need not be kept")
-    kind = user_type(ledger_type)
+    kind, dry_run = user_type(ledger_type), flag_of(dry_run, "dry_run")
     given = CredentialSources.of(password, secret).read()
     found, stored = _cluster(metadata, cluster_secret)
     names = sorted(name for name in stored.pointer_names(SINKS) if not name.startswith((COPY_OF, IMPORT_OF)))

@@ -69,6 +69,7 @@ from pybk.errors import (
     IllegalOperationError,
     LedgerDeletedError,
     MetadataForgedError,
+    MetadataUnreachableError,
     MetadataVersionError,
     NoSuchLedgerError,
     PybkError,
@@ -250,7 +251,7 @@ class Sink:
         """Raise IllegalOperationError if an abort has given up ledgers that are to be committed."""
         ids = [each.ledger_id for each in written]
         found = self.metadata.read_ledgers(ids, damaged=lambda *_: None)
-        gone = {each for each, there in zip(ids, found, strict=True) if there is None and self._is_deleted(each)}
+        gone = {each for each, there in zip(ids, found, strict=True) if there is None and self.is_deleted(each)}
         gone |= {*ids}.intersection(record.given_up)
         if gone:
             raise IllegalOperationError(
@@ -281,10 +282,11 @@ class Sink:
         for at in range(0, len(rows), LEDGERS_PAGE):
             page = rows[at : at + LEDGERS_PAGE]
             found = self.metadata.read_ledgers([row.ledger_id for row in page], damaged=lambda *_: None)
-            kept += [row for row, each in zip(page, found, strict=True) if each or not self._is_deleted(row.ledger_id)]
+            kept += [row for row, each in zip(page, found, strict=True) if each or not self.is_deleted(row.ledger_id)]
         return kept
 
-    def _is_deleted(self, ledger_id: int) -> bool:
+    def is_deleted(self, ledger_id: int) -> bool:
+        """Return whether a ledger is known to be deleted; False for one that is only missing."""
         try:
             self.metadata.read_ledger(ledger_id)
         except LedgerDeletedError:
@@ -328,7 +330,7 @@ class Sink:
         for low in range(0, len(ledger_ids), LEDGERS_PAGE):
             unnamed = self._give_up(ledger_ids[low : low + LEDGERS_PAGE])
             self._delete(unnamed, self._given)
-            self._forget({each for each in unnamed if self._is_deleted(each)})
+            self._forget({each for each in unnamed if self.is_deleted(each)})
 
     def _give_up(self, ledger_ids: Sequence[int]) -> list[int]:
         """Name ledgers as given up, except those that are committed; return them."""
@@ -409,8 +411,14 @@ class Sink:
 
     # ---- deleting ------------------------------------------------------------------------------------------------
 
-    def _delete(self, ledger_ids: Iterable[int], given: Credentials) -> list[int]:
-        """Delete ledgers, and return those deleted; one that cannot be deleted stays, with a warning."""
+    def _delete(self, ledger_ids: Iterable[int], given: Credentials, *, raises: bool = False) -> list[int]:
+        """Delete ledgers, and return those deleted; one that cannot be deleted stays, with a warning.
+
+        Args:
+            ledger_ids: The ledgers.
+            given: Their password or secret.
+            raises: Whether MetadataUnreachableError is raised, because each of many further ones would wait as long.
+        """
         deleted = []
         for ledger_id in ledger_ids:
             try:
@@ -419,6 +427,8 @@ class Sink:
             except NoSuchLedgerError:
                 continue
             except PybkError as error:
+                if raises and isinstance(error, MetadataUnreachableError):
+                    raise
                 logger.warning("sink %r: ledger %d stays: %s", self.app_id, ledger_id, error)
         return deleted
 
@@ -450,7 +460,7 @@ class Sink:
         if (
             record.given_up
             or not self._are_old(record, before_ns)
-            or not all(self._is_deleted(row.ledger_id) for row in named)
+            or not all(self.is_deleted(row.ledger_id) for row in named)
         ):
             return []
         return self._delete(manifests, NO_CREDENTIALS) if self._emptied(record, version) else []
@@ -484,33 +494,29 @@ class Sink:
             return False
         return self.swap(replace(record, retained_ns=now_ns), version)
 
+    def allow_retention(self) -> None:
+        """Have the next commit apply the retention at once, unless another process changes the record meanwhile."""
+        record, version = self._read()
+        self.swap(replace(record, retained_ns=0), version)
+
     def delete_committed(self, ledger_ids: Iterable[int]) -> list[int]:
-        """Delete committed ledgers, then their names; return those deleted.
+        """Delete committed ledgers; return those deleted, whose names stay until ``drop_names``.
 
         One that cannot be deleted stays, with a warning.
 
         Raises:
-            PybkError: As the metadata store and ledgers. Names of deleted ledgers that are left are dropped later.
+            MetadataUnreachableError: The metadata store cannot be reached; further ledgers were not deleted.
         """
-        deleted = self._delete(ledger_ids, self._given)
-        if deleted:
-            self._drop_names({*deleted})
-        return deleted
+        return self._delete(ledger_ids, self._given, raises=True)
 
-    def drop_deleted(self, ledger_ids: Iterable[int]) -> None:
-        """Drop the names of those ledgers that were deleted, such as by a retention that was interrupted.
+    def drop_names(self, deleted: Collection[int]) -> None:
+        """Drop the names of ledgers that were deleted.
 
         Raises:
-            PybkError: As the metadata store and ledgers.
+            PybkError: As the metadata store and ledgers; the names may stay.
 
-        Cost: A read of the metadata store for each ledger.
+        Cost: A manifest of the ledgers that are left.
         """
-        deleted = {*filter(self._is_deleted, ledger_ids)}
-        if deleted:
-            self._drop_names(deleted)
-
-    def _drop_names(self, deleted: Collection[int]) -> None:
-        """Name the other ledgers by one manifest, or in the record if it names ledgers itself."""
         manifest: int | None = None
         replaced: list[int] = []
         while True:

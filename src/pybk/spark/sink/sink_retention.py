@@ -2,35 +2,43 @@
 
 The rules, where a *consumer* is a query that has recorded what it has read (``pybk.spark.consumers``):
 
-- RT1: Only ledgers that a sink has committed are deleted. Neither its orphans are, which ``collect`` deletes, nor
-  ledgers that no sink wrote.
+- RT1: Only ledgers that a sink has committed, and whose own metadata name this sink, are deleted. Neither its orphans
+  are, which ``collect`` deletes, nor ledgers that no sink wrote.
 - RT2: A ledger is *beyond the limits* if it is older than ``max_age_s``, or if it and the newer ones have more bytes
-  than ``max_bytes``.
+  than ``max_bytes``. It is as old as its creation time says, but not older than a ledger that its sink has committed
+  before, because a clock may be slow; times in the future count for the ledgers alone that have them.
 - RT3: A ledger beyond the limits is deleted once all consumers that select it have read it to its end; without any,
   at once. Without ``keep_unread`` it is deleted in either case.
 - RT4: A ledger within the limits is deleted only if ``keep_read`` is false, at least one consumer selects it, and all
   that do have read it to its end.
 - RT5: What consumers have recorded is read before the ledgers, and a ledger's own metadata say which consumers select
-  it. So a record that is late keeps more, and never less.
+  it. So a record that is late keeps more, and never less. It is read again before each page of ledgers is deleted, so
+  a query that has begun meanwhile keeps what it needs of the further ones.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from pybk.errors import UsageError
+from pybk.manager.arguments import flag_of, whole_from
+from pybk.spark.finished_ledgers import DescribedLedger, FinishedByAll, is_selected
+from pybk.spark.options import AGE_SECONDS_MAX
 
 if TYPE_CHECKING:
-    from pybk.ledger.ledger_metadata import LedgerMetadata
-    from pybk.spark.consumers import Consumer
+    from pybk.flags import LedgerType
+    from pybk.spark.consumers import Consumer, Selection
+    from pybk.spark.sink.sink_record import ManifestRow
 
-SECONDS_MAX: Final = 1e9
 PERIOD_SECONDS: Final = 300.0
 """The time between two commits that apply the retention of their sink."""
 
 _LEAST_PERIOD_SECONDS: Final = 1.0
+
+_ASKED_BY_AGE: Final = 8
+"""The most selections of consumers that are asked about a ledger, in order to save the reading of its metadata."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +59,13 @@ class SinkRetention:
 
     def __post_init__(self) -> None:
         """Check the values; raises UsageError."""
-        if self.max_age_s is not None and not 0 <= self.max_age_s <= SECONDS_MAX:
-            raise UsageError(f"the age is {self.max_age_s!r:.50}; it takes 0 to {SECONDS_MAX:.0f} seconds")
-        if self.max_bytes is not None and self.max_bytes < 0:
-            raise UsageError(f"the size is {self.max_bytes!r:.50}; it takes a number of bytes from 0 up")
+        age_s = self.max_age_s
+        if age_s is not None and not (_is_number(age_s) and 0 <= age_s <= AGE_SECONDS_MAX):
+            raise UsageError(f"the age is {age_s!r:.50}; it takes 0 to {AGE_SECONDS_MAX:.0f} seconds, or None")
+        if self.max_bytes is not None:
+            whole_from(self.max_bytes, 0, "the size", "a number of bytes or None")
+        for name in ("keep_read", "keep_unread"):
+            flag_of(getattr(self, name), name)
         if not self.keep_unread and not self.has_limits:
             raise UsageError("what is unread expires beyond an age or a size: give one of them")
 
@@ -75,18 +86,80 @@ class SinkRetention:
         return max(_LEAST_PERIOD_SECONDS, min(PERIOD_SECONDS, age_s / 4))
 
 
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
 class HeldLedger(NamedTuple):
-    """A committed ledger.
+    """A committed ledger; older ones sort first.
 
     Attributes:
-        created_ns: The creation time in its metadata.
+        since_ns: The time since which its age counts (RT2).
         ledger_id: The ledger.
         payload_bytes: Bytes of the payloads of its entries.
+        ledger_type: Its type.
+        creation_time_ns: The creation time in its metadata.
     """
 
-    created_ns: int
+    since_ns: int
     ledger_id: int
     payload_bytes: int
+    ledger_type: LedgerType
+    creation_time_ns: int
+
+
+def with_ages(rows: Iterable[ManifestRow], now_ns: int) -> Iterator[tuple[ManifestRow, int]]:
+    """Yield the committed ledgers of a sink, each with the time since which its age counts (RT2).
+
+    Args:
+        rows: The ledgers, in the order of commits.
+        now_ns: The present time, nanoseconds since 1970.
+    """
+    newest_ns = 0
+    for row in rows:
+        yield row, max(newest_ns, row.created_ns)
+        if row.created_ns <= now_ns:
+            newest_ns = max(newest_ns, row.created_ns)
+
+
+class Readership:
+    """What the consumers of a cluster have read, all together.
+
+    Args:
+        consumers: The consumers.
+
+    Cost: A question about a ledger mostly costs as much with many consumers of its type as with one; it grows with the
+        number of different ranges of ids that consumers select.
+    """
+
+    def __init__(self, consumers: Iterable[Consumer]) -> None:
+        self.consumers = list(consumers)
+        """The consumers."""
+        by_selection: dict[Selection, list[Consumer]] = {}
+        for each in self.consumers:
+            by_selection.setdefault(each.selection, []).append(each)
+        self._groups = [(kind, FinishedByAll([each.finished for each in of])) for kind, of in by_selection.items()]
+        self._of_type: dict[str | None, list[tuple[Selection, FinishedByAll]]] = {}
+        for group in self._groups:
+            self._of_type.setdefault(group[0].ledger_type, []).append(group)
+
+    def may_have_read(self, ledger_id: int, created_ns: int) -> bool:
+        """Return whether those that select a ledger may have finished it; its type is not known yet."""
+        return len(self._groups) > _ASKED_BY_AGE or any(
+            finished.has(ledger_id, created_ns) for _, finished in self._groups
+        )
+
+    def have_read(self, ledger: DescribedLedger) -> bool | None:
+        """Return whether all that select a ledger have finished it; None if no consumer selects it."""
+        mine = list(self._finished(ledger))
+        return all(each.has(ledger.ledger_id, ledger.creation_time_ns) for each in mine) if mine else None
+
+    def _finished(self, ledger: DescribedLedger) -> Iterator[FinishedByAll]:
+        """Yield what those have finished that select a ledger."""
+        for kind in (str(ledger.ledger_type), None):
+            for selection, finished in self._of_type.get(kind, ()):
+                if is_selected(ledger, *selection):
+                    yield finished
 
 
 def beyond_limits(held: Iterable[HeldLedger], retention: SinkRetention, now_ns: int) -> set[int]:
@@ -101,25 +174,24 @@ def beyond_limits(held: Iterable[HeldLedger], retention: SinkRetention, now_ns: 
     before_ns = None if retention.max_age_s is None else now_ns - int(retention.max_age_s * 1e9)
     for each in sorted(held, reverse=True):
         newer += each.payload_bytes
-        is_old = before_ns is not None and each.created_ns < before_ns
+        is_old = before_ns is not None and each.since_ns < before_ns
         if is_old or (retention.max_bytes is not None and newer > retention.max_bytes):
             found.add(each.ledger_id)
     return found
 
 
 def may_be_deleted(
-    metadata: LedgerMetadata, retention: SinkRetention, consumers: Sequence[Consumer], *, is_beyond: bool
+    ledger: DescribedLedger, retention: SinkRetention, readership: Readership, *, is_beyond: bool
 ) -> bool:
     """Return whether a committed ledger is deleted (RT3, RT4).
 
     Args:
-        metadata: The ledger.
+        ledger: The ledger.
         retention: What is kept.
-        consumers: All consumers of the cluster.
+        readership: What the consumers of the cluster have read.
         is_beyond: Whether the ledger is beyond the limits.
     """
-    mine = [each for each in consumers if each.selects(metadata)]
-    is_read = not any(each.needs(metadata) for each in mine)
+    is_read = readership.have_read(ledger)
     if is_beyond:
-        return is_read or not retention.keep_unread
-    return is_read and bool(mine) and not retention.keep_read
+        return is_read is not False or not retention.keep_unread
+    return is_read is True and not retention.keep_read

@@ -3,6 +3,8 @@
 Retention deletes the committed ledgers of the sinks of which it is asked, by the rules of ``sink_retention``: a commit
 of a stream, or of a batch write with an app id, applies that of its own sink now and then, and ``pybk spark retain``
 that of a type of ledgers. Neither lists the ledgers of the cluster, because records and manifests name those of sinks.
+First ledgers are deleted, then their names are dropped. So a retention that is stopped anywhere leaves names without
+ledgers, which readers skip and the next retention drops.
 
 A batch write without an app id gets no later commit, which would collect what it left. So writes of this kind look
 after each other. One in eight looks at 64 records that it takes by chance, and removes those whose ledgers were all
@@ -13,9 +15,11 @@ first such write of a day, by one compare-and-set of the whole cluster, collects
 from __future__ import annotations
 
 import logging
+import math
 import random
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 
 from pybk import streams
@@ -24,20 +28,28 @@ from pybk.errors import IllegalOperationError, MetadataVersionError, PybkError, 
 from pybk.metadata.ledgers import LEDGERS_PAGE
 from pybk.spark.connection import Connection, StoreOrCluster, connection
 from pybk.spark.consumers import read_consumers
-from pybk.spark.sink.manifest import SINK_KEY, SINKS, Sink, sink_ledgers
+from pybk.spark.options import AGE_SECONDS_MAX
+from pybk.spark.sink.manifest import SINK_KEY, SINKS, Sink, read_sinks, sink_ledgers
 from pybk.spark.sink.sink_record import ORPHAN_AGE_S, ManifestRow, is_one_off
-from pybk.spark.sink.sink_retention import HeldLedger, SinkRetention, beyond_limits, may_be_deleted
-from pybk.values import decode_json, encode_json
+from pybk.spark.sink.sink_retention import (
+    HeldLedger,
+    Readership,
+    SinkRetention,
+    beyond_limits,
+    may_be_deleted,
+    with_ages,
+)
+from pybk.values import decode_json, encode_json, listed
 
 if TYPE_CHECKING:
     from pybk.ledger.ledger_metadata import LedgerMetadata
     from pybk.metadata.cluster import ClusterMetadata
-    from pybk.spark.consumers import Consumer
 
 DAY_NS: Final = 86_400 * 10**9
 """A day; the first batch write without an app id on each collects orphans."""
 
-_AGE_S_MAX: Final = 1e9
+DELETED_AT_ONCE: Final = 1000
+"""The most ledgers that a commit deletes, unless it adds more than half as many."""
 
 _UPKEEP: Final = "sinks-upkeep"
 """The group of the pointer that says on which day orphans of batch writes without an app id were collected last."""
@@ -57,35 +69,47 @@ logger = logging.getLogger(__name__)
 # ---- retention ---------------------------------------------------------------------------------------------------
 
 
-def retain_sometimes(sink: Sink, retention: SinkRetention) -> None:
+def retain_sometimes(sink: Sink, retention: SinkRetention, *, added: int = 0) -> None:
     """Apply the retention of a sink unless that was done a moment ago; errors are logged.
 
-    Cost: A read of the metadata store; now and then what ``retain_ledgers`` costs.
+    Args:
+        sink: The sink.
+        retention: What is kept.
+        added: The number of ledgers that the commit has added.
+
+    Cost: A read of the metadata store; now and then what ``retain_ledgers`` costs. It deletes at most
+        ``DELETED_AT_ONCE`` ledgers, or twice as many as were added, so that every sink comes to its limits. If that was
+        not enough, the next commit continues.
     """
     if not retention.deletes:
         return
+    most = max(DELETED_AT_ONCE, 2 * added)
     try:
         if sink.claim_retention(retention.period_s):
-            retain_ledgers(sink.metadata, [sink], retention)
+            deleted = retain_ledgers(sink.metadata, [sink], retention, most=most)
+            if sum(map(len, deleted.values())) == most:
+                sink.allow_retention()
     except PybkError as error:
         logger.warning("sink %r: what expired was not deleted: %s", sink.app_id, error)
 
 
 def retain_ledgers(
     metadata: ClusterMetadata,
-    sinks: Iterable[Sink],
+    sinks: Sequence[Sink],
     retention: SinkRetention,
     *,
     ledger_type: str | None = None,
+    most: int | None = None,
     dry_run: bool = False,
 ) -> dict[str, list[int]]:
-    """Delete the committed ledgers of sinks that retention does not keep.
+    """Delete the committed ledgers of sinks that retention does not keep, the oldest first.
 
     Args:
         metadata: The cluster's metadata.
         sinks: The sinks; the limit of bytes is that of all of them together.
         retention: What is kept.
         ledger_type: Only ledgers of this type are looked at; None for all.
+        most: The most ledgers that are deleted; None for all. One that cannot be deleted counts.
         dry_run: Whether to delete nothing, and return what would be deleted.
 
     Returns:
@@ -93,56 +117,169 @@ def retain_ledgers(
 
     Raises:
         CorruptError, MetadataForgedError, UnsupportedFormatError: The record of a sink or a consumer cannot be read;
-            nothing was deleted.
-        PybkError: As the metadata store and ledgers.
+            nothing more was deleted.
+        PybkError: As the metadata store and ledgers. Names of deleted ledgers that are left are dropped later.
 
-    Cost: Reads the records and manifests of the sinks, and the metadata of ledgers that may expire; with a limit of
-        bytes, that of all their ledgers. Manifests of sinks that lose ledgers are written anew.
+    Cost: Reads the records of consumers, the records and manifests of the sinks, and the metadata of ledgers that may
+        expire; with a limit of bytes, that of all their ledgers. The records of consumers are read again before each
+        ``LEDGERS_PAGE`` ledgers that are deleted. Manifests of sinks that lose ledgers are written anew.
     """
-    consumers = read_consumers(metadata)  # before the ledgers (RT5)
-    if not retention.deletes or not (retention.has_limits or consumers):
+    if not retention.deletes:
         return {}
-    sink_of: dict[int, Sink] = {}
+    readership = Readership(read_consumers(metadata))  # before the ledgers (RT5)
+    if not (retention.has_limits or readership.consumers):
+        return {}
     now_ns = time.time_ns()
-    held: list[HeldLedger] = []
-    found: dict[int, LedgerMetadata] = {}
-    for sink in sinks:
-        ids = [row.ledger_id for row in sink.rows() if _may_expire(row, retention, consumers, now_ns)]
-        existing = list(_existing(metadata, ids))
-        if not dry_run:
-            sink.drop_deleted({*ids}.difference(each.ledger_id for each in existing))
-        for each in existing:
-            if ledger_type is None or each.ledger_type == ledger_type:
-                sink_of[each.ledger_id], found[each.ledger_id] = sink, each
-                held.append(HeldLedger(each.creation_time_ns, each.ledger_id, each.length))
-    beyond = beyond_limits(held, retention, now_ns)
+    held = _HeldLedgers(metadata, sinks, ledger_type)
+    pages = held.pages(lambda row, since_ns: _may_expire(row, since_ns, retention, readership, now_ns), now_ns)
     expired: dict[str, list[int]] = {}
-    for ledger_id, each in found.items():
-        if may_be_deleted(each, retention, consumers, is_beyond=ledger_id in beyond):
-            expired.setdefault(sink_of[ledger_id].app_id, []).append(ledger_id)
-    if dry_run:
-        return expired
-    for consumer in consumers:
-        unread = [ledger_id for ids in expired.values() for ledger_id in ids if consumer.needs(found[ledger_id])]
-        if unread:
-            logger.warning("%d ledgers expired unread by consumer %r: %s", len(unread), consumer.name, unread)
-    deleted = {app: sink_of[ids[0]].delete_committed(ids) for app, ids in expired.items()}
-    return {app: ids for app, ids in deleted.items() if ids}
+    left = math.inf if most is None else most
+    for page, beyond in _judged(pages, retention, now_ns):
+        going = _expired(page, beyond, retention, readership)
+        if going and not dry_run:
+            readership = Readership(read_consumers(metadata))  # again, as a query may have begun meanwhile (RT5)
+            going = _expired(page, beyond, retention, readership)
+        if left < len(going):
+            going = going[: int(left)]
+        left -= len(going)
+        if not (dry_run or retention.keep_unread):
+            _log_unread(going, readership)
+        for app_id, ids in (held.by_sink(going) if dry_run else held.delete(going)).items():
+            expired.setdefault(app_id, []).extend(ids)
+        if not left:
+            break
+    if not dry_run:
+        held.drop_names()
+    return expired
 
 
-def _may_expire(row: ManifestRow, retention: SinkRetention, consumers: Sequence[Consumer], now_ns: int) -> bool:
+def _may_expire(row: ManifestRow, since_ns: int, retention: SinkRetention, readership: Readership, now_ns: int) -> bool:
     """Return whether to look at a ledger's metadata: not if its age alone shows that it is kept."""
-    if retention.max_bytes is not None or not row.created_ns:
+    if retention.max_bytes is not None:
         return True
-    if retention.max_age_s is not None and row.created_ns < now_ns - int(retention.max_age_s * 1e9):
+    # The time is 0 in old manifests, and counts as old.
+    if retention.max_age_s is not None and since_ns < now_ns - int(retention.max_age_s * 1e9):
         return True
-    return not retention.keep_read and any(each.finished.has(row.ledger_id, row.created_ns) for each in consumers)
+    return not retention.keep_read and readership.may_have_read(row.ledger_id, row.created_ns)
 
 
-def _existing(metadata: ClusterMetadata, ledger_ids: Sequence[int]) -> Iterable[LedgerMetadata]:
-    for at in range(0, len(ledger_ids), LEDGERS_PAGE):
-        for each in metadata.read_sound_ledgers(ledger_ids[at : at + LEDGERS_PAGE]):
-            yield each.metadata
+def _judged(
+    pages: Iterable[list[HeldLedger]], retention: SinkRetention, now_ns: int
+) -> Iterator[tuple[list[HeldLedger], set[int]]]:
+    """Yield ledgers in pages, the oldest first, each page with the ids of ledgers beyond the limits."""
+    if retention.max_bytes is None:
+        for page in pages:
+            yield page, beyond_limits(page, retention, now_ns)  # each by its age alone
+        return
+    held = sorted(each for page in pages for each in page)
+    beyond = beyond_limits(held, retention, now_ns)
+    for at in range(0, len(held), LEDGERS_PAGE):
+        yield held[at : at + LEDGERS_PAGE], beyond
+
+
+def _expired(
+    page: Iterable[HeldLedger], beyond: Collection[int], retention: SinkRetention, readership: Readership
+) -> list[HeldLedger]:
+    return [each for each in page if may_be_deleted(each, retention, readership, is_beyond=each.ledger_id in beyond)]
+
+
+def _log_damaged(ledger_id: int, error: PybkError) -> None:
+    logger.warning("ledger %d is not looked at, and stays: %s", ledger_id, error)
+
+
+def _log_unread(going: Sequence[HeldLedger], readership: Readership) -> None:
+    """Log which ledgers are deleted although consumers have not read them."""
+    unread = [each for each in going if readership.have_read(each) is False]
+    for consumer in readership.consumers if unread else ():
+        ids = [each.ledger_id for each in unread if consumer.needs(each)]
+        if ids:
+            logger.warning("%d ledgers expired unread by consumer %r: %s", len(ids), consumer.name, listed(ids))
+
+
+class _HeldLedgers:
+    """The committed ledgers of sinks that are looked at, those that exist and names that outlived their ledgers.
+
+    Args:
+        metadata: The cluster's metadata.
+        sinks: The sinks.
+        ledger_type: The type of the ledgers; None for all.
+    """
+
+    def __init__(self, metadata: ClusterMetadata, sinks: Sequence[Sink], ledger_type: str | None) -> None:
+        self._metadata = metadata
+        self._sinks = sinks
+        self._type = ledger_type
+        self._sink_of: dict[int, Sink] = {}
+        self._since_ns: dict[int, int] = {}
+        self._gone: set[int] = set()
+        """Ledgers that were deleted."""
+        self._missing: set[int] = set()
+        """Ledgers without metadata that can be read, which does not prove a deletion."""
+
+    def pages(self, may_expire: Callable[[ManifestRow, int], bool], now_ns: int) -> Iterator[list[HeldLedger]]:
+        """Yield the ledgers that exist, the oldest first, in pages; those that may expire by their names."""
+        ids = self._named(may_expire, now_ns)
+        for at in range(0, len(ids), LEDGERS_PAGE):
+            page = ids[at : at + LEDGERS_PAGE]
+            found = self._metadata.read_ledgers(page, damaged=_log_damaged, deleted=self._gone.add)
+            there = [each.metadata for each in found if each is not None]
+            self._missing.update({*page}.difference(self._gone, (each.ledger_id for each in there)))
+            yield [
+                HeldLedger(self._since(each), each.ledger_id, each.length, each.ledger_type, each.creation_time_ns)
+                for each in there
+                if self._is_wanted(each)
+            ]
+
+    def _named(self, may_expire: Callable[[ManifestRow, int], bool], now_ns: int) -> list[int]:
+        """Return the ids of committed ledgers that may expire, the oldest first."""
+        found = []
+        for at in range(0, len(self._sinks), LEDGERS_PAGE):
+            page = self._sinks[at : at + LEDGERS_PAGE]
+            records = read_sinks(self._metadata, [each.app_id for each in page])
+            for sink in page:
+                rows = chain.from_iterable(sink.manifests(records[sink.app_id]).values())
+                for row, since_ns in with_ages(rows, now_ns):
+                    if may_expire(row, since_ns):
+                        self._sink_of[row.ledger_id] = sink
+                        self._since_ns[row.ledger_id] = since_ns
+                        found.append((since_ns, row.ledger_id))
+        return [ledger_id for _, ledger_id in sorted(found)]
+
+    def _since(self, metadata: LedgerMetadata) -> int:
+        """Return the time since which the age of a ledger counts; old manifests do not have its creation time."""
+        return max(self._since_ns[metadata.ledger_id], metadata.creation_time_ns)
+
+    def _is_wanted(self, metadata: LedgerMetadata) -> bool:
+        """Return whether a ledger is of the type, and of the sink that names it (RT1)."""
+        app_id = self._sink_of[metadata.ledger_id].app_id
+        is_own = metadata.custom_metadata.get(SINK_KEY) == app_id.encode()
+        return is_own and self._type in (None, metadata.ledger_type)
+
+    def by_sink(self, ledgers: Iterable[HeldLedger]) -> dict[str, list[int]]:
+        """Return the ids of ledgers by the app id of their sink."""
+        ids: dict[str, list[int]] = {}
+        for each in ledgers:
+            ids.setdefault(self._sink_of[each.ledger_id].app_id, []).append(each.ledger_id)
+        return ids
+
+    def delete(self, ledgers: Sequence[HeldLedger]) -> dict[str, list[int]]:
+        """Delete ledgers, and return those deleted by app id, for sinks that had any."""
+        deleted = {}
+        for app_id, ids in self.by_sink(ledgers).items():
+            if done := self._sink_of[ids[0]].delete_committed(ids):
+                deleted[app_id] = done
+                self._gone.update(done)
+        return deleted
+
+    def drop_names(self) -> None:
+        """Drop the names of the ledgers that were deleted, now or by a retention that was interrupted."""
+        by_sink: dict[str, set[int]] = {}
+        for ledger_id in self._gone | self._missing:
+            sink = self._sink_of[ledger_id]
+            if ledger_id in self._gone or sink.is_deleted(ledger_id):
+                by_sink.setdefault(sink.app_id, set()).add(ledger_id)
+        for ids in by_sink.values():
+            self._sink_of[min(ids)].drop_names(ids)
 
 
 # ---- batch writes without an app id --------------------------------------------------------------------------------
@@ -227,8 +364,8 @@ def collect_orphans(
 
     Cost: Reads the metadata of every ledger of the cluster twice.
     """
-    if not 0 <= older_than < _AGE_S_MAX:
-        raise UsageError(f"older_than is {older_than!r}; it takes 0 to {_AGE_S_MAX} seconds")
+    if not 0 <= older_than < AGE_SECONDS_MAX:
+        raise UsageError(f"older_than is {older_than!r}; it takes 0 to {AGE_SECONDS_MAX} seconds")
     if connection.metadata is None:
         raise IllegalOperationError(f"{connection.manager!r} is not a cluster, and sinks write to clusters")
     before_ns = time.time_ns() - int(older_than * 1e9)

@@ -190,7 +190,7 @@ def _commit(options: SinkOptions, app_id: str, number: int, found: list[LedgerCo
     if is_one_off(app_id):
         look_after_one_offs(connection(options.where), options.given.read(), app_id)
     else:
-        retain_sometimes(sink, _retention_of(options))
+        retain_sometimes(sink, _retention_of(options), added=len(written))
     return True
 
 

@@ -28,10 +28,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final, Self
 
 from pybk.errors import UnsupportedFormatError
-from pybk.spark.finished_ledgers import FinishedLedgers, is_covered, within
+from pybk.spark.finished_ledgers import FinishedLedgers, is_covered, merged, within
 from pybk.spark.options import Positions, Ranges
 from pybk.spark.packed_ids import pack_numbers, pack_ranges, unpack_numbers, unpack_ranges
-from pybk.spark.source.planning import EntryRange, ReadableLedger, merged, numbers_of, ranges_of
+from pybk.spark.source.planning import EntryRange, ReadableLedger, numbers_of, ranges_of
 
 LATE_NS: Final = 3600 * 10**9
 """The bound on the difference of hosts' clocks, and on the time from a ledger's creation to its first listing."""
@@ -118,9 +118,7 @@ class Offset:
 
     def finished_ledgers(self) -> FinishedLedgers:
         """Return the ledgers that were read to their ends."""
-        done: Ranges = ()
-        for _, ranges in self.done:
-            done = merged(done, ranges)
+        done = merged(*(ranges for _, ranges in self.done))
         return FinishedLedgers(ranges_of(self.unfinished_ids()), done, self.upto, self.before_ns)
 
     def unfinished_ids(self) -> set[int]:

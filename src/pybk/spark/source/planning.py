@@ -120,17 +120,6 @@ def ranges_of(numbers: Iterable[int]) -> Ranges:
     return tuple(ranges)
 
 
-def merged(one: Ranges, other: Ranges) -> Ranges:
-    """Return the ranges of the numbers that are in one of two sets."""
-    ranges: list[tuple[int, int]] = []
-    for low, high in sorted((*one, *other)):
-        if ranges and low <= ranges[-1][1] + 1:
-            ranges[-1] = (ranges[-1][0], max(high, ranges[-1][1]))
-        else:
-            ranges.append((low, high))
-    return tuple(ranges)
-
-
 def numbers_of(ranges: Ranges) -> Iterator[int]:
     """Yield the numbers in ranges."""
     for low, high in ranges:

@@ -132,11 +132,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         Raises:
             NoSuchLedgerError: A ledger was deleted before it was read to its end, and ``fail_on_data_loss`` is set.
             UsageError: The checkpoint belongs to another selection of ledgers.
+            IllegalOperationError: The consumer is that of a query that reads other ledgers.
             PybkError: As ``LedgerCatalog.look``.
         """
-        begin = self._offset(start)
-        if self._consumer is not None:
-            self._consumer.begin(begin.finished_ledgers())
+        begin = self._beginning(start)
         self._forget(start, begin)
         view = self._target or self._look(now=False)
         self._seen = begin, view
@@ -168,7 +167,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     @one_line_errors()
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         """Return the partitions of a micro-batch, one per task; equal for equal offsets."""
-        entry_ranges = between(self._offset(start), self._offset(end))
+        entry_ranges = between(self._beginning(start), self._offset(end))
         tasks = split_into_tasks(
             (SizedRange(entry_range, self._entry_bytes(entry_range)) for entry_range in entry_ranges),
             self._options.entries_per_partition,
@@ -226,6 +225,16 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 "cluster, type and ids; use a new checkpoint, or the options of before"
             )
         return found
+
+    def _beginning(self, start: dict[str, Any]) -> Offset:
+        """Return the offset with which a micro-batch begins; the consumer is recorded first.
+
+        After a restart the first call that has an offset may be of a micro-batch that is repeated, or of the next one.
+        """
+        begin = self._offset(start)
+        if self._consumer is not None and not self._consumer.has_begun:
+            self._consumer.begin(begin.finished_ledgers())
+        return begin
 
     def _check_loss(self, begin: Offset, view: _Snapshot) -> None:
         """Find ledgers that were deleted, or cannot be found, before they were read to their ends."""
