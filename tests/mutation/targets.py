@@ -52,10 +52,11 @@ _RECORDS: Final = (
     "tests/metadata/test_ledgers.py",
     "tests/metadata/test_registration.py",
 )
+_SINKS: Final = ("tests/spark/sink/test_upkeep.py", "tests/spark/sink/test_manifest.py")
 
 GROUPS: Final = (
     ModuleGroup(
-        50,
+        45,
         dict.fromkeys(
             (
                 "replication.inflight",
@@ -113,7 +114,7 @@ GROUPS: Final = (
         simulated=False,
     ),
     ModuleGroup(
-        20,
+        15,
         {
             "metadata.registration": _RECORDS,
             "metadata.cluster": ("tests/metadata/test_url.py", "tests/metadata/test_registration.py"),
@@ -126,6 +127,18 @@ GROUPS: Final = (
             "metadata.cas": ("tests/metadata/test_cas.py",),
             "metadata.store": _TREE,
             "metadata.authenticated_values": ("tests/metadata/test_formats.py", "tests/metadata/test_cas.py"),
+        },
+        simulated=False,
+    ),
+    ModuleGroup(
+        10,
+        {
+            "spark.consumers": ("tests/spark/test_consumers.py", *_SINKS),
+            "spark.finished_ledgers": ("tests/spark/sink/test_sink_retention.py", "tests/spark/source/test_offsets.py"),
+            "spark.sink.manifest": _SINKS,
+            "spark.sink.sink_record": ("tests/spark/sink/test_sink_record.py", *_SINKS),
+            "spark.sink.sink_retention": ("tests/spark/sink/test_sink_retention.py", *_SINKS),
+            "spark.sink.upkeep": _SINKS,
         },
         simulated=False,
     ),

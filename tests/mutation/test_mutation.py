@@ -54,7 +54,7 @@ def test_the_same_seed_draws_the_same_mutants_of_every_kind_of_code() -> None:
     assert names == [str(each.name) for each in draw(1, 24)]
     assert len(set(names)) == 24
     packages = {str(each.name).split(":")[0].split(".")[0] for each in draw(1, 96)}
-    assert packages - {"threads"} == {"replication", "bookie", "client", "metadata"}
+    assert packages - {"threads"} == {"replication", "bookie", "client", "metadata", "spark"}
     assert sum(name.startswith("replication") for name in names) > 6
 
 
