@@ -175,9 +175,9 @@ class SimMetadataStore:
         """See ``MetadataStore.recall``."""
         return self.get(key)
 
-    def get_many(self, keys: Sequence[str]) -> list[Node | None]:
+    def get_many(self, keys: Sequence[str], *, latest: bool = False) -> list[Node | None]:
         """See ``MetadataStore.get_many``."""
-        return [self.get(key) for key in keys]
+        return [self.get(key, latest=latest) for key in keys]
 
     def children(self, key: str) -> list[str]:
         """See ``MetadataStore.children``."""

@@ -36,12 +36,14 @@ def test_versions_of_ledgers_change_with_their_metadata(world: World) -> None:
     one, two = cluster_on(world.open()), cluster_on(world.open())
     first, second = (one.create_ledger(ledger(number)) for number in (7, 8))
     assert one.ledger_versions([8, 9, 7]) == [second, None, first]
+    assert two.ledger_versions([8, 9, 7], latest=True) == [second, None, first]
     newer = two.write_ledger(replace(ledger(7), version=1), first)
     two.delete_ledger(8, second)
     assert two.ledger_versions([7]) == [newer]
     (deleted,) = two.ledger_versions([8])
     assert deleted not in (None, second)
-    assert two.ledger_versions([]) == []
+    assert two.ledger_versions([]) == two.ledger_versions([], latest=True) == []
+    assert one.ledger_versions([7], latest=True) == [newer]
 
 
 def test_a_ledger_lives_and_is_deleted_for_ever(world: World) -> None:

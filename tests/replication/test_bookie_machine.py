@@ -13,9 +13,11 @@ from pybk.replication import bookie as bookie_module
 from pybk.replication.bookie import POLL_NS_MAX, BookieEffect, BookieMachine, LookUp, Respond
 from pybk.replication.messages import (
     Add,
+    CompareLacs,
     EntryRun,
     Force,
     LacReply,
+    LacsAbove,
     Read,
     ReadLac,
     ReadReply,
@@ -308,6 +310,25 @@ def test_the_lac_is_proven_by_the_last_entry_and_by_the_packet() -> None:
     assert (reply.lac, reply.packet, reply.entry_id) == (2, b"packet", 2)
     assert reply.entry == bookie.disk.durable[2]
     assert Bookie(known=False).reply(ReadLac(LEDGER)) == LacReply(Status.NO_SUCH_LEDGER)
+
+
+def test_a_comparison_names_the_ledgers_with_a_higher_lac() -> None:
+    bookie = Bookie()
+    bookie.ask("a", bookie.add(4, 4, lac=3))
+    for lac, above in ((2, [LEDGER]), (3, []), (4, [])):
+        request = CompareLacs(array("q", (LEDGER,)), array("q", (lac,)))
+        assert bookie.machine.compare_lacs(request) == LacsAbove(array("q", above))
+    assert bookie.machine.commit(), "it syncs nothing"
+    unknown = Bookie(known=False).machine.compare_lacs(CompareLacs(array("q", (LEDGER,)), array("q", (-1,))))
+    assert unknown == LacsAbove(array("q")), "no entry of it was acknowledged here"
+
+
+def test_a_comparison_names_the_ledgers_whose_lac_may_be_lost() -> None:
+    """D6."""
+    bookie = Bookie()
+    bookie.disk.limbo = bookie.disk.gap = True
+    request = CompareLacs(array("q", (LEDGER,)), array("q", (99,)))
+    assert bookie.machine.compare_lacs(request).ledger_ids == array("q", (LEDGER,))
 
 
 def test_long_polls_are_answered_when_the_lac_moves() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import replace
 from typing import Any
 
@@ -10,10 +11,14 @@ import pytest
 from pybk.ledger.ledger_metadata import Bookie, LedgerMetadata, LedgerState
 from pybk.replication.fragments import fragment_ranges
 from pybk.replication.messages import (
+    COMPARED_MAX,
+    CompareLacs,
     EntriesRead,
     Failed,
     LacRead,
     LacReply,
+    LacsAbove,
+    LacsCompared,
     MetadataRead,
     MetadataUnreachable,
     Read,
@@ -27,7 +32,7 @@ from pybk.replication.messages import (
     WakeAt,
     Woken,
 )
-from pybk.replication.reader import NO_LIMIT, EntryMachine, LacMachine, ReadMachine
+from pybk.replication.reader import NO_LIMIT, EntryMachine, LacComparisonMachine, LacMachine, ReadMachine
 from tests.replication.driving import LEDGER, Driven, bookie, metadata, run
 
 NO = ReadReply(Status.NO_SUCH_ENTRY)
@@ -412,6 +417,79 @@ def test_waiting_fails_only_if_no_bookie_answers_any_more() -> None:
     assert lac.only(Failed).reason is Reason.UNDECIDED
     lac.wake(10)
     assert (lac.sends, lac.effects) == ([], [])
+
+
+# ---- comparisons of many last adds confirmed -----------------------------------------------------------------------
+
+
+class Comparison(Driven):
+    """Compares the LACs of ledgers, each given by its metadata, with those that the client knows."""
+
+    def __init__(self, *known: tuple[LedgerMetadata, int]) -> None:
+        super().__init__(LacComparisonMachine(known))
+        self.take(self.machine.start(0))
+
+    def name(self, number: int, *ledger_ids: int) -> None:
+        """Answer the oldest request to a bookie with ledgers whose LAC has moved."""
+        self.answer(number, LacsAbove(array("q", ledger_ids)))
+
+
+def ledger(ledger_id: int, *fragments: tuple[int, tuple[int, ...]]) -> LedgerMetadata:
+    return replace(metadata((3, 3, 2), *fragments), ledger_id=ledger_id)
+
+
+def test_each_bookie_is_asked_once_for_all_ledgers() -> None:
+    comparing = Comparison((ledger(1), 7), (ledger(2), -1), (ledger(3, (0, (0, 1, 3))), 5))
+    asked = {send.bookie: send.request for send in comparing.sends}
+    assert len(comparing.sends) == 4
+    assert asked[bookie(0)] == CompareLacs(array("q", (1, 2, 3)), array("q", (7, -1, 5)))
+    assert asked[bookie(2)] == CompareLacs(array("q", (1, 2)), array("q", (7, -1)))
+    assert asked[bookie(3)] == CompareLacs(array("q", (3,)), array("q", (5,)))
+
+
+def test_what_no_bookie_of_a_covering_set_names_has_not_moved() -> None:
+    comparing = Comparison((ledger(1), 7), (ledger(2), -1))
+    comparing.name(0)
+    assert comparing.effects == [], "two others may have acknowledged an entry"
+    comparing.name(2, 2)
+    assert comparing.effects == [LacsCompared(frozenset({1}))]
+    comparing.name(1, 1)
+    assert comparing.effects == [], "it has ended"
+
+
+def test_what_the_answers_do_not_cover_may_have_moved() -> None:
+    comparing = Comparison((ledger(1), 7), (ledger(2, (0, (0, 1, 3))), 7), (ledger(3, (0, (2, 3, 4))), 7))
+    comparing.lose(1)
+    comparing.answer(3, Reply(Status.REFUSED))
+    comparing.name(0)
+    comparing.name(4)
+    assert comparing.effects == []
+    comparing.name(2)
+    assert comparing.effects == [LacsCompared(frozenset({1, 3}))]
+
+
+def test_entries_before_a_fragment_that_the_client_does_not_know_are_confirmed() -> None:
+    comparing = Comparison(
+        (ledger(1, (0, (0, 1, 2)), (5, (0, 1, 3))), 3), (ledger(2, (0, (0, 1, 2)), (5, (0, 1, 3))), 4)
+    )
+    comparing.name(0)
+    comparing.name(3)
+    assert comparing.effects == [LacsCompared(frozenset({2}))]
+
+
+def test_more_ledgers_than_a_request_may_have_are_compared_by_several() -> None:
+    comparing = Comparison(*((ledger(each), each) for each in range(COMPARED_MAX + 1)))
+    assert len(comparing.sends) == 6
+    comparing.name(0)
+    comparing.name(1)
+    comparing.name(0)
+    assert comparing.effects == [], "another answer of bookie 1 is missing"
+    comparing.name(1, 0)
+    assert comparing.effects == [LacsCompared(frozenset(range(1, COMPARED_MAX + 1)))]
+
+
+def test_nothing_is_compared_without_ledgers() -> None:
+    assert Comparison().effects == [LacsCompared(frozenset())]
 
 
 def test_two_slow_replicas_with_a_part_each_are_both_asked_on() -> None:

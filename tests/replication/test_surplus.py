@@ -24,7 +24,6 @@ from pybk.replication.messages import (
     ReadReply,
     Reason,
     Reply,
-    Request,
     Send,
     Status,
     WakeAt,
@@ -62,7 +61,7 @@ class Dropping(Driven):
         return send
 
 
-def sound(read: Request) -> ReadReply:
+def sound(read: object) -> ReadReply:
     assert isinstance(read, Read)
     if read.first == ABSENT_ENTRY:
         return ReadReply(Status.NO_SUCH_ENTRY)

@@ -17,6 +17,7 @@ from pybk.replication.messages import (
     Answered,
     BookiesChosen,
     ChooseBookies,
+    CompareLacs,
     Confirmed,
     Done,
     Effect,
@@ -152,6 +153,7 @@ class Client:
         target = ledger.bookies[bookie.bookie_id]
         key = machine << 32 | token
         if ledger.deceives:
+            assert not isinstance(effect.request, CompareLacs), "the simulator compares no ends"
             self.asked_of[key] = effect.request
         ledger.network.send(self.name, target.name, target.deliver, self, key, bookie, effect.request)
         wait = ledger.plan.timeout_ns

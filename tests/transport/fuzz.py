@@ -28,7 +28,7 @@ from pybk.client import wire
 from pybk.client.remote_ledger import RemoteLedger
 from pybk.flags import StorageHint
 from pybk.metrics import REQUEST_FAULTS
-from pybk.replication.messages import Add, AskWriter, EntryRun, Force, Move, Read, ReadLac
+from pybk.replication.messages import Add, AskWriter, CompareLacs, EntryRun, Force, Move, Read, ReadLac
 from pybk.transport import client_links, curve, heartbeat
 from pybk.transport.cluster_keys import MAC_BYTES, ClusterKeys, Mac, RightsKey, greeting_mac, session_mac
 from pybk.transport.codec import (
@@ -158,7 +158,14 @@ class Fuzzer:
             self.say(Outgoing(draw.randrange(256), draw.randrange(1 << 16), self._ledger(), blob=self._bytes()))
         elif how == "blob":
             kind = draw.choice(
-                (MessageKind.AUTHORIZE, MessageKind.LAC_PACKET, MessageKind.HELLO, MessageKind.PING, MessageKind.MOVE)
+                (
+                    MessageKind.AUTHORIZE,
+                    MessageKind.LAC_PACKET,
+                    MessageKind.HELLO,
+                    MessageKind.PING,
+                    MessageKind.MOVE,
+                    MessageKind.COMPARE_LACS,
+                )
             )
             data = bytearray(self._description if draw.random() < 0.5 else self._bytes())
             if data:
@@ -188,6 +195,7 @@ class Fuzzer:
             Force(ledger_id),
             Move(ledger_id, draw.choice([*StorageHint])),
             AskWriter(ledger_id),
+            CompareLacs(array("q", (ledger_id, positive)), array("q", (positive % 5 - 1, -1))),
             LacPacket(ledger_id, draw.randbytes(32)),
             self._proof(ledger_id),
             Ping(),

@@ -15,7 +15,20 @@ from xxhash import xxh3_128_digest
 from pybk.errors import UsageError
 from pybk.flags import StorageHint
 from pybk.ledger.ledger_metadata import DESCRIPTION_BYTES_MAX
-from pybk.replication.messages import Add, AskWriter, EntryRun, Force, Move, Read, ReadLac, Reply, Status
+from pybk.replication.messages import (
+    COMPARED_MAX,
+    Add,
+    AskWriter,
+    CompareLacs,
+    EntryRun,
+    Force,
+    LacsAbove,
+    Move,
+    Read,
+    ReadLac,
+    Reply,
+    Status,
+)
 from pybk.storage.format.extent import STRIDE_MAX
 from pybk.transport import codec, frames
 from pybk.transport.cluster_keys import Mac, keyed_mac
@@ -158,6 +171,8 @@ MESSAGES: list[tuple[WireRequest | WireReply, bool]] = [
     (Move(7, StorageHint.HDD), True),
     (AskWriter(7), True),
     (AskWriter(7, leaves=True), True),
+    (CompareLacs(array("q", (7, 1 << 40)), array("q", (-1, 5))), True),
+    (LacsAbove(array("q", (7, 1 << 40))), False),
     (Authorize(7, b"description", b"s" * 64), True),
     (AuthorizeMember(7, b"description", b"m" * 32), True),
     (LacPacket(7, b"p" * 32), True),
@@ -300,6 +315,29 @@ def test_values_that_no_request_can_have_are_refused(message: WireRequest, place
 def test_values_that_no_reply_can_have_are_refused(message: WireReply, place: int, layout: str, value: int) -> None:
     with pytest.raises(FrameError):
         received(put(message, place, layout, value), [], request=False)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        CompareLacs(array("q", (7, -1)), array("q", (0, 0))),
+        CompareLacs(array("q", (7, 8)), array("q", (0, -2))),
+        CompareLacs(array("q", (7, 8)), array("q", (0,))),
+        CompareLacs(array("q", range(COMPARED_MAX + 1)), array("q", range(COMPARED_MAX + 1))),
+    ],
+    ids=["ledger", "lac", "one", "many"],
+)
+def test_comparisons_that_no_client_makes_are_refused(message: CompareLacs) -> None:
+    with pytest.raises(FrameError):
+        received(*sent(encode(message)), request=True)
+
+
+def test_a_comparison_and_its_reply_are_decoded_as_they_were() -> None:
+    most = array("q", range(COMPARED_MAX))
+    for message, request in ((CompareLacs(most, most), True), (LacsAbove(most), False), (LacsAbove(array("q")), False)):
+        assert received(*sent(encode(message)), request=request) == message
+    with pytest.raises(FrameError, match="15 bytes of ledger ids"):
+        received(*sent(Outgoing(codec.MessageKind.LACS_ABOVE, blob=bytes(15))), request=False)
 
 
 def test_an_entry_has_a_header() -> None:

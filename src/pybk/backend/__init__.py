@@ -227,6 +227,12 @@ class LedgerReads(Protocol):
                 be returned later.
         """
 
+    def moved(self, descriptors: Sequence[LedgerDescriptor]) -> list[LedgerDescriptor]:
+        """Return those of some ledgers that ``look`` might change now; one of them may be unchanged nevertheless.
+
+        The last add confirmed of each other one is that which ``look`` would find, and its state is unchanged.
+        """
+
     def read_verified(
         self, descriptor: LedgerDescriptor, first: int, last: int, max_bytes: int, *, digest: EntryDigest, direct: bool
     ) -> EntryBatch:

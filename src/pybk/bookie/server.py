@@ -63,6 +63,7 @@ from pybk.replication.messages import (
     NEGATIVE,
     Add,
     AskWriter,
+    CompareLacs,
     EntryRun,
     Force,
     LacReply,
@@ -137,6 +138,7 @@ _OPS: Final[Mapping[type, str]] = {
     LacPacket: "write_lac",
     Move: "move",
     AskWriter: "ask_writer",
+    CompareLacs: "compare_lacs",
 }
 """The operations, as metrics have them, by the type of request; the server answers all other types itself."""
 
@@ -585,6 +587,8 @@ class BookieServer:
                 type(message) is Add and peer.may_write(message.ledger_id)
             ):
                 self._pass(peer, request_id, message, now_ns)
+            elif type(message) is CompareLacs:
+                self._reply(peer, request_id, self.machine.compare_lacs(message))
             else:
                 self._take_other(peer, request_id, _request(message), now_ns)
         except Exception as error:  # noqa: BLE001  # the barrier: no request may end the serving thread

@@ -50,7 +50,7 @@ from pybk.client.driver import Driver
 from pybk.client.followed_report import FollowedReport
 from pybk.client.follower import Followers
 from pybk.client.limbo_repair import LimboBookie, LimboRepair
-from pybk.client.reader import EntryReading, LacReading, Reading, Recovering
+from pybk.client.reader import EntryReading, LacComparing, LacReading, Reading, Recovering
 from pybk.client.remote_ledger import RemoteLedger
 from pybk.client.rereplication import Rereplicator
 from pybk.client.wire import BookieWire
@@ -100,6 +100,9 @@ if TYPE_CHECKING:
 
 STRAGGLER_BYTES: Final = 16 << 20
 """The confirmed bytes that a bookie may leave unacknowledged before it is replaced."""
+
+_COMPARED_MIN: Final = 4
+"""The least ledgers whose ends are compared first; of fewer each is asked, because the comparison costs as much."""
 
 _ENTRIES_GUESSED: Final = 64
 """Entries that the first read of a ledger asks for, while their size is unknown."""
@@ -736,6 +739,24 @@ class ClusterBackend(ReplicatedLedgers):
             writing = self._writings.get(ledger.ledger_id)  # a writer in this client knows the latest LAC
             known = -1 if writing is None else writing.ledger.last_add_confirmed
             ledger.advance(max(reading.last_add_confirmed, known))
+
+    def moved(self, descriptors: Sequence[LedgerDescriptor]) -> list[LedgerDescriptor]:
+        """Ask each bookie once for all open ledgers, then the metadata store for their versions.
+
+        In this order, because a version that is still the same proves that the bookies that were asked are those of the
+        last ensemble. The ledgers that this client writes count as moved.
+        """
+        ledgers = [each for each in map(_remote, descriptors) if not each.is_final]
+        asked = [each for each in ledgers if each.ledger_id not in self._writings]
+        if len(asked) < _COMPARED_MIN:
+            return list(descriptors)
+        versions = {id(each): each.version for each in asked}
+        comparing = LacComparing(self.driver, asked)
+        self.driver.run(comparing, comparing.machine.start)
+        same = [each for each in asked if each.ledger_id in comparing.same]
+        now = self._metadata.ledger_versions([each.ledger_id for each in same], latest=True)
+        unmoved = {id(each) for each, version in zip(same, now, strict=True) if version == versions[id(each)]}
+        return [each for each in ledgers if id(each) not in unmoved]
 
     def read_verified(
         self, descriptor: LedgerDescriptor, first: int, last: int, max_bytes: int, *, digest: EntryDigest, direct: bool

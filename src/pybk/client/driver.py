@@ -39,7 +39,9 @@ from pybk.client.missing_entries import PendingReports, Unrecorded
 from pybk.errors import EntryUnknownError, LedgerRecoveryError, PybkError
 from pybk.replication.messages import (
     Answered,
+    AnyReply,
     ChooseBookies,
+    CompareLacs,
     Effect,
     Event,
     MetadataUnreachable,
@@ -52,7 +54,7 @@ from pybk.replication.messages import (
     Woken,
     WriteMetadata,
 )
-from pybk.replication.reader import EntryMachine, LacMachine, ReadMachine
+from pybk.replication.reader import EntryMachine, LacComparisonMachine, LacMachine, ReadMachine
 from pybk.replication.recovery import RecoveryMachine
 from pybk.replication.writer import WriterMachine
 from pybk.threads import Workers, start_thread
@@ -61,7 +63,6 @@ from pybk.threads.group_commit import Completion, GroupCommit
 if TYPE_CHECKING:
     from pybk.client.remote_ledger import RemoteLedger
     from pybk.ledger.ledger_metadata import Bookie
-    from pybk.replication.messages import LacReply, ReadReply, Reply
 
 logger = logging.getLogger(__name__)
 
@@ -96,10 +97,10 @@ class Machine(Protocol):
 class Wire(Protocol):
     """The links to bookies; used by the leader alone, except ``interrupt``."""
 
-    def send(self, request_id: int, bookie: Bookie, ledger: RemoteLedger, request: Request) -> bool:
+    def send(self, request_id: int, bookie: Bookie, ledger: RemoteLedger, request: Request | CompareLacs) -> bool:
         """Send a request, now or when the link has space; return False if the bookie cannot be reached."""
 
-    def poll(self, timeout_ms: int) -> list[tuple[int, Reply | LacReply | ReadReply | None]]:
+    def poll(self, timeout_ms: int) -> list[tuple[int, AnyReply | None]]:
         """Return replies by request id, None for those that will not come; wait ``timeout_ms`` for the first."""
 
     @property
@@ -379,7 +380,7 @@ class Driver:
                 self._formed.pop(writer, None)  # a writer that another thread attached meanwhile stays
         lost = [conversation for conversation, first in list(self._fresh.items()) if first not in self.posted]
         for conversation in (*self._waited, *lost):
-            reads = isinstance(conversation.machine, ReadMachine | EntryMachine | LacMachine)
+            reads = isinstance(conversation.machine, ReadMachine | EntryMachine | LacMachine | LacComparisonMachine)
             conversation.end(error if reads else of_changes)
             self._fresh.pop(conversation, None)
         for completion in list(self._unmet):

@@ -19,15 +19,16 @@ from pybk.replication.messages import (
     EntryRun,
     Failed,
     LacRead,
+    LacsCompared,
     ReadEnded,
     Status,
     UnderReplicated,
 )
-from pybk.replication.reader import EntryMachine, LacMachine, ReadMachine
+from pybk.replication.reader import EntryMachine, LacComparisonMachine, LacMachine, ReadMachine
 from pybk.replication.recovery import RecoveryMachine
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from pybk.client.driver import Driver
     from pybk.client.remote_ledger import RemoteLedger
@@ -224,6 +225,29 @@ class LacReading(Conversation[LacMachine]):
             self.end()
         elif type(effect) is Failed:
             self.end(error_of(effect))
+
+
+class LacComparing(Conversation[LacComparisonMachine]):
+    """Finds the ledgers whose last add confirmed has not moved.
+
+    Args:
+        driver: Runs it.
+        ledgers: The ledgers, at least one. The requests take no right to any of them.
+
+    Attributes:
+        same: The ids of the ledgers whose LAC has not moved; of others it may have.
+    """
+
+    def __init__(self, driver: Driver, ledgers: Sequence[RemoteLedger]) -> None:
+        machine = LacComparisonMachine((each.metadata, each.last_add_confirmed) for each in ledgers)
+        super().__init__(driver, ledgers[0], machine)
+        self.same: frozenset[int] = frozenset()
+
+    def take(self, effect: Effect) -> None:
+        """Keep the ledgers, and end."""
+        assert type(effect) is LacsCompared
+        self.same = effect.same
+        self.end()
 
 
 class Recovering(Conversation[RecoveryMachine]):

@@ -40,7 +40,10 @@ from pybk.errors import PybkError
 from pybk.replication.entry_runs import lac_at, whole
 from pybk.replication.messages import (
     Add,
+    AnyReply,
+    CompareLacs,
     LacReply,
+    LacsAbove,
     Move,
     Read,
     ReadLac,
@@ -76,7 +79,6 @@ Address = tuple[str, bytes | None]
 """A bookie's address, and its CURVE key if the cluster has a secret."""
 
 AnyLink = Link | InProcessLink
-CheckedReply = Reply | LacReply | ReadReply
 
 
 class Addresses(Protocol):
@@ -108,7 +110,7 @@ class BookieWire:
         """The link to each bookie, and the address that it was made for."""
         self._granted: dict[int, bool] = {}
         """Ledgers whose rights the links have, the oldest first: whether by their passwords, or only as a member."""
-        self._asked: dict[int, tuple[RemoteLedger, Request, int]] = {}
+        self._asked: dict[int, tuple[RemoteLedger, Request | CompareLacs, int]] = {}
         """Requests that have not ended, by id, each with the time at which ``_sweep`` ends it."""
         self.queued: dict[Bookie, deque[tuple[int, WireRequest, int]]] = {}
         """Requests that the links refused, in order; a bookie is a key only while it has any."""
@@ -151,7 +153,7 @@ class BookieWire:
                 logger.warning("links cannot be closed after an interrupt", exc_info=True)
             self._replaced.pop()
 
-    def send(self, request_id: int, bookie: Bookie, ledger: RemoteLedger, request: Request) -> bool:
+    def send(self, request_id: int, bookie: Bookie, ledger: RemoteLedger, request: Request | CompareLacs) -> bool:
         """Send a request, or queue it until its link has less on the way.
 
         Returns:
@@ -248,7 +250,7 @@ class BookieWire:
             self._packet = request, LacPacket(ledger.ledger_id, packet)
         return self._packet[1]
 
-    def poll(self, timeout_ms: int) -> list[tuple[int, CheckedReply | None]]:
+    def poll(self, timeout_ms: int) -> list[tuple[int, AnyReply | None]]:
         """Wait for replies, and send what was queued.
 
         Args:
@@ -257,7 +259,7 @@ class BookieWire:
         Returns:
             Replies by request id, checked; None for requests that will have no reply.
         """
-        replies: list[tuple[int, CheckedReply | None]] = []
+        replies: list[tuple[int, AnyReply | None]] = []
         for _, request_id, reply in self._links.poll(timeout_ms):
             asked = self._asked.pop(request_id, None)
             if asked is None:
@@ -289,9 +291,11 @@ class BookieWire:
             self._links.close()
 
 
-def _checked(ledger: RemoteLedger, request: Request, reply: WireReply) -> CheckedReply:
+def _checked(ledger: RemoteLedger, request: Request | CompareLacs, reply: WireReply) -> AnyReply:
     """Return the part of a reply that a machine may believe; a reply of the wrong kind becomes ``UNKNOWN``."""
     kind = type(request)
+    if kind is CompareLacs and type(reply) is LacsAbove:
+        return reply
     if type(reply) is Reply:
         if kind is Read:
             return ReadReply(reply.status)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from operator import index
 from typing import Final, NoReturn, SupportsIndex
@@ -405,6 +405,13 @@ class LedgerReader(Handle):
             raise ReadRangeError(f"following from entry {first}; entry ids count from 0")
         return first
 
+    def _is_behind(self) -> bool:
+        """Return whether this reader is closed, or has not taken over what is known of its ledger."""
+        known = self._descriptor
+        if self._closed or known.deleted or self._metered is not known.metadata:
+            return True
+        return self._last_add_confirmed != known.last_add_confirmed
+
     def _check_open(self) -> None:
         self._backend.check_usable()
         if self._closed:
@@ -432,6 +439,27 @@ def woken_by(reader: LedgerReader, callback: Callable[[], None]) -> AbstractCont
 def position_of(reader: LedgerReader, first: int) -> tuple[int, bool]:
     """Return the last entry that can be read now, and whether it is final; refreshes it if it is before ``first``."""
     return reader._position(first)
+
+
+def moved(readers: Sequence[LedgerReader]) -> list[LedgerReader]:
+    """Return those of some readers for which ``read_last_add_confirmed`` may return or raise something new.
+
+    The ``last_add_confirmed`` of each other one is what it would return. An entry that an ack quorum of bookies knew as
+    confirmed before this call is not missed.
+
+    Args:
+        readers: Readers of one manager.
+
+    Raises:
+        PybkError: The metadata store cannot be read, or the manager is closed.
+
+    Cost: In a cluster one request to each bookie and one read of the metadata store, for all readers together; a few
+        microseconds for each reader. In a store nothing.
+    """
+    if not readers:
+        return []
+    found = {id(each) for each in readers[0]._backend.moved([reader._descriptor for reader in readers])}
+    return [reader for reader in readers if id(reader._descriptor) in found or reader._is_behind()]
 
 
 def checked_whole(reader: LedgerReader) -> bytes:

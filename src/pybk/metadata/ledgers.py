@@ -509,14 +509,19 @@ class Ledgers(AuthenticatedValues):
             return False  # reading the ledger's metadata raises the error
         return kind is ValueKind.DELETED
 
-    def ledger_versions(self, ledger_ids: Sequence[int]) -> list[int | None]:
+    def ledger_versions(self, ledger_ids: Sequence[int], *, latest: bool = False) -> list[int | None]:
         """Return the version of each ledger's metadata, which each change increases; None for a ledger without a key.
 
         Values are neither decoded nor verified.
 
+        Args:
+            ledger_ids: The ledgers.
+            latest: Whether every change that took effect before the call is seen.
+
         Cost: As ``MetadataStore.get_many``.
         """
-        nodes = self._store.get_many([f"{LEDGERS_KEY}/{ledger_path(ledger_id)}" for ledger_id in ledger_ids])
+        keys = [f"{LEDGERS_KEY}/{ledger_path(ledger_id)}" for ledger_id in ledger_ids]
+        nodes = self._store.get_many(keys, latest=latest)
         return [None if node is None else node.version for node in nodes]
 
     def is_unheard_of(self, ledger_id: int) -> bool:

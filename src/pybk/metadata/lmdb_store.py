@@ -260,7 +260,7 @@ class LmdbMetadataStore:
         """See ``MetadataStore.recall``; nothing is kept, because every read is short."""
         return self.get_many((key,))[0]
 
-    def get_many(self, keys: Sequence[str]) -> list[Node | None]:
+    def get_many(self, keys: Sequence[str], *, latest: bool = False) -> list[Node | None]:
         """See ``MetadataStore.get_many``; all values are from one snapshot."""
         names = [node_name(key) for key in keys]
         if self._sweep_is_due():

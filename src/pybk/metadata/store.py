@@ -85,8 +85,13 @@ class MetadataStore(Protocol):
         """
         ...
 
-    def get_many(self, keys: Sequence[str]) -> list[Node | None]:
-        """Return the values of many keys, as ``get`` does for each, in few round trips."""
+    def get_many(self, keys: Sequence[str], *, latest: bool = False) -> list[Node | None]:
+        """Return the values of many keys, as ``get`` does for each, in few round trips.
+
+        Args:
+            keys: The keys.
+            latest: As for ``get``.
+        """
         ...
 
     def children(self, key: str) -> list[str]:

@@ -77,9 +77,9 @@ class TimedStore:
         """See ``MetadataStore.get``."""
         return self._timed("get", lambda: self._store.get(key, latest=latest))
 
-    def get_many(self, keys: Sequence[str]) -> list[Node | None]:
+    def get_many(self, keys: Sequence[str], *, latest: bool = False) -> list[Node | None]:
         """See ``MetadataStore.get_many``."""
-        return self._timed("get_many", lambda: self._store.get_many(keys))
+        return self._timed("get_many", lambda: self._store.get_many(keys, latest=latest))
 
     def children(self, key: str) -> list[str]:
         """See ``MetadataStore.children``."""

@@ -237,15 +237,18 @@ class ZooKeeperMetadataStore:
 
         return self._read(f"recall {key!r}", read)
 
-    def get_many(self, keys: Sequence[str]) -> list[Node | None]:
+    def get_many(self, keys: Sequence[str], *, latest: bool = False) -> list[Node | None]:
         """See ``MetadataStore.get_many``; up to ``_PIPELINE`` requests are under way at a time."""
         paths = [self._path(key) for key in keys]
 
         def read(deadline: float) -> list[Node | None]:
+            synced = self.client.sync_async(paths[0]) if latest and paths else None  # as in ``get``
             found: list[Node | None] = []
             for at in range(0, len(paths), _PIPELINE):
                 results = [self.client.get_async(path) for path in paths[at : at + _PIPELINE]]
                 found += [self.node(result, deadline) for result in results]
+            if synced is not None:
+                self._outcome(synced, deadline)
             return found
 
         return self._read(f"get {len(keys)} keys", read)

@@ -17,6 +17,7 @@ The last add confirmed never goes down (I13).
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
@@ -27,9 +28,11 @@ from pybk.errors import StorageError, StorageRefusedError
 from pybk.replication.messages import (
     NEGATIVE,
     Add,
+    CompareLacs,
     EntryRun,
     Force,
     LacReply,
+    LacsAbove,
     Read,
     ReadLac,
     ReadReply,
@@ -556,6 +559,18 @@ class BookieMachine:
             return [*effects, Respond(sender, self._lac_reply(ledger_id, before))]
         self.polls.add(_Poll(sender, owner, ledger_id, beyond, now_ns + min(request.wait_ns, POLL_NS_MAX)))
         return effects + self.polls.wake_at()
+
+    def compare_lacs(self, request: CompareLacs) -> LacsAbove:
+        """Return the ledgers whose last add confirmed is above the client's, or may be lost (D6); reads no entries.
+
+        Cost: A look-up in memory for each ledger that was used since the start.
+        """
+        above = array("q")
+        for ledger_id, lac in zip(request.ledger_ids, request.lacs, strict=True):
+            state = self._replicas.state(ledger_id)
+            if state is not None and (state.gap or state.lac > lac):
+                above.append(ledger_id)
+        return LacsAbove(above)
 
     def _lac_reply(self, ledger_id: int, state: ReplicaStatus | None) -> LacReply:
         """Return the answer to ``ReadLac``, with its proof."""

@@ -205,6 +205,25 @@ class AskWriter:
 Request = Add | ReadLac | Read | Force | WriteLac | Move | AskWriter
 
 
+@dataclass(frozen=True, slots=True)
+class CompareLacs:
+    """Return which of many ledgers may have a last add confirmed (LAC) above the one that the client knows.
+
+    Older bookies answer ``REFUSED``.
+
+    Attributes:
+        ledger_ids: The ledgers, at most ``COMPARED_MAX``.
+        lacs: The LAC of each that the client knows; -1 for none.
+    """
+
+    ledger_ids: array[int]
+    lacs: array[int]
+
+
+COMPARED_MAX: Final = 4096
+"""The most ledgers of one ``CompareLacs``."""
+
+
 # ---- replies: bookie to client -------------------------------------------------------------------------------------
 
 
@@ -244,6 +263,22 @@ class LacReply:
 
 
 @dataclass(frozen=True, slots=True)
+class LacsAbove:
+    """The reply to ``CompareLacs``.
+
+    It proves nothing: a client reads the LAC of the ledgers that it names, and believes of the others what it believes
+    of a bookie that answers ``ReadLac`` with an old proof, that is, only with the answers of others.
+
+    Attributes:
+        ledger_ids: The ledgers whose LAC is above the one in the request, or is not known because of a limbo.
+        status: ``OK``.
+    """
+
+    ledger_ids: array[int]
+    status: Status = Status.OK
+
+
+@dataclass(frozen=True, slots=True)
 class ReadReply:
     """The reply to ``Read``: entries from the first one on, up to the first one that is missing or does not fit.
 
@@ -263,6 +298,9 @@ class ReadReply:
     damaged: bool = False
 
 
+AnyReply = Reply | LacReply | LacsAbove | ReadReply
+
+
 # ---- events: driver to machine -------------------------------------------------------------------------------------
 
 
@@ -275,7 +313,7 @@ class Answered(NamedTuple):
     """
 
     token: int
-    reply: Reply | LacReply | ReadReply
+    reply: AnyReply
 
 
 class Unanswered(NamedTuple):
@@ -412,7 +450,7 @@ class Send(NamedTuple):
 
     token: int
     bookie: Bookie
-    request: Request
+    request: Request | CompareLacs
 
 
 @dataclass(frozen=True, slots=True)
@@ -511,6 +549,17 @@ class LacRead:
     """
 
     last_add_confirmed: int
+
+
+@dataclass(frozen=True, slots=True)
+class LacsCompared:
+    """The last adds confirmed of many ledgers were compared with those that the client knows.
+
+    Attributes:
+        same: The ledgers whose LAC has not moved. Of all others it may have.
+    """
+
+    same: frozenset[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -653,6 +702,7 @@ Effect = (
     | Acknowledged
     | EntriesRead
     | LacRead
+    | LacsCompared
     | ReadEnded
     | UnderReplicated
     | EnsembleChanged

@@ -6,15 +6,18 @@ asked as well (speculation); if it fails or denies, the next one is asked instea
 failed or denied, the metadata is read again once, because the ensemble may have changed (C17). An entry is denied only
 if every bookie of its write set denies it under current metadata; otherwise it is unknown (K5). ``LacMachine`` asks the
 last ensemble until the answers cover every write set; or it waits at enough bookies for each ack quorum to include one
-of them. ``EntryMachine`` is for single entries, because they are read often: it asks one replica, and leaves every case
-without a sound answer to a ``ReadMachine``.
+of them. ``LacComparisonMachine`` compares those of many ledgers, with one request for each bookie. ``EntryMachine`` is
+for single entries, because they are read often: it asks one replica, and leaves every case without a sound answer to a
+``ReadMachine``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from array import array
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import count
+from itertools import chain, count
 from types import MappingProxyType
 from typing import Final
 
@@ -22,8 +25,10 @@ from pybk.ledger.ledger_metadata import Bookie, LedgerMetadata, LedgerState
 from pybk.replication.entry_runs import since
 from pybk.replication.fragments import fragment_of, fragment_ranges
 from pybk.replication.messages import (
+    COMPARED_MAX,
     NEGATIVE,
     Answered,
+    CompareLacs,
     Effect,
     EntriesRead,
     EntryRun,
@@ -31,6 +36,8 @@ from pybk.replication.messages import (
     Failed,
     LacRead,
     LacReply,
+    LacsAbove,
+    LacsCompared,
     MetadataRead,
     MetadataUnreachable,
     Read,
@@ -513,6 +520,84 @@ class LacMachine:
         """End with a result."""
         self._ended = True
         return [LacRead(lac)]
+
+
+class LacComparisonMachine:
+    """Finds the ledgers whose last add confirmed has not moved, among many, with one request for each bookie.
+
+    It asks the bookies of the last ensembles which of their ledgers have a higher LAC than the client knows. The LAC of
+    a ledger has not moved if the answers cover its ensemble, as for ``LacMachine``, and none of them names it: then no
+    ack quorum knew a higher one before this began. Ends with ``LacsCompared`` once the answers cover all ensembles, or
+    every bookie has answered or failed to.
+
+    Args:
+        known: The metadata of each ledger, and its LAC as far as the client knows.
+
+    Threads: one at a time.
+    """
+
+    def __init__(self, known: Iterable[tuple[LedgerMetadata, int]]) -> None:
+        self._ledgers: dict[tuple[tuple[Bookie, ...], Quorum], list[int]] = {}
+        """The ledgers by ensemble and sizes."""
+        self._lacs: dict[Bookie, dict[int, int]] = {}
+        self._asked: dict[int, Bookie] = {}
+        self._unanswered: Counter[Bookie] = Counter()
+        """The requests to each bookie that it has not answered."""
+        self._moved: set[int] = set()
+        self._ended = False
+        for metadata, lac in known:
+            ledger_id, last = metadata.ledger_id, metadata.fragments[-1]
+            if lac < last.first_entry_id - 1:
+                self._moved.add(ledger_id)  # the entries before the fragment are confirmed
+            quorum = Quorum(metadata.ensemble_size, metadata.write_quorum, metadata.ack_quorum)
+            self._ledgers.setdefault((last.ensemble, quorum), []).append(ledger_id)
+            for bookie in last.ensemble:
+                lacs = self._lacs.setdefault(bookie, {})
+                lacs[ledger_id] = min(lac, lacs.get(ledger_id, lac))
+
+    def start(self, now_ns: int) -> list[Effect]:
+        """Begin.
+
+        Args:
+            now_ns: The time.
+        """
+        effects: list[Effect] = []
+        for bookie, lacs in self._lacs.items():
+            ids, known = array("q", lacs), array("q", lacs.values())
+            for at in range(0, len(ids), COMPARED_MAX):
+                token = len(effects) + 1
+                self._asked[token] = bookie
+                self._unanswered[bookie] += 1
+                request = CompareLacs(ids[at : at + COMPARED_MAX], known[at : at + COMPARED_MAX])
+                effects.append(Send(token, bookie, request))
+        return effects or self._end()
+
+    def step(self, event: Event, now_ns: int) -> list[Effect]:
+        """Handle an event; return the effects to perform.
+
+        Args:
+            event: What happened.
+            now_ns: The time.
+        """
+        if self._ended or not isinstance(event, Answered | Unanswered) or event.token not in self._asked:
+            return []
+        bookie = self._asked.pop(event.token)
+        reply = event.reply if isinstance(event, Answered) else None
+        if isinstance(reply, LacsAbove) and reply.status is Status.OK:
+            self._moved.update(reply.ledger_ids)
+            self._unanswered[bookie] -= 1
+        return [] if self._asked and not all(map(self._is_covered, self._ledgers)) else self._end()
+
+    def _is_covered(self, group: tuple[tuple[Bookie, ...], Quorum]) -> bool:
+        """Return whether the answers cover an ensemble."""
+        ensemble, quorum = group
+        return quorum.covered(sum(1 << place for place, each in enumerate(ensemble) if not self._unanswered[each]))
+
+    def _end(self) -> list[Effect]:
+        """End with a result."""
+        self._ended = True
+        covered = (ledger_ids for group, ledger_ids in self._ledgers.items() if self._is_covered(group))
+        return [LacsCompared(frozenset(chain.from_iterable(covered)) - self._moved)]
 
 
 def _bytes_of(run: EntryRun) -> int:

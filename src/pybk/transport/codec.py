@@ -2,12 +2,14 @@
 
 A new message is added in three places: its dataclass in ``pybk.replication.messages``, or here if only the transport
 uses it; its number in ``MessageKind`` (even for requests, odd for replies) with one encoder in ``ENCODERS`` and, for
-a request, one decoder in ``_REQUESTS``; and one row of the table in ``docs/reference/wire.md``. Encoders and decoders
+a request, one decoder in ``DECODERS``; and one row of the table in ``docs/reference/wire.md``. Encoders and decoders
 are pure functions. A decoder must raise FrameError, and nothing else, for numbers that no such message may have.
 """
 
 from __future__ import annotations
 
+import sys
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -19,7 +21,20 @@ from xxhash import xxh3_128_digest
 from pybk.errors import UsageError
 from pybk.flags import StorageHint
 from pybk.ledger.ledger_metadata import DESCRIPTION_BYTES_MAX
-from pybk.replication.messages import Add, AskWriter, EntryRun, Force, Move, Read, ReadLac, Reply, Status
+from pybk.replication.messages import (
+    COMPARED_MAX,
+    Add,
+    AskWriter,
+    CompareLacs,
+    EntryRun,
+    Force,
+    LacsAbove,
+    Move,
+    Read,
+    ReadLac,
+    Reply,
+    Status,
+)
 from pybk.storage.format.extent import STRIDE_MAX
 from pybk.transport.cluster_keys import LAC_PACKET_BYTES, MEMBER_MAC_BYTES, SIGNATURE_BYTES
 from pybk.transport.frames import MESSAGE_BYTES_MAX, FrameError, Header, Outgoing, blob, runs
@@ -61,6 +76,8 @@ class MessageKind(IntEnum):
     MOVE = 26
     LAC_PACKET = 24
     ASK_WRITER = 28
+    COMPARE_LACS = 30
+    LACS_ABOVE = 31
 
 
 _REPLY: Final = int(MessageKind.REPLY)
@@ -130,8 +147,10 @@ class Ping:
     """Ask the bookie for a sign of life. The answer is ``Reply``."""
 
 
-WireRequest = Add | ReadLac | Read | Force | Move | AskWriter | LacPacket | Authorize | AuthorizeMember | Ping
-WireReply = Reply | Answer
+WireRequest = (
+    Add | ReadLac | Read | Force | Move | AskWriter | CompareLacs | LacPacket | Authorize | AuthorizeMember | Ping
+)
+WireReply = Reply | Answer | LacsAbove
 
 
 # ---- to frames -------------------------------------------------------------------------------------------------------
@@ -177,6 +196,30 @@ def _encode_ask_writer(ask: AskWriter) -> Outgoing:
     return Outgoing(MessageKind.ASK_WRITER, _FIRST_FLAG * ask.leaves, ask.ledger_id)
 
 
+def _encode_compare_lacs(compare: CompareLacs) -> Outgoing:
+    return Outgoing(MessageKind.COMPARE_LACS, blob=_packed(compare.ledger_ids) + _packed(compare.lacs))
+
+
+def _encode_lacs_above(above: LacsAbove) -> Outgoing:
+    return Outgoing(MessageKind.LACS_ABOVE, int(above.status), blob=_packed(above.ledger_ids))
+
+
+def _packed(numbers: array[int]) -> bytes:
+    """Return numbers as i64, little-endian."""
+    if sys.byteorder == "big":
+        numbers = numbers[:]
+        numbers.byteswap()
+    return numbers.tobytes()
+
+
+def _unpacked(packed: bytes) -> array[int]:
+    """Return the numbers that ``_packed`` has packed."""
+    numbers = array("q", packed)
+    if sys.byteorder == "big":
+        numbers.byteswap()
+    return numbers
+
+
 def _encode_lac_packet(lac: LacPacket) -> Outgoing:
     return Outgoing(MessageKind.LAC_PACKET, 0, lac.ledger_id, blob=lac.packet)
 
@@ -219,6 +262,8 @@ ENCODERS: Final[dict[type, Callable[[Any], Outgoing]]] = {
     Force: _encode_force,
     Move: _encode_move,
     AskWriter: _encode_ask_writer,
+    CompareLacs: _encode_compare_lacs,
+    LacsAbove: _encode_lacs_above,
     LacPacket: _encode_lac_packet,
     Authorize: _encode_authorize,
     AuthorizeMember: _encode_authorize_member,
@@ -257,7 +302,7 @@ def decode_request(header: Header, head: bytes, frames: Sequence[memoryview]) ->
     Raises:
         FrameError: It is not a request, or its content is not that of a valid request.
     """
-    decoder = _REQUESTS.get(header.kind)
+    decoder = DECODERS.get(header.kind)
     if decoder is None:
         raise FrameError(f"a message of kind {header.kind} is not a request")
     if header.ledger_id < 0:
@@ -308,6 +353,17 @@ def _decode_ask_writer(header: Header, head: bytes, _frames: Sequence[memoryview
     return AskWriter(header.ledger_id, bool(header.flags & _FIRST_FLAG))
 
 
+def _decode_compare_lacs(header: Header, head: bytes, _frames: Sequence[memoryview]) -> CompareLacs:
+    packed = blob(header, head, 2 * 8 * COMPARED_MAX)
+    if len(packed) % 16:
+        raise FrameError(f"a comparison of {len(packed)} bytes; each ledger has 16")
+    half = len(packed) // 2
+    found = CompareLacs(_unpacked(packed[:half]), _unpacked(packed[half:]))
+    if half and (min(found.ledger_ids) < 0 or min(found.lacs) < -1):
+        raise FrameError(f"a comparison of ledger {min(found.ledger_ids)} with LAC {min(found.lacs)}")
+    return found
+
+
 def _decode_lac_packet(header: Header, head: bytes, _frames: Sequence[memoryview]) -> LacPacket:
     packet = blob(header, head, LAC_PACKET_BYTES)
     if len(packet) != LAC_PACKET_BYTES:
@@ -334,18 +390,20 @@ def _decode_ping(header: Header, head: bytes, _frames: Sequence[memoryview]) -> 
     return Ping()
 
 
-_REQUESTS: Final[dict[int, Callable[[Header, bytes, Sequence[memoryview]], WireRequest]]] = {
+DECODERS: Final[dict[int, Callable[[Header, bytes, Sequence[memoryview]], WireRequest]]] = {
     MessageKind.ADD: _decode_add,
     MessageKind.READ_LAC: _decode_read_lac,
     MessageKind.READ: _decode_read,
     MessageKind.FORCE: _decode_force,
     MessageKind.MOVE: _decode_move,
     MessageKind.ASK_WRITER: _decode_ask_writer,
+    MessageKind.COMPARE_LACS: _decode_compare_lacs,
     MessageKind.LAC_PACKET: _decode_lac_packet,
     MessageKind.AUTHORIZE: _decode_authorize,
     MessageKind.AUTHORIZE_MEMBER: _decode_authorize_member,
     MessageKind.PING: _decode_ping,
 }
+"""The decoder of each kind of request."""
 
 
 def decode_reply(header: Header, head: bytes, frames: Sequence[memoryview]) -> WireReply:
@@ -359,6 +417,11 @@ def decode_reply(header: Header, head: bytes, frames: Sequence[memoryview]) -> W
         raise FrameError(f"a reply of status {header.flags & _STATUS_BITS}")
     if header.kind == MessageKind.REPLY:
         return Reply(status, bool(header.flags & _WATCHED))
+    if header.kind == MessageKind.LACS_ABOVE:
+        packed = blob(header, head, 8 * COMPARED_MAX)
+        if len(packed) % 8:
+            raise FrameError(f"{len(packed)} bytes of ledger ids; each has 8")
+        return LacsAbove(_unpacked(packed), status)
     if header.kind != MessageKind.ANSWER:
         raise FrameError(f"a message of kind {header.kind} is not a reply")
     found = runs(header, head, frames)
