@@ -3,6 +3,8 @@
 The cluster has one bookie, an LMDB metadata store, and the metadata of closed ledgers that have no entries anywhere: a
 look reads no entries. The query reads one of several types, whose ledgers alternate. Then micro-batches follow, each
 with a new ledger of this type and one of another.
+
+Then a look at open logs that rest is measured, with three bookies in the same process.
 """
 
 from __future__ import annotations
@@ -12,23 +14,31 @@ import json
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 from pybk import LedgerManager
 from pybk.flags import LedgerType
+from pybk.manager.ledger_reader import LedgerReader
 from pybk.metadata.cluster import ClusterMetadata
 from pybk.spark.connection import close_connections, connection
+from pybk.spark.log_source.log_catalog import LogCatalog
+from pybk.spark.log_source.log_options import log_options
 from pybk.spark.options import source_options
 from pybk.spark.source.columns import schema_of
 from pybk.spark.source.stream import StreamReader
+from pybk.streams.log import Log
 
 READ: Final = "read"
 ENTRIES: Final = 10
 WAIT_S: Final = 300.0
 POLL_S: Final = 0.005
+LOOKS: Final = 20
+BOOKIES: Final = 3
 
 
 class Ledgers:
@@ -155,17 +165,59 @@ def measure(directory: Path, count: int, types: int, batches: int) -> None:
         close_connections()
 
 
+def measure_open(directory: Path, counts: Sequence[int]) -> None:
+    """Print what a look costs at logs that are open and rest, and what asking for the end of each would cost."""
+    url = f"lmdb://{directory.resolve()}/metadata"
+    with ExitStack() as opened:
+        for number in range(BOOKIES):
+            where = directory / f"bookie-{number}"
+            bookie = LedgerManager.open(where, listen="tcp://127.0.0.1:*", metadata=url, autorecovery=False)
+            opened.enter_context(bookie)
+        manager = opened.enter_context(LedgerManager.connect(url))
+        names = [f"log-{number}" for number in range(max(counts))]
+        for name in names:
+            log = opened.enter_context(Log.open(manager, name, insecure=True))
+            opened.enter_context(log.writer()).append(b"record")
+        for count in counts:
+            given = {"metadataUri": url, "subscribe": ",".join(names[:count])}
+            catalog = LogCatalog(log_options(given, streaming=True), follow=True)
+            catalog.look()
+            while any(state.end_seq == 0 for state in catalog.look(now=False).values()):
+                time.sleep(POLL_S)
+            wall, cpu = taken(partial(catalog.look, now=False), LOOKS)
+            readers = [reader for name in names[:count] if (reader := catalog.view(name).reader) is not None]
+            asked = taken(partial(_ask_each, readers))[1]
+            print(
+                f"a look at {count} open logs {1e3 * cpu:.1f} ms of CPU, bookies included, {1e3 * wall:.1f} ms; "
+                f"asking for each end {1e3 * asked:.0f} ms of CPU"
+            )
+            catalog.close()
+        close_connections()
+
+
+def _ask_each(readers: Sequence[LedgerReader]) -> None:
+    for reader in readers:
+        reader.read_last_add_confirmed()
+
+
 def main() -> None:
     """Measure, and print."""
     parser = argparse.ArgumentParser(prog="python -m bench.spark.looks", description=__doc__)
-    parser.add_argument("--ledgers", type=int, default=100_000)
+    parser.add_argument("--ledgers", type=int, default=100_000, help="0 leaves ledgers out")
+    parser.add_argument("--open", type=int, nargs="*", default=[10, 300, 1000], help="open logs of a look")
     parser.add_argument("--types", type=int, default=50)
     parser.add_argument("--batches", type=int, default=2000)
     parser.add_argument("--directory", type=Path, default=Path("build"), help="on the disk to measure")
     parsed = parser.parse_args()
     parsed.directory.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="bench-", dir=parsed.directory) as directory:
-        measure(Path(directory), parsed.ledgers, parsed.types, parsed.batches)
+        places = [Path(directory) / name for name in ("ledgers", "logs")]
+        for place in places:
+            place.mkdir()
+        if parsed.ledgers:
+            measure(places[0], parsed.ledgers, parsed.types, parsed.batches)
+        if parsed.open:
+            measure_open(places[1], parsed.open)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ pytest.importorskip("pyspark", reason="no pyspark; install the extra spark-test 
 pytest.importorskip("pyarrow", reason="no pyarrow; install the extra spark-test to test Spark")
 
 from pybk.errors import MetadataUnreachableError
+from pybk.manager.ledger_reader import LedgerReader
 from pybk.metadata.cluster import ClusterMetadata
 from pybk.spark.connection import close_connections
 from pybk.spark.log_source.log_catalog import LogCatalog
@@ -133,4 +134,33 @@ def test_a_look_that_fails_is_made_up_for(
         patch.setattr(ClusterMetadata, "read_pointer", unreachable)
         wait_until(fails)
     assert ends(catalog) == {"orders": 1, "returns": 1}
+    catalog.close()
+
+
+def test_a_look_reads_the_ends_that_have_moved(
+    cluster: Inside, logs: Logs, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    names = [f"log {number}" for number in range(6)]
+    for name in names:
+        logs.append(name, [b"x"])
+    catalog = catalog_of(cluster, tmp_path, subscribe=",".join(names))
+    wait_until(lambda: ends(catalog) == dict.fromkeys(names, 1))
+    read: list[int] = []
+    last = LedgerReader.read_last_add_confirmed
+
+    def counted(reader: LedgerReader) -> int:
+        read.append(reader.ledger_id)
+        return last(reader)
+
+    monkeypatch.setattr(LedgerReader, "read_last_add_confirmed", counted)
+
+    def rests() -> bool:
+        read.clear()
+        return ends(catalog) == dict.fromkeys(names, 1) and not read
+
+    wait_until(rests)
+    logs.append(names[2], [b"x"])
+    open_id = logs.segments(names[2])[-1][1]
+    wait_until(lambda: ends(catalog) == {**dict.fromkeys(names, 1), names[2]: 2})
+    assert {*read} == {open_id}
     catalog.close()

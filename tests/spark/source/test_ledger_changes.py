@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ pytest.importorskip("pyspark", reason="no pyspark; install the extra spark-test 
 pytest.importorskip("pyarrow", reason="no pyarrow; install the extra spark-test to test Spark")
 
 from pybk.errors import MetadataUnreachableError, UsageError
+from pybk.manager.ledger_reader import LedgerReader
 from pybk.metadata.cluster import ClusterMetadata
 from pybk.metadata.ledgers import LedgerPage
 from pybk.spark.connection import close_connections, connection
@@ -282,3 +284,35 @@ def test_a_query_forgets_what_it_has_finished(tmp_path: Path, calls: Calls) -> N
         assert len(query.reader.catalog.look()) == 1, "a query that goes back sees again what lies before it"
         assert all(found == [0, 1, 2] for found in query.rows.values())
         close_connections()
+
+
+def test_a_look_reads_the_ends_that_have_moved(cluster: Inside, monkeypatch: pytest.MonkeyPatch) -> None:
+    manager = cluster.connect()
+    read: list[int] = []
+    ends = LedgerReader.read_last_add_confirmed
+
+    def counted(reader: LedgerReader) -> int:
+        read.append(reader.ledger_id)
+        return ends(reader)
+
+    with ExitStack() as opened:
+        writers = [opened.enter_context(manager.create_ledger(ledger_type="moving", insecure=True)) for _ in range(6)]
+        for writer in writers:
+            writer.append(b"entry")
+        catalog = LedgerCatalog(options(cluster, ledgerType="moving"), follow=True)
+        wait_until(lambda: [each.end for each in catalog.look(now=False).values()] == [1] * 6)
+        monkeypatch.setattr(LedgerReader, "read_last_add_confirmed", counted)
+
+        def rests() -> bool:
+            read.clear()
+            catalog.look(now=False)
+            return not read
+
+        wait_until(rests)
+        last = writers[3].append(b"entry")
+        seen = cluster.connect().open_ledger(writers[3].ledger_id, recover=False)
+        wait_until(lambda: ends(seen) == last)
+        assert [each.end for each in catalog.look(now=False).values()] == [1, 1, 1, 2, 1, 1]
+        assert read == [writers[3].ledger_id]
+    assert all(each.closed for each in catalog.look(now=False).values()), "an end in the metadata needs no notice"
+    catalog.close()

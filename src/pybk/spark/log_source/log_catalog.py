@@ -1,9 +1,10 @@
 """The logs of a read, as the planner sees them: which there are, and the records that each has now.
 
-A look reads the record of each log, and asks for the last add confirmed of its open ledger; it lists neither ledgers
-nor, unless a pattern selects the logs, names. The catalog of a streaming query in a cluster *follows* the logs: after
-its first look it reads the records that have changed, and a pattern is compared with their names alone. So a look costs
-what changed, and a request for each open ledger.
+A look reads the record of each log, and the last add confirmed of its open ledger; it lists neither ledgers nor, unless
+a pattern selects the logs, names. The catalog of a streaming query in a cluster *follows* the logs: after its first
+look it reads the records that have changed, and a pattern is compared with their names alone. Each look asks each
+bookie once for the ends of all open ledgers, and reads those that have moved. So it costs what changed, and misses
+no record that an ack quorum knew as confirmed before it began.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from pybk.credentials import Credentials
 from pybk.errors import NoSuchLedgerError, NoSuchLogError
+from pybk.manager.ledger_reader import moved
 from pybk.spark.connection import connection
 from pybk.spark.log_source.log_reading import RecordRange
 from pybk.spark.noted_changes import NotedChanges
@@ -65,18 +67,19 @@ class LogView:
         """The uid of the log whose password was checked."""
         self._found: Found | None = None
         """The record as of the last look; None if there was none."""
-        self._reader: LedgerReader | None = None
+        self.reader: LedgerReader | None = None
         """The reader of the open ledger that was looked at last."""
         self._seen: tuple[int, int, int | None] | None = None
         """That ledger, its last add confirmed, and the last record up to there."""
         self._state: LogState | None = None
         """The log as of the last look."""
 
-    def look(self, *, again: bool = True) -> LogState | None:
+    def look(self, *, again: bool = True, unmoved: LedgerReader | None = None) -> LogState | None:
         """Return the log as it is now; None if there is none.
 
         Args:
             again: Whether to read its record; if False, it is that of the last look, whose end alone may have moved.
+            unmoved: A reader whose last add confirmed need not be read, because it is that of this moment.
 
         Raises:
             UnauthorizedError: The password or secret is not the log's.
@@ -94,7 +97,7 @@ class LogView:
                 if self._checked != record.uid:
                     self.steps.check_password()
                     self._checked = record.uid
-                self._state = LogState(record, self._end(record))
+                self._state = LogState(record, self._end(record, unmoved))
             except NoSuchLedgerError:
                 if self.steps.read() == found:
                     raise
@@ -103,36 +106,36 @@ class LogView:
             else:
                 return self._state
 
-    def _end(self, record: ListRecord) -> int:
+    def _end(self, record: ListRecord, unmoved: LedgerReader | None) -> int:
         """Return the record after the last one that can be read."""
         for segment in reversed(record.open_segments):
-            last = self._last_of(segment)
+            last = self._last_of(segment, unmoved)
             if last is not None:
                 return last + 1
         if not record.open_segments:
             self.close()
         return max(record.end_seq, record.first_seq)
 
-    def _last_of(self, segment: Segment) -> int | None:
+    def _last_of(self, segment: Segment, unmoved: LedgerReader | None) -> int | None:
         """Return the last record of an open segment; None if it has none. Reads entries only if there are new ones."""
         reader = self._opened(segment)
-        last = reader.read_last_add_confirmed()
+        last = reader.last_add_confirmed if reader is unmoved else reader.read_last_add_confirmed()
         if self._seen is None or self._seen[:2] != (segment.ledger_id, last):
             end = segment_end(reader, segment, where=f"{self.steps.title}, ledger {segment.ledger_id}")
             self._seen = segment.ledger_id, last, end.last_seq
         return self._seen[2]
 
     def _opened(self, segment: Segment) -> LedgerReader:
-        if self._reader is None or self._reader.ledger_id != segment.ledger_id:
+        if self.reader is None or self.reader.ledger_id != segment.ledger_id:
             self.close()
-            self._reader = self.steps.open_segment(segment)
-        return self._reader
+            self.reader = self.steps.open_segment(segment)
+        return self.reader
 
     def close(self) -> None:
         """Close the ledger."""
-        if self._reader is not None:
-            self._reader.close()
-            self._reader = None
+        if self.reader is not None:
+            self.reader.close()
+            self.reader = None
 
     def parts(self, state: LogState, wanted: RecordRange) -> Iterator[SizedRange[RecordRange]]:
         """Yield records by segment, with their average size."""
@@ -162,9 +165,9 @@ class LogView:
 
     def _bytes_of(self, segment: Segment) -> int:
         """Return the payload bytes of a segment, so far."""
-        if segment.last_seq is not None or self._reader is None or self._reader.ledger_id != segment.ledger_id:
+        if segment.last_seq is not None or self.reader is None or self.reader.ledger_id != segment.ledger_id:
             return segment.nbytes
-        return self._reader.length
+        return self.reader.length
 
 
 class LogCatalog:
@@ -210,20 +213,34 @@ class LogCatalog:
         Raises:
             UnauthorizedError: The password or secret is not that of a log.
             PybkError: The metadata store or bookies cannot be read.
+
+        Cost: A request to each bookie, and reading the records and ends that have changed; without following, a read
+            of each record.
         """
         listing = now or time.monotonic() >= self.list_at
         changed = None if self._changes is None else self._changes.take()
         try:
+            unmoved = self._unmoved()
             if changed is None or listing:
-                found = {name: self.view(name).look() for name in self._listed(listing=listing)}
+                found = {
+                    name: self.view(name).look(unmoved=unmoved.get(name)) for name in self._listed(listing=listing)
+                }
             else:
                 self._names = self._with(changed)
-                found = {name: self.view(name).look(again=name in changed) for name in self._names}
+                found = {
+                    name: self.view(name).look(again=name in changed, unmoved=unmoved.get(name)) for name in self._names
+                }
         except BaseException:
             if self._changes is not None:
                 self._changes.note(None)
             raise
         return {name: state for name, state in found.items() if state is not None}
+
+    def _unmoved(self) -> dict[str, LedgerReader]:
+        """Return the readers of open ledgers that have not moved since the last look, by log."""
+        readers = {name: view.reader for name, view in self._views.items() if view.reader is not None}
+        unread = set(map(id, moved(list(readers.values()))))
+        return {name: reader for name, reader in readers.items() if id(reader) not in unread}
 
     def look_at(self, name: str) -> LogState | None:
         """Return a log that a pattern selects and a look lacks, because listings may be late; None if there is none.

@@ -2,7 +2,8 @@
 
 A catalog of a batch looks once, and lists the ledgers. One of a streaming query in a cluster *follows* them: its first
 look reads the metadata of all ledgers, and a later one those of the ledgers that have changed (``ledger_changes``). It
-forgets ledgers that the query has finished, so a look costs what changed, and a request for each open ledger.
+forgets ledgers that the query has finished. It asks each bookie once for the ends of all open ledgers, and reads those
+that have moved. So a look costs what changed, and misses no entry that an ack quorum knew as confirmed before it began.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from pybk.credentials import mismatch
 from pybk.errors import CorruptError, NoSuchLedgerError, UnauthorizedError, UsageError
 from pybk.ledger.ledger_metadata import LedgerState
 from pybk.manager.ledger_manager import HOW_TO_SEAL
+from pybk.manager.ledger_reader import moved
 from pybk.metadata.ledgers import LEDGERS_PAGE
 from pybk.spark.connection import Connection, connection, ledger_seal, refuse_bookie_directory
 from pybk.spark.finished_ledgers import is_selected, within
@@ -201,7 +203,8 @@ class LedgerCatalog:
             UsageError: The directory is that of a bookie; or a ledger is a segment of a log, and ``raw`` is not set.
             PybkError: The metadata store or bookies cannot be read.
 
-        Cost: A request for each open ledger; and with ``now=False``, reading the metadata of changed ledgers.
+        Cost: A request to each bookie, one for each open ledger that has moved, and with ``now=False`` reading the
+            metadata of changed ledgers.
         """
         began = time.monotonic()
         found = connection(self._where)
@@ -426,10 +429,11 @@ class LedgerCatalog:
         self._unlocked = True
 
     def _advanced(self) -> Iterator[tuple[int, ReadableLedger]]:
-        """Read the last add confirmed of the open ledgers."""
+        """Read the last add confirmed of the open ledgers: that of each which has moved since the last look."""
+        unread = set(map(id, moved(list(self._open.values()))))
         for ledger_id, reader in list(self._open.items()):
             try:
-                last = reader.read_last_add_confirmed()
+                last = reader.read_last_add_confirmed() if id(reader) in unread else reader.last_add_confirmed
             except NoSuchLedgerError:
                 del self._open[ledger_id]
                 continue
