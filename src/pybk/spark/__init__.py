@@ -5,12 +5,14 @@
 from __future__ import annotations
 
 from pybk.deferral import deferred
-from pybk.spark.executors.bookies import configure, start_bookies
-from pybk.spark.executors.executor import ExecutorBookie, local_bookie
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from pybk.spark.consumers import Consumer as Consumer
+    from pybk.spark.executors.bookies import configure as configure
+    from pybk.spark.executors.bookies import start_bookies as start_bookies
+    from pybk.spark.executors.executor import ExecutorBookie as ExecutorBookie
+    from pybk.spark.executors.executor import local_bookie as local_bookie
     from pybk.spark.jobs.compact import CompactedLog as CompactedLog
     from pybk.spark.jobs.compact import compact as compact
     from pybk.spark.jobs.copy import Copied as Copied
@@ -38,6 +40,8 @@ else:
         __name__,
         {
             "consumers": "Consumer",
+            "executors.bookies": "configure start_bookies",
+            "executors.executor": "ExecutorBookie local_bookie",
             "jobs.compact": "CompactedLog compact",
             "jobs.copy": "Copied copy",
             "jobs.export": "Exported export",

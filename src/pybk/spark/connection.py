@@ -7,22 +7,24 @@ import os
 import threading
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from pybk.backend import LedgerBackend
+from pybk import manager as handles
+from pybk import storage
 from pybk.config import StoreConfig
 from pybk.credentials import Credentials, Secret
 from pybk.errors import UsageError
 from pybk.flags import LedgerType
 from pybk.ledger.keys import LedgerSeal, seal_of
 from pybk.ledger.ledger_metadata import LedgerMetadata
-from pybk.manager.connect import connect
 from pybk.manager.ledger_manager import LedgerManager
 from pybk.manager.local_backend import StoreBackend
-from pybk.metadata.cluster import ClusterMetadata
 from pybk.spark.executors.executor import local_bookie
 from pybk.storage.format.extent import Extent
-from pybk.storage.readonly import ReadOnlyStore
+
+if TYPE_CHECKING:
+    from pybk.backend import LedgerBackend
+    from pybk.metadata.cluster import ClusterMetadata
 
 _LMDB: Final = "lmdb://"
 
@@ -144,11 +146,11 @@ def _connect(where: StoreOrCluster, near: str | None, directory: str | None) -> 
     if where.path is not None:
         if not os.path.isdir(where.path):
             raise UsageError(f"there is no directory {where.path} here; each machine that reads a store needs it")
-        store = StoreBackend(ReadOnlyStore.open(where.path, config=StoreConfig()))
+        store = StoreBackend(storage.ReadOnlyStore.open(where.path, config=StoreConfig()))
         return Connection(LedgerManager(store), None, store)
     if where.metadata_uri is None:
         raise UsageError("a place is a path or a metadata URL; give one")
-    backend = connect(where.metadata_uri, where.secret, StoreConfig(), near=near, directory=directory)
+    backend = handles.connect.connect(where.metadata_uri, where.secret, StoreConfig(), near=near, directory=directory)
     return Connection(LedgerManager(backend), backend.membership.metadata, backend)
 
 

@@ -27,6 +27,7 @@ from pybk.errors import NotEnoughBookiesError, PybkError, UsageError
 from pybk.spark.executors.bookie_settings import BookieSettings
 from pybk.spark.executors.executor import (
     DOWN,
+    LOOK_SECONDS,
     Executor,
     ExecutorBookie,
     executor_bookie,
@@ -49,9 +50,6 @@ SETTINGS: Final = "PYBK_BOOKIES"
 
 _EXECUTOR: Final = "spark.executorEnv."
 _START_SECONDS: Final = 60.0
-LOOK_SECONDS: Final = 0.1
-"""Seconds between two looks for what a call waits for."""
-
 _WATCH_SECONDS: Final = 1.0
 
 

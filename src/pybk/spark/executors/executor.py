@@ -29,6 +29,9 @@ from pybk.ledger.ledger_metadata import Bookie
 
 logger = logging.getLogger(__name__)
 
+LOOK_SECONDS: Final = 0.1
+"""Seconds between two looks for what a call waits for."""
+
 _WAIT_SECONDS: Final = 5.0
 _STATE_LOOK_SECONDS: Final = 0.005
 _STATE_BYTES_MAX: Final = 1 << 16

@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from pybk.errors import LogLockedError, LogSealedError, NoSuchLogError
-from pybk.spark.executors.bookies import LOOK_SECONDS
+from pybk.spark.executors.executor import LOOK_SECONDS
 from pybk.spark.options import nearest_names
 from pybk.streams.ledger_steps import names_of
 from pybk.streams.list_record import ListKind

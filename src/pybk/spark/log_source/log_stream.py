@@ -32,7 +32,7 @@ from pyspark.sql.streaming.datasource import (
 
 from pybk.errors import NoSuchLogError, PybkError, RewoundError, TruncatedError
 from pybk.spark.connection import close_connections
-from pybk.spark.executors.bookies import LOOK_SECONDS
+from pybk.spark.executors.executor import LOOK_SECONDS
 from pybk.spark.log_source.log_catalog import LogCatalog, LogState
 from pybk.spark.log_source.log_columns import check_schema
 from pybk.spark.log_source.log_offsets import BACKLOG_BYTES, LogPlace, from_json, shares, short_uid, to_json

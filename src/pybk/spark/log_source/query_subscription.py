@@ -11,14 +11,18 @@ import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
+from pybk.deferral import LateModule
 from pybk.errors import PybkError
 from pybk.spark.connection import connection
-from pybk.streams.log import Log
 
 if TYPE_CHECKING:
     from pybk.spark.log_source.log_offsets import LogPlace
     from pybk.spark.log_source.log_options import LogOptions
+    from pybk.streams import log as logs
+    from pybk.streams.log import Log
     from pybk.streams.subscription import Subscription
+else:
+    logs = LateModule("pybk.streams.log")
 
 OWNER_SECONDS: Final = 60.0
 """The seconds to wait for the process of an earlier run, which may have been killed, to lose the subscription."""
@@ -80,7 +84,9 @@ class QuerySubscription:
         if name not in self._logs:
             given = self._options.given.read()
             manager = connection(self._options.where).manager
-            log = Log.open(manager, name, password=given.password, secret=given.secret, insecure=True, create=False)
+            log = logs.Log.open(
+                manager, name, password=given.password, secret=given.secret, insecure=True, create=False
+            )
             try:
                 self._logs[name] = log, log.subscribe(self._name, start=seq, wait=OWNER_SECONDS)
             except BaseException:

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Final
 
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 
+from pybk.spark import source
 from pybk.spark.source.columns import check_schema
 from pybk.spark.source.filters import EVERY, push
-from pybk.spark.source.ledger_catalog import LedgerCatalog
 from pybk.spark.source.planning import (
     EntryRange,
     ReadableLedger,
@@ -69,7 +69,7 @@ class BatchReader(DataSourceReader):
             UnauthorizedError: The password is wrong.
         """
         options = self._options
-        catalog = LedgerCatalog(options, self._ledgers)
+        catalog = source.LedgerCatalog(options, self._ledgers)
         found = catalog.look()
         catalog.check_type()
         lost = [*catalog.missing, *catalog.absent(options.starting, options.ending)]

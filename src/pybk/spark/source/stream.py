@@ -31,10 +31,10 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from pybk.errors import NoSuchLedgerError, UsageError
+from pybk.spark import source
 from pybk.spark.connection import close_connections, connection
 from pybk.spark.consumers import QueryConsumer, Selection
 from pybk.spark.source.columns import check_schema
-from pybk.spark.source.ledger_catalog import LedgerCatalog
 from pybk.spark.source.offsets import Offset, advance, between, first_offset
 from pybk.spark.source.planning import EntryRange, ReadableLedger, SizedRange, split_into_tasks
 from pybk.spark.source.reading import LedgerPartition, lost_ledgers_error, payload_bytes, read_ranges
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from pybk.spark.options import SourceOptions
+    from pybk.spark.source.ledger_catalog import LedgerCatalog
 
 _MEASURED: Final = 64
 _ENTRY_BYTES: Final = 1 << 10
@@ -198,7 +199,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Return the ledger catalog; also arrange that ``stop`` is called when Spark ends the process by a signal."""
         if self.catalog is None:
             self._consumer = self._new_consumer()
-            self.catalog = LedgerCatalog(self._options, follow=True)
+            self.catalog = source.LedgerCatalog(self._options, follow=True)
             if threading.current_thread() is threading.main_thread():
                 signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
         return self.catalog
