@@ -442,6 +442,15 @@ def test_orphans_go_and_nothing_else_does(place: Connection) -> None:
     assert collect_orphans(place, older_than=0.0, given=Credentials(b"another")) == {"orphans": [locked.ledger_id]}
 
 
+def test_a_damaged_record_keeps_no_other_orphans(place: Connection) -> None:
+    broken, orphan = write(place, "a broken one"), write(place, "another")
+    version = metadata_of(place).write_pointer(SINKS, "a broken one", b"{}", None)
+    assert collect_orphans(place, older_than=0.0) == {"another": [orphan.ledger_id]}
+    assert left(place, "a broken one") == {broken.ledger_id}
+    metadata_of(place).delete_pointer(SINKS, "a broken one", version)
+    assert collect_orphans(place, older_than=0.0) == {"a broken one": [broken.ledger_id]}
+
+
 def test_an_invalid_age_collects_nothing(place: Connection) -> None:
     orphan = write(place, "ages")
     for wrong in (-1.0, float("nan"), float("inf")):

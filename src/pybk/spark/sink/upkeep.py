@@ -24,7 +24,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pybk import streams
 from pybk.credentials import NO_CREDENTIALS, Credentials, CredentialSources, Secret
-from pybk.errors import IllegalOperationError, MetadataVersionError, PybkError, UsageError
+from pybk.errors import (
+    CorruptError,
+    IllegalOperationError,
+    MetadataForgedError,
+    MetadataVersionError,
+    PybkError,
+    UnsupportedFormatError,
+    UsageError,
+)
 from pybk.metadata.ledgers import LEDGERS_PAGE
 from pybk.spark.connection import Connection, StoreOrCluster, connection
 from pybk.spark.consumers import read_consumers
@@ -346,6 +354,7 @@ def collect_orphans(
     """Delete the orphans of all sinks of a cluster, and manifests that name only deleted ledgers.
 
     The sink of a batch write without ``txnAppId`` leaves nothing then. What writes to logs left is deleted, too.
+    Orphans of a sink whose record or manifests cannot be read stay, with a warning in the log of ``logging``.
 
     Args:
         connection: The cluster.
@@ -379,8 +388,11 @@ def collect_orphans(
     collected: dict[str, list[int]] = {}
     for app_id, ledgers in old.items():
         sink = Sink(connection.manager, connection.metadata, app_id, given=given)
-        deleted = sink.collect(ledgers, before_ns) if ledgers else []
-        collected[app_id] = deleted + sink.shrink(before_ns)
+        try:
+            collected[app_id] = sink.collect(ledgers, before_ns) if ledgers else []
+            collected[app_id] += sink.shrink(before_ns)
+        except (CorruptError, MetadataForgedError, UnsupportedFormatError) as error:
+            logger.warning("orphans of sink %r stay: %s", app_id, error)
     if of is None:
         for query, given_up in streams.sweep.give_up_commits(connection.manager, given, before_ns).items():
             collected[query] = collected.get(query, []) + given_up
