@@ -76,9 +76,9 @@ with LedgerManager.connect(url, cluster_secret=sys.stdin.buffer.read()) as manag
 MARK = """
 import sys
 from pybk import LedgerManager
-from pybk.ledger.ledger_metadata import Bookie
+from pybk.ledger import Bookie
 try:
-    from pybk.manager.connect import open_cluster
+    from pybk.connect import open_cluster
 except ImportError:
     from pybk.cluster import open_cluster
 url, ledger_id, first = sys.argv[1:]
