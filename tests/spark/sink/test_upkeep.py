@@ -16,6 +16,7 @@ from pybk.credentials import NO_CREDENTIALS
 from pybk.errors import (
     CorruptError,
     IllegalOperationError,
+    MetadataForgedError,
     MetadataUnreachableError,
     MetadataVersionError,
     PybkError,
@@ -187,6 +188,26 @@ def test_a_consumer_that_cannot_be_read_keeps_everything(place: Connection) -> N
     with pytest.raises(CorruptError, match="consumer 'damaged'"):
         expire(place, sink, max_age_s=0, keep_unread=False)
     check_names(place, sink, *written)
+
+
+def test_a_sink_that_cannot_be_read_keeps_no_other(
+    place: Connection, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    broken, unread = filled(place, "broken", 1)
+    record, version = stored(place, "broken")
+    version = metadata_of(place).write_pointer(SINKS, "broken", b"{}", version)
+
+    def forged(*_: Any) -> Any:
+        raise MetadataForgedError("one of them was forged")
+
+    for app in ("sound", "sound, after a forged one"):
+        sink, [written] = filled(place, app, 1)
+        assert expire(place, broken, sink, max_age_s=0) == {app: [written.ledger_id]}
+        assert "sink 'broken': its ledgers stay: the record of sink 'broken'" in caplog.text
+        caplog.clear()
+        monkeypatch.setattr(upkeep, "read_sinks", forged)
+    assert broken.swap(record, version)
+    check_names(place, broken, *unread)
 
 
 def test_what_is_not_committed_is_kept(place: Connection) -> None:

@@ -35,7 +35,8 @@ def retain(
     """Delete ledgers of a type that Spark has written, by age, by size, and by what consumers have read.
 
     Ledgers that no sink wrote, that are not committed, or that ``copy`` and ``import_`` made, stay. Consumers are the
-    streaming queries with the option ``consumer``.
+    streaming queries with the option ``consumer``. Ledgers of a sink whose record or manifests cannot be read stay,
+    with a warning in the log of ``logging``.
 
     Args:
         metadata: The URL of the cluster's metadata.
@@ -55,7 +56,7 @@ def retain(
 
     Raises:
         UsageError: The URL, the type, the secret, a limit or a flag is not valid; or nothing says what to delete.
-        CorruptError: The record of a sink or a consumer is damaged; nothing more was deleted.
+        CorruptError: The record of a consumer is damaged; nothing more was deleted.
         PybkError: As the metadata store and ledgers.
 
     Durability: Ledgers are deleted for good on return; a call that was interrupted is made again.

@@ -38,7 +38,7 @@ from pybk.spark.connection import Connection, StoreOrCluster, connection
 from pybk.spark.consumers import read_consumers
 from pybk.spark.options import AGE_SECONDS_MAX
 from pybk.spark.sink.manifest import SINK_KEY, SINKS, Sink, read_sinks, sink_ledgers
-from pybk.spark.sink.sink_record import ORPHAN_AGE_S, ManifestRow, is_one_off
+from pybk.spark.sink.sink_record import ORPHAN_AGE_S, ManifestRow, ManifestRows, is_one_off
 from pybk.spark.sink.sink_retention import (
     HeldLedger,
     Readership,
@@ -70,6 +70,9 @@ _ONE_IN: Final = 8
 
 _SAMPLE: Final = 64
 """The number of records that it looks at."""
+
+_UNREADABLE: Final = (CorruptError, MetadataForgedError, UnsupportedFormatError)
+"""The errors of a record, or of a manifest, that cannot be read."""
 
 logger = logging.getLogger(__name__)
 
@@ -112,6 +115,8 @@ def retain_ledgers(
 ) -> dict[str, list[int]]:
     """Delete the committed ledgers of sinks that retention does not keep, the oldest first.
 
+    Those of a sink whose record or manifests cannot be read stay, with a warning in the log of ``logging``.
+
     Args:
         metadata: The cluster's metadata.
         sinks: The sinks; the limit of bytes is that of all of them together.
@@ -124,8 +129,8 @@ def retain_ledgers(
         The deleted ledgers by app id, for sinks that had any.
 
     Raises:
-        CorruptError, MetadataForgedError, UnsupportedFormatError: The record of a sink or a consumer cannot be read;
-            nothing more was deleted.
+        CorruptError, MetadataForgedError, UnsupportedFormatError: The record of a consumer cannot be read; nothing more
+            was deleted.
         PybkError: As the metadata store and ledgers. Names of deleted ledgers that are left are dropped later.
 
     Cost: Reads the records of consumers, the records and manifests of the sinks, and the metadata of ledgers that may
@@ -241,17 +246,30 @@ class _HeldLedgers:
     def _named(self, may_expire: Callable[[ManifestRow, int], bool], now_ns: int) -> list[int]:
         """Return the ids of committed ledgers that may expire, the oldest first."""
         found = []
+        for sink, rows in self._committed():
+            for row, since_ns in with_ages(rows, now_ns):
+                if may_expire(row, since_ns):
+                    self._sink_of[row.ledger_id] = sink
+                    self._since_ns[row.ledger_id] = since_ns
+                    found.append((since_ns, row.ledger_id))
+        return [ledger_id for _, ledger_id in sorted(found)]
+
+    def _committed(self) -> Iterator[tuple[Sink, ManifestRows]]:
+        """Yield the sinks that can be read, each with its committed ledgers."""
         for at in range(0, len(self._sinks), LEDGERS_PAGE):
             page = self._sinks[at : at + LEDGERS_PAGE]
-            records = read_sinks(self._metadata, [each.app_id for each in page])
+            try:
+                records = read_sinks(self._metadata, [each.app_id for each in page])
+            except _UNREADABLE:
+                records = None  # it does not say which one; so they are read one by one
             for sink in page:
-                rows = chain.from_iterable(sink.manifests(records[sink.app_id]).values())
-                for row, since_ns in with_ages(rows, now_ns):
-                    if may_expire(row, since_ns):
-                        self._sink_of[row.ledger_id] = sink
-                        self._since_ns[row.ledger_id] = since_ns
-                        found.append((since_ns, row.ledger_id))
-        return [ledger_id for _, ledger_id in sorted(found)]
+                try:
+                    if records is None:
+                        yield sink, sink.rows()
+                    else:
+                        yield sink, [*chain.from_iterable(sink.manifests(records[sink.app_id]).values())]
+                except _UNREADABLE as error:
+                    logger.warning("sink %r: its ledgers stay: %s", sink.app_id, error)
 
     def _since(self, metadata: LedgerMetadata) -> int:
         """Return the time since which the age of a ledger counts; old manifests do not have its creation time."""
@@ -391,7 +409,7 @@ def collect_orphans(
         try:
             collected[app_id] = sink.collect(ledgers, before_ns) if ledgers else []
             collected[app_id] += sink.shrink(before_ns)
-        except (CorruptError, MetadataForgedError, UnsupportedFormatError) as error:
+        except _UNREADABLE as error:
             logger.warning("orphans of sink %r stay: %s", app_id, error)
     if of is None:
         for query, given_up in streams.sweep.give_up_commits(connection.manager, given, before_ns).items():
