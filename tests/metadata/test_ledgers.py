@@ -19,11 +19,12 @@ from pybk.errors import (
     UsageError,
 )
 from pybk.feature_level import NEWEST_LEVEL
+from pybk.flags import LedgerType
 from pybk.ledger.ledger_metadata import Fragment, LedgerState
 from pybk.metadata import ledgers
 from pybk.metadata.authenticated_values import ValueKind, encode_authenticated
 from pybk.metadata.cluster import ClusterMetadata
-from pybk.metadata.ledgers import ID_BLOCK, LEDGER_ID_MAX, ledger_path
+from pybk.metadata.ledgers import ID_BLOCK, LEDGER_ID_MAX, OtherLedger, ledger_path
 from pybk.metadata.lmdb_rows import StoredValue, node_name, put_value
 from pybk.metadata.lmdb_store import LmdbMetadataStore
 from pybk.storage.io.lmdb_environment import WriteTransaction
@@ -272,6 +273,24 @@ def test_pages_of_all_ledgers_have_what_changed_of_those_that_are_known(
     assert {each for page in pages for each in page.deleted} == {10_002}
     assert {each for page in pages for each in page.same} == {1, 2, 10_001, 90_000, 90_001}
     assert [set(page.ledgers) for page in cluster_on(SimWorld().open()).ledger_pages()] == [set()]
+
+
+def test_pages_of_one_type_have_others_by_their_types_alone(world: World) -> None:
+    cluster = cluster_on(world.open())
+    kinds = {1: "YQ==", 2: "other", 3: "YQ==", 4: ""}
+    versions = {
+        each: cluster.create_ledger(replace(ledger(each), ledger_type=LedgerType(kind), custom_metadata={}))
+        for each, kind in kinds.items()
+    }
+    named = replace(ledger(5), ledger_type=LedgerType("other"), custom_metadata={"ledger_type": b"a"})
+    cluster.create_ledger(named)
+    (page,) = cluster.ledger_pages(ledger_type="YQ==")
+    assert {*page.ledgers} == {1, 3, 5}, "metadata that may be of this type are decoded"
+    assert page.others == {2: OtherLedger(LedgerType("other"), versions[2]), 4: OtherLedger(LedgerType(), versions[4])}
+    (page,) = cluster.ledger_pages(ledger_type="YQ==", known=versions.get)
+    assert ({*page.ledgers}, page.others, {*page.same}) == ({5}, {}, {1, 2, 3, 4})
+    (page,) = cluster.ledger_pages()
+    assert ({*page.ledgers}, page.others) == ({1, 2, 3, 4, 5}, {})
 
 
 def test_changed_ledgers_are_reported_by_their_ids() -> None:

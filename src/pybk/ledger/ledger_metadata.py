@@ -7,6 +7,7 @@ from binascii import a2b_base64, b2a_base64
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import lru_cache
 from operator import attrgetter
 from typing import Any, Final, NamedTuple, Self
 
@@ -468,6 +469,25 @@ class PolicyMetadata(NamedTuple):
             )
         except (ValueError, TypeError, LookupError) as error:
             raise CorruptError(f"{where}: {len(data)} bytes are not ledger metadata: {error}") from error
+
+
+@lru_cache(16)
+def type_marked(ledger_type: str) -> bytes:
+    """Return bytes that the result of ``LedgerMetadata.encode`` has for a ledger of a type, and seldom for others."""
+    return b'"ledger_type":' + _encode_json(str(ledger_type)).encode()
+
+
+def decode_type(data: bytes, *, where: str) -> tuple[int, LedgerType]:
+    """Return the id and the type in the result of ``LedgerMetadata.encode``; a fifth of the cost of decoding all.
+
+    Raises:
+        CorruptError: The bytes are not metadata.
+    """
+    try:
+        values = json.loads(data)
+        return values["ledger_id"], LedgerType(values["ledger_type"])
+    except (ValueError, TypeError, LookupError) as error:
+        raise CorruptError(f"{where}: {len(data)} bytes are not ledger metadata: {error}") from error
 
 
 _NAMES: Final = LedgerMetadata.__slots__

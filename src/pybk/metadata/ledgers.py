@@ -6,7 +6,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, overload
 
 from pybk.errors import (
     CorruptError,
@@ -20,7 +20,8 @@ from pybk.errors import (
     UnsupportedFormatError,
     UsageError,
 )
-from pybk.ledger.ledger_metadata import LedgerMetadata
+from pybk.flags import LedgerType
+from pybk.ledger.ledger_metadata import LedgerMetadata, decode_type, type_marked
 from pybk.metadata.authenticated_values import AuthenticatedValues, UnknownEpochError, ValueKind, new_token, token_of
 from pybk.metadata.cas import settle
 from pybk.metadata.id_ranges import IdRange, decode_ranges, has_id
@@ -72,11 +73,24 @@ class StoredLedger(NamedTuple):
     version: int
 
 
+class OtherLedger(NamedTuple):
+    """A ledger of another type than the caller asked for, whose metadata were not decoded whole.
+
+    Attributes:
+        ledger_type: Its type.
+        version: The version of its key.
+    """
+
+    ledger_type: LedgerType
+    version: int
+
+
 class LedgerPage(NamedTuple):
     """A page of all ledgers, in ascending order.
 
     Attributes:
-        ledgers: The metadata and version of each ledger that is in none of the next three lists.
+        ledgers: The metadata and version of each ledger that is in none of the next collections.
+        others: Ledgers of other types than the one that was asked for.
         same: Ledgers that have the version that the caller knows.
         deleted: Ledgers that have a tombstone.
         unknown: Ledgers whose metadata are damaged, forged or of another format, which is logged.
@@ -84,6 +98,7 @@ class LedgerPage(NamedTuple):
     """
 
     ledgers: dict[int, StoredLedger]
+    others: dict[int, OtherLedger]
     same: frozenset[int]
     deleted: frozenset[int]
     unknown: frozenset[int]
@@ -397,7 +412,11 @@ class Ledgers(AuthenticatedValues):
         return decode_json(payload, lambda values: from_base64(values["proof"]), where=f"metadata key {key!r}")
 
     def ledger_pages(
-        self, *, count: int = 500, known: Callable[[int], int | None] = lambda ledger_id: None
+        self,
+        *,
+        count: int = 500,
+        known: Callable[[int], int | None] = lambda ledger_id: None,
+        ledger_type: str | None = None,
     ) -> Iterator[LedgerPage]:
         """Yield all ledgers in pages, each read when it is asked for; known ledgers only if they changed.
 
@@ -407,8 +426,10 @@ class Ledgers(AuthenticatedValues):
         Args:
             count: The most keys of a page.
             known: Returns the version of a ledger that the caller has; None for a ledger that it does not have.
+            ledger_type: The type of the ledgers whose metadata are wanted; None for all types.
 
-        Cost: Some round trips per page; a ledger whose version is known is neither verified nor decoded.
+        Cost: Some round trips per page; a ledger whose version is known is neither verified nor decoded, and one of
+            another type is verified and decoded in part.
         """
         after, more = -1, True
         while more:
@@ -417,14 +438,19 @@ class Ledgers(AuthenticatedValues):
             for at in range(0, len(leaves) or 1, count):
                 page = leaves[at : at + count]
                 is_last = not more and at + count >= len(leaves)
-                yield self._page(page, None if is_last else page[-1][0], known)
+                yield self._page(page, None if is_last else page[-1][0], known, ledger_type)
             after = leaves[-1][0] if leaves else after
 
     def _page(
-        self, leaves: list[tuple[int, str]], through: int | None, known: Callable[[int], int | None]
+        self,
+        leaves: list[tuple[int, str]],
+        through: int | None,
+        known: Callable[[int], int | None],
+        ledger_type: str | None,
     ) -> LedgerPage:
         """Return the page with the ledgers of some keys; see ``ledger_pages``."""
         ledgers: dict[int, StoredLedger] = {}
+        others: dict[int, OtherLedger] = {}
         same, deleted, unknown = set[int](), set[int](), set[int]()
         for (ledger_id, key), node in zip(leaves, self._store.get_many([key for _, key in leaves]), strict=True):
             if node is None:
@@ -433,16 +459,18 @@ class Ledgers(AuthenticatedValues):
                 same.add(ledger_id)
                 continue
             try:
-                found = self._ledger(key, ledger_id, node)
+                found = self._ledger(key, ledger_id, node, ledger_type)
             except (CorruptError, MetadataForgedError, UnsupportedFormatError) as error:
                 logger.warning("ledger %d cannot be read: %s", ledger_id, error)
                 unknown.add(ledger_id)
                 continue
             if found is None:
                 deleted.add(ledger_id)
+            elif isinstance(found, OtherLedger):
+                others[ledger_id] = found
             else:
                 ledgers[ledger_id] = found
-        return LedgerPage(ledgers, frozenset(same), frozenset(deleted), frozenset(unknown), through)
+        return LedgerPage(ledgers, others, frozenset(same), frozenset(deleted), frozenset(unknown), through)
 
     def watch_ledgers(self, callback: Callable[[frozenset[int] | None], None]) -> Watch:
         """Call ``callback`` with the ledgers that were created, changed or deleted, as ``watch_below`` does.
@@ -583,13 +611,27 @@ class Ledgers(AuthenticatedValues):
         token = new_token()
         return key, self.encoded(ValueKind.LEDGER, key, token, metadata.encode()), token
 
-    def _ledger(self, key: str, ledger_id: int, node: Node) -> StoredLedger | None:
-        """Decode the value of a ledger's key; None for a tombstone."""
+    @overload
+    def _ledger(self, key: str, ledger_id: int, node: Node) -> StoredLedger | None: ...
+
+    @overload
+    def _ledger(
+        self, key: str, ledger_id: int, node: Node, ledger_type: str | None
+    ) -> StoredLedger | OtherLedger | None: ...
+
+    def _ledger(
+        self, key: str, ledger_id: int, node: Node, ledger_type: str | None = None
+    ) -> StoredLedger | OtherLedger | None:
+        """Decode the value of a ledger's key, only in part if it is of another type; None for a tombstone."""
         kind, payload = self.decoded(key, node.value)
         if kind is ValueKind.DELETED:
             return None
         if kind is not ValueKind.LEDGER:
             raise CorruptError(f"metadata key {key!r}: kind {kind.name} where LEDGER belongs; restore it")
+        if ledger_type is not None and type_marked(ledger_type) not in payload:
+            named, found = decode_type(payload, where=f"metadata key {key!r}")
+            if named == ledger_id and found != ledger_type:
+                return OtherLedger(found, node.version)
         metadata = _metadata(key, payload)
         if metadata.ledger_id != ledger_id:
             raise CorruptError(f"metadata key {key!r} holds ledger {metadata.ledger_id}; restore it")

@@ -13,7 +13,8 @@ import pytest
 pytest.importorskip("pyspark", reason="no pyspark; install the extra spark-test to test Spark")
 pytest.importorskip("pyarrow", reason="no pyarrow; install the extra spark-test to test Spark")
 
-from pybk.errors import MetadataUnreachableError, UsageError
+from pybk.errors import MetadataUnreachableError, NoSuchLedgerError, UsageError
+from pybk.ledger.ledger_metadata import LedgerMetadata
 from pybk.manager.ledger_reader import LedgerReader
 from pybk.metadata.cluster import ClusterMetadata
 from pybk.metadata.ledgers import LedgerPage
@@ -316,3 +317,29 @@ def test_a_look_reads_the_ends_that_have_moved(cluster: Inside, monkeypatch: pyt
         assert read == [writers[3].ledger_id]
     assert all(each.closed for each in catalog.look(now=False).values()), "an end in the metadata needs no notice"
     catalog.close()
+
+
+def test_a_look_at_all_ledgers_decodes_those_of_its_type(cluster: Inside, monkeypatch: pytest.MonkeyPatch) -> None:
+    manager = cluster.connect()
+    wanted, other = fill(manager, "decoded"), fill(manager, "undecoded")
+    metadata_of(cluster)
+    found: list[int] = []
+    decode = LedgerMetadata.decode
+
+    def noted(data: bytes, *, where: str) -> LedgerMetadata:
+        metadata = decode(data, where=where)
+        found.append(metadata.ledger_id)
+        return metadata
+
+    monkeypatch.setattr(LedgerMetadata, "decode", noted)
+    catalog = LedgerCatalog(options(cluster, ledgerType="decoded"), follow=True)
+    assert [*catalog.look()] == [wanted]
+    assert wanted in found
+    assert other not in found
+    assert other in catalog.others
+    catalog.close()
+    mistyped = LedgerCatalog(options(cluster, ledgerType="undecodet"), follow=True)
+    assert mistyped.look() == {}
+    with pytest.raises(NoSuchLedgerError, match="undecoded"):
+        mistyped.check_type()
+    mistyped.close()

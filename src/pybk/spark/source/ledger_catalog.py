@@ -31,6 +31,7 @@ from pybk.spark.source.reading import lost_ledgers_error
 from pybk.streams.format import DETACHED_KEY, SEGMENT_KEY, DetachedHeader, SegmentHeader
 
 if TYPE_CHECKING:
+    from pybk.flags import LedgerType
     from pybk.ledger.ledger_metadata import LedgerMetadata
     from pybk.manager.ledger_reader import LedgerReader
     from pybk.metadata.cluster import ClusterMetadata
@@ -260,7 +261,7 @@ class LedgerCatalog:
                 self._drop(ledger_id)
             self._sinks.clear()
             self.others.clear()
-            self._changes = changes = LedgerChanges(metadata)
+            self._changes = changes = LedgerChanges(metadata, self._type)
             self._commits = commits = NotedChanges(partial(metadata.feed_pointers, SINKS))
         return changes, commits
 
@@ -274,6 +275,8 @@ class LedgerCatalog:
             for ledger_id in changed.gone:
                 self._drop(ledger_id)
             self.others |= changed.deleted
+            for ledger_id, kind in changed.others.items():
+                self._note_other(ledger_id, kind)
             named = [each for each in self._named if not changes.knows(each)]
             new = [*changed.ledgers, *self._existing(found, named)]
             self._take(found, {each.ledger_id: each for each in self._selected(new)}, committed)
@@ -363,15 +366,24 @@ class LedgerCatalog:
         """Yield the metadata of the ledgers that are to be read: of the selection, and not finished."""
         for metadata in ledgers:
             refuse_bookie_directory(self._where, (metadata,))
-            if self._type is not None and not metadata.ledger_type.is_system:
-                self._types.add(str(metadata.ledger_type))
             if not self._wants(metadata):
-                if self._follow:
-                    self.others.add(metadata.ledger_id)
-            elif not self._is_finished(metadata.ledger_id, metadata.creation_time_ns):
+                self._note_other(metadata.ledger_id, metadata.ledger_type)
+                continue
+            self._note_type(metadata.ledger_type)
+            if not self._is_finished(metadata.ledger_id, metadata.creation_time_ns):
                 if not self._raw:
                     refuse_segment(metadata)
                 yield metadata
+
+    def _note_other(self, ledger_id: int, kind: LedgerType) -> None:
+        """Note a ledger that is not to be read."""
+        self._note_type(kind)
+        if self._follow:
+            self.others.add(ledger_id)
+
+    def _note_type(self, kind: LedgerType) -> None:
+        if self._type is not None and not kind.is_system:
+            self._types.add(str(kind))
 
     def _wants(self, metadata: LedgerMetadata) -> bool:
         return is_selected(metadata, self._type, self._ids)

@@ -2,7 +2,8 @@
 
 The metadata store feeds the ids of ledgers that were created, changed or deleted (``watch_ledgers``), and a look reads
 the metadata of these. The first look reads all ledgers. So does a look after the feed may have missed some, such as
-after a lost connection: it lists all keys, but reads on only where a version differs from the last one seen.
+after a lost connection: it lists all keys, but reads on only where a version differs from the last one seen. Where a
+catalog wants one type, ledgers of other types are decoded only as far as their type.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from pybk.spark.noted_changes import NotedChanges
 
 if TYPE_CHECKING:
     from pybk.errors import PybkError
+    from pybk.flags import LedgerType
     from pybk.ledger.ledger_metadata import LedgerMetadata
     from pybk.metadata.cluster import ClusterMetadata
 
@@ -29,11 +31,13 @@ class ChangedLedgers(NamedTuple):
 
     Attributes:
         ledgers: The metadata of the ledgers that are new or have changed.
+        others: The types of ledgers that are new, and not of the type that is wanted; ``ledgers`` may have such, too.
         gone: Ledgers that were deleted, or are not there any more; a late listing or read may lack some that exist.
         deleted: Those of them that are known to be deleted, and so never come back.
     """
 
     ledgers: list[LedgerMetadata]
+    others: dict[int, LedgerType]
     gone: set[int]
     deleted: set[int]
 
@@ -43,13 +47,15 @@ class LedgerChanges:
 
     Args:
         metadata: The cluster's metadata.
+        ledger_type: The type of the ledgers that are wanted; None for all types.
 
     Threads: one.
     """
 
-    def __init__(self, metadata: ClusterMetadata) -> None:
+    def __init__(self, metadata: ClusterMetadata, ledger_type: str | None = None) -> None:
         self.metadata: Final = metadata
         """The cluster's metadata."""
+        self._ledger_type: Final = ledger_type
         self._noted: Final = NotedChanges[int](metadata.watch_ledgers)
         self._versions: dict[int, int] = {}
         """The versions of the ledgers' metadata that were read last."""
@@ -84,16 +90,19 @@ class LedgerChanges:
 
     def _listed(self) -> ChangedLedgers:
         found: list[LedgerMetadata] = []
+        others: dict[int, LedgerType] = {}
         deleted, left = set[int](), set(self._versions)
-        for page in self.metadata.ledger_pages(known=self._versions.get):
+        for page in self.metadata.ledger_pages(known=self._versions.get, ledger_type=self._ledger_type):
             found += [each.metadata for each in page.ledgers.values()]
+            others |= {ledger_id: each.ledger_type for ledger_id, each in page.others.items()}
             self._versions.update({ledger_id: each.version for ledger_id, each in page.ledgers.items()})
+            self._versions.update({ledger_id: each.version for ledger_id, each in page.others.items()})
             deleted |= page.deleted
-            left -= page.ledgers.keys() | page.same | page.unknown
+            left -= page.ledgers.keys() | page.others.keys() | page.same | page.unknown
         gone = deleted | left
         for ledger_id in gone:
             self._versions.pop(ledger_id, None)
-        return ChangedLedgers(found, gone, deleted)
+        return ChangedLedgers(found, others, gone, deleted)
 
     def _read(self, ledger_ids: Sequence[int]) -> ChangedLedgers:
         found: list[LedgerMetadata] = []
@@ -113,7 +122,7 @@ class LedgerChanges:
                 elif ledger_id not in damaged:
                     gone.add(ledger_id)
                     self._versions.pop(ledger_id, None)
-        return ChangedLedgers(found, gone, deleted)
+        return ChangedLedgers(found, {}, gone, deleted)
 
     def close(self) -> None:
         """End the feed."""
