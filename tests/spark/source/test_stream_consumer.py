@@ -11,7 +11,6 @@ pytest.importorskip("pyspark", reason="no pyspark; install the extra spark-test 
 pytest.importorskip("pyarrow", reason="no pyarrow; install the extra spark-test to test Spark")
 
 from pybk.errors import IllegalOperationError
-from pybk.metadata.cluster import ClusterMetadata
 from pybk.spark import consumers
 from pybk.spark.connection import close_connections, connection
 from pybk.spark.consumers import Selection, read_consumers
@@ -19,7 +18,7 @@ from pybk.spark.jobs.retain import retain
 from pybk.spark.source.offsets import Offset
 from tests.cluster.inside import SECRET, Inside, inside
 from tests.spark.source.test_ledger_catalog import commit, fill
-from tests.spark.source.test_ledger_changes import Query, options
+from tests.spark.source.test_ledger_changes import Query, metadata_of, options
 
 pytestmark = pytest.mark.usefixtures("process_of_a_driver")
 
@@ -34,12 +33,6 @@ def cluster(tmp_path: Path) -> Iterator[Inside]:
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(consumers, "RECORD_SECONDS", 0.0)
-
-
-def metadata_of(cluster: Inside) -> ClusterMetadata:
-    found = connection(options(cluster, ledger="0").where).metadata
-    assert found is not None
-    return found
 
 
 def read_by(cluster: Inside, ledger_ids: list[int]) -> list[int]:
