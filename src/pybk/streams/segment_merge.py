@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
@@ -158,21 +158,40 @@ def groups_to_merge(record: ListRecord, segments: Sequence[Segment], policy: Rol
     groups as the record has space for.
     """
     closed = [each for each in segments if not each.is_open and (each.first_seq or 0) >= record.first_seq]
-    return _groups(tuple(closed), policy)[: max(0, KEPT_MERGES_MAX - len(record.replaced))]
+    groups = groups_worth_merging(tuple(closed), partial(_reach, policy=policy))
+    return groups[: max(0, KEPT_MERGES_MAX - len(record.replaced))]
 
 
-def _groups(segments: Rows, policy: RollPolicy) -> list[Rows]:
-    found: list[Rows] = []
+class Sized(Protocol):
+    """A segment, or another part that may be merged with those after it."""
+
+    @property
+    def nbytes(self) -> int:
+        """Payload bytes."""
+
+
+P = TypeVar("P", bound=Sized)
+
+
+def groups_worth_merging(parts: tuple[P, ...], reach: Callable[[tuple[P, ...], int], int]) -> list[tuple[P, ...]]:
+    """Return groups of consecutive parts in which each is merged only with others of two thirds of its bytes in all.
+
+    Args:
+        parts: The parts.
+        reach: Returns the index after the last part that can be merged with the one of an index and with all between
+            them; at least the index after that one.
+    """
+    found: list[tuple[P, ...]] = []
     low = 0
-    while low < len(segments):
-        group = segments[low : _reach(segments, low, policy)]
+    while low < len(parts):
+        group = parts[low : reach(parts, low)]
         sizes = [each.nbytes for each in group]
         largest = sizes.index(max(sizes))
         if len(group) > 1 and 5 * sizes[largest] <= 3 * sum(sizes):
             found.append(group)
             low += len(group)
         else:
-            found += _groups(group[:largest], policy)
+            found += groups_worth_merging(group[:largest], reach)
             low += largest + 1
     return found
 
