@@ -18,6 +18,7 @@ from pybk.spark.sink import upkeep as sink_upkeep
 from tests.cluster.inside import Inside, inside
 from tests.mutation.patterns import changed
 from tests.spark import test_consumers as consumers
+from tests.spark.sink import test_ledger_merge as merges
 from tests.spark.sink import test_sink_retention as rules
 from tests.spark.sink import test_upkeep as upkeep
 from tests.spark.sink.test_manifest import place as place  # a fixture
@@ -81,6 +82,7 @@ CHECKS: Final[dict[str, Callable[..., None]]] = {
     "of another": upkeep.test_a_ledger_of_another_sink_is_kept_although_it_is_named,
     "begun": upkeep.test_a_query_that_begins_meanwhile_keeps_what_was_not_deleted_yet,
     "missing": upkeep.test_a_ledger_that_is_only_missing_keeps_its_name,
+    "merged": merges.test_a_merged_ledger_expires_as_a_whole,
     "of a type": upkeep.test_a_type_of_all_sinks_is_retained,
     "record": consumers.test_a_query_records_where_it_begins_and_what_is_complete,
     "two": consumers.test_of_two_queries_with_one_name_the_older_ends,
@@ -151,9 +153,9 @@ MUTANTS: Final = [
     ),
     Mutant(
         "RT2: the age of a ledger counts since that of its sink's",
-        UPKEEP + "_HeldLedgers._since",
-        "max(self._since_ns[metadata.ledger_id], metadata.creation_time_ns)",
-        "metadata.creation_time_ns",
+        UPKEEP + "_HeldLedgers._members",
+        "max(since_ns, each.creation_time_ns)",
+        "each.creation_time_ns",
         "slow clock",
     ),
     Mutant(
@@ -179,7 +181,7 @@ MUTANTS: Final = [
     ),
     Mutant(
         "RT2: the size is that of the payloads",
-        UPKEEP + "_HeldLedgers.pages",
+        UPKEEP + "_HeldLedgers._members",
         "each.length",
         "1",
         "by size",
@@ -283,6 +285,20 @@ MUTANTS: Final = [
         "begun",
     ),
     Mutant(
+        "RT6: a merged ledger is kept as long as one of its members",
+        UPKEEP + "_expired",
+        "all((_1 for each in members))",
+        "any((_1 for each in members))",
+        "merged",
+    ),
+    Mutant(
+        "RT6: what is kept for readers of a merged ledger goes with it",
+        SINK + "drop_names",
+        "self._delete(self._left_over(record, named, kept), self._given)",
+        "pass",
+        "merged",
+    ),
+    Mutant(
         "a commit deletes some ledgers at a time",
         UPKEEP + "retain_ledgers",
         "going[: int(left)]",
@@ -299,7 +315,7 @@ MUTANTS: Final = [
     Mutant(
         "the next commit continues what a commit has left",
         UPKEEP + "retain_sometimes",
-        "sum(map(len, deleted.values())) == most",
+        "sum(map(len, deleted.values())) >= most",
         "False",
         "in parts",
     ),
@@ -362,10 +378,10 @@ MUTANTS: Final = [
     Mutant(
         "a name goes after its ledger, and not before",
         UPKEEP + "_HeldLedgers.delete",
-        "for app_id, ids in self.by_sink(ledgers).items(): ...",
-        "for app_id, ids in self.by_sink(ledgers).items():\n"
+        "for ids in stored.values(): ...",
+        "for ids in stored.values():\n"
         "    self._sink_of[ids[0]].drop_names(ids)\n"
-        "    deleted[app_id] = self._sink_of[ids[0]].delete_committed(ids)",
+        "    done.update(self._sink_of[ids[0]].delete_committed(ids))",
         "stopped",
     ),
     Mutant(
@@ -434,7 +450,7 @@ MUTANTS: Final = [
     ),
 ]
 
-PLACES: Final = (sink_upkeep, job, rules, upkeep, consumers)
+PLACES: Final = (sink_upkeep, job, rules, upkeep, merges, consumers)
 """The modules, besides their own, into which functions are imported."""
 
 

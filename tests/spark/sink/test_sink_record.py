@@ -3,28 +3,35 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pybk.errors import CorruptError
+from pybk.spark.places import ITSELF
+from pybk.spark.sink import sink_record
 from pybk.spark.sink.sink_record import (
     FOLD,
     ORPHAN_AGE_S,
     RUNS_KEPT,
     Attempt,
     Chain,
+    LedgerMerge,
     ManifestRow,
     ManifestRows,
     Publish,
     Refuse,
+    Replaced,
     SinkRecord,
     Skip,
     decide,
     decode_rows,
     encode_rows,
     fold,
+    with_merges,
+    without_names,
 )
 
 RUNS = ("a", "b", "c", "d")
@@ -38,6 +45,8 @@ records = st.builds(
     query=st.sampled_from(["", "q", "r"]),
     floor_ns=st.integers(0, 4),
     given_up=st.lists(st.integers(0, 99), unique=True).map(tuple),
+    has_merged=st.booleans(),
+    replaced=st.lists(st.builds(Replaced, st.integers(0, 99), st.integers(1, 9), st.just((4, 5)))).map(tuple),
 )
 attempts = st.builds(
     Attempt,
@@ -148,8 +157,8 @@ def test_a_record_is_what_was_encoded(record: SinkRecord) -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        *({"format": 3}, {"last": None}, {"chain": [[1]]}, {"chain": 7}, {"runs": None}, {"floor_ns": "x"}),
-        *({"epoch": "x"}, {"named": [[1]]}, {"retained_ns": None}),
+        *({"format": 4}, {"last": None}, {"chain": [[1]]}, {"chain": 7}, {"runs": None}, {"floor_ns": "x"}),
+        *({"epoch": "x"}, {"named": [[1]]}, {"retained_ns": None}, {"replaced": [[1, 2]]}),
     ],
 )
 def test_a_damaged_record_says_where(change: dict[str, object]) -> None:
@@ -187,6 +196,45 @@ def test_manifests_decode_to_the_rows_that_were_encoded(count: int) -> None:
         decode_rows([entries[0][:-1]], where="manifest 7")
     with pytest.raises(CorruptError, match="newer pybk"):
         decode_rows([entries[0].replace(b'"format":1', b'"format":2')], where="manifest 7")
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 3), st.sampled_from([ITSELF, ITSELF, 500, 501, 502]), st.integers(0, 2))),
+    st.integers(1, 9),
+)
+def test_members_of_merged_ledgers_are_what_was_encoded(drawn: list[tuple[int, int, int]], part: int) -> None:
+    """In parts of any size, and also where the names of some members were dropped."""
+    ends: dict[int, int] = {}
+    rows: ManifestRows = []
+    for number, (entries, holder, left_out) in enumerate(drawn):
+        first = 0 if holder == ITSELF else ends.get(holder, 0) + left_out
+        ends[holder] = first + entries
+        rows.append(ManifestRow(number, entries, 10 * entries, number + 1, holder, first))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sink_record, "ROWS_PER_ENTRY", part)
+        encoded = encode_rows(7, rows)
+    assert decode_rows(encoded, where="here") == rows
+    assert [b'"format":3' in each for each in encoded] == [b'"merged"' in each for each in encoded]
+
+
+def test_merges_as_values() -> None:
+    rows = [ManifestRow(number, 2, 20, number + 1) for number in range(6)]
+    manifests = {70: rows[:2], 71: rows[2:3], 72: rows[3:5], 73: rows[5:]}
+    record = SinkRecord(chain=((70, 2), (71, 1), (72, 1), (73, 0)), last=5)
+    one, other = LedgerMerge(100, 9, tuple(rows[2:4])), LedgerMerge(101, 9, (rows[4],))
+    merged, new, span = with_merges(record, manifests, [one, other], 1000)
+    assert (span, [row[4:] for row in new]) == (slice(1, 3), [(100, 0), (100, 2), (101, 0)])
+    assert (merged.has_merged, merged.replaced) == (True, (Replaced(100, 1000), Replaced(101, 1000)))
+    chain = (record.chain[0], (80, 1), record.chain[3])
+    again, _, _ = with_merges(
+        replace(merged, chain=chain), {70: rows[:2], 80: new, 73: []}, [LedgerMerge(102, 9, tuple(new))], 2000
+    )
+    assert again.replaced == (Replaced(102, 2000, (100, 101)),)
+    rows_of_third = [row._replace(holder=102, first=2 * at) for at, row in enumerate(new)]
+    fourth = LedgerMerge(103, 9, tuple(rows_of_third))
+    last, _, _ = with_merges(replace(again, chain=((90, 2),)), {90: rows_of_third}, [fourth], 3000)
+    assert last.replaced == (Replaced(103, 3000, (100, 101, 102)),)
+    assert without_names(again, rows).replaced == ()
 
 
 def test_the_format_is_as_documented() -> None:

@@ -9,11 +9,13 @@ from hypothesis import strategies as st
 from pybk.errors import UsageError
 from pybk.spark.finished_ledgers import within
 from pybk.spark.options import Ranges
+from pybk.spark.places import Place
 from pybk.spark.source.planning import (
     PARTITION_BYTES,
     PARTITIONS_MAX,
     EntryRange,
     SizedRange,
+    by_place,
     first_entries,
     intersect,
     split_into_tasks,
@@ -113,3 +115,17 @@ def test_a_limit_takes_the_first_entries() -> None:
 def test_more_tasks_than_spark_bears_are_refused() -> None:
     with pytest.raises(UsageError, match="entriesPerPartition"):
         split_into_tasks([part(1, 0, PARTITIONS_MAX)], 1)
+
+
+def test_members_of_a_merged_ledger_are_read_together() -> None:
+    """It is opened once for them, so they need no tasks for their opening."""
+    members = [SizedRange(EntryRange(each, 0, 0, Place("app", 5000, each)), 1024) for each in range(2000)]
+    others = [part(each, 0, 0) for each in range(2000, 2003)]
+    ordered = by_place([members[0], others[0], *members[1:], *others[1:]])
+    assert [each.entry_range for each in ordered] == [each.entry_range for each in (*members, *others)]
+    assert [each.opens for each in ordered] == [True] + [False] * 1999 + [True] * 3
+    assert len(split_into_tasks(ordered)) == 1
+    assert len(split_into_tasks(members)) > 10
+    assert [each.opens for each in first_entries(ordered, 3)] == [True, False, False]
+    assert (members[7].entry_range.stored_in, members[7].entry_range.shift) == (5000, 7)
+    assert (others[0].entry_range.stored_in, others[0].entry_range.shift) == (2000, 0)

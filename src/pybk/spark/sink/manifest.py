@@ -37,6 +37,21 @@ that names the rest. So what a sink keeps is in proportion to the ledgers that t
 manifest deleted reads the record again. If the record has changed, the manifest was folded; if not, the sink is
 damaged.
 
+A *merge* has one ledger in place of many small ones. It copies the entries of committed ledgers, its *members*, into a
+new ledger, the *holder*, whose custom metadata have ``MERGED_KEY``. Then one compare-and-set of the record names a
+manifest that has the holder, and the first entry there, in the rows of the members. Members keep their numbers: to
+offsets, consumers, retention and rows they stay the ledgers that they were, and only the place of their entries has
+changed. Hence
+
+- a query that has read some of them continues at the same entry, and one that repeats a micro-batch reads the same;
+- a reader shows members, never a holder, and takes their entries from the holder as soon as it knows of it;
+- a reader that finds a ledger deleted reads the record of its sink again, because a merge may have moved it.
+
+The members' own ledgers are kept until the time that the record has with the merge, and deleted after it. A holder is
+deleted as a whole, once retention may delete all its members. A holder that no record names is an orphan. The
+compare-and-set of a merge takes effect only if the members' rows are still those that were copied, and the holder is
+newer than the floor; so it names neither a ledger twice nor an orphan that may be deleted.
+
 A batch write without an app id is a sink of its own, with one commit. Its record names the ledgers itself, without a
 manifest, and is removed once all of them were deleted. Such writes look after what others of their kind have left: each
 looks at some records, and the first of a day collects orphans.
@@ -59,7 +74,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -78,11 +93,13 @@ from pybk.errors import (
 from pybk.flags import LedgerType
 from pybk.metadata.ledgers import LEDGERS_PAGE
 from pybk.spark.connection import Connection
+from pybk.spark.places import ITSELF, MERGED_KEY, Place, of_member
 from pybk.spark.sink.sink_record import (
     NAMED_MAX,
     ORPHAN_AGE_S,
     TOO_LATE,
     Attempt,
+    LedgerMerge,
     ManifestRow,
     ManifestRows,
     Publish,
@@ -94,12 +111,15 @@ from pybk.spark.sink.sink_record import (
     encode_rows,
     fold,
     is_one_off,
+    with_merges,
+    without_names,
 )
 
 if TYPE_CHECKING:
     from pybk.ledger.ledger_metadata import LedgerMetadata
     from pybk.manager.ledger_manager import LedgerManager
     from pybk.metadata.cluster import ClusterMetadata
+    from pybk.metadata.ledgers import StoredLedger
     from pybk.metadata.pointers import Pointer
 
 SINK_KEY: Final = "pybk.sink"
@@ -250,9 +270,7 @@ class Sink:
     def _check_kept(self, record: SinkRecord, written: Sequence[WrittenLedger]) -> None:
         """Raise IllegalOperationError if an abort has given up ledgers that are to be committed."""
         ids = [each.ledger_id for each in written]
-        found = self.metadata.read_ledgers(ids, damaged=lambda *_: None)
-        gone = {each for each, there in zip(ids, found, strict=True) if there is None and self.is_deleted(each)}
-        gone |= {*ids}.intersection(record.given_up)
+        gone = self._deleted_of(ids) | {*ids}.intersection(record.given_up)
         if gone:
             raise IllegalOperationError(
                 f"sink {self.app_id!r} refuses the commit: ledger {min(gone)} was given up; write the rows again"
@@ -278,12 +296,19 @@ class Sink:
 
     def _not_deleted(self, rows: ManifestRows) -> ManifestRows:
         """Return the rows of ledgers that were not deleted; a missing key alone does not prove that."""
-        kept: ManifestRows = []
-        for at in range(0, len(rows), LEDGERS_PAGE):
-            page = rows[at : at + LEDGERS_PAGE]
-            found = self.metadata.read_ledgers([row.ledger_id for row in page], damaged=lambda *_: None)
-            kept += [row for row, each in zip(page, found, strict=True) if each or not self.is_deleted(row.ledger_id)]
-        return kept
+        deleted = self._deleted_of(row.stored_in for row in rows)
+        return [row for row in rows if row.stored_in not in deleted]
+
+    def _deleted_of(self, ledger_ids: Iterable[int]) -> set[int]:
+        """Return those of some ledgers that were deleted."""
+        return {each for each, found in self._read_each(ledger_ids) if found is None and self.is_deleted(each)}
+
+    def _read_each(self, ledger_ids: Iterable[int]) -> Iterator[tuple[int, StoredLedger | None]]:
+        """Yield ledgers, ascending, with their metadata; None if it cannot be read or was not found."""
+        ids = sorted({*ledger_ids})
+        for at in range(0, len(ids), LEDGERS_PAGE):
+            page = ids[at : at + LEDGERS_PAGE]
+            yield from zip(page, self.metadata.read_ledgers(page, damaged=lambda *_: None), strict=True)
 
     def is_deleted(self, ledger_id: int) -> bool:
         """Return whether a ledger is known to be deleted; False for one that is only missing."""
@@ -364,11 +389,15 @@ class Sink:
 
     def _read_committed(self) -> tuple[SinkRecord, int | None, ManifestRows]:
         """Return the record, its version, and the committed ledgers."""
+        record, version, manifests = self._read_manifests()
+        return record, version, [row for rows in manifests.values() for row in rows]
+
+    def _read_manifests(self) -> tuple[SinkRecord, int | None, dict[int, ManifestRows]]:
+        """Return the record, its version, and the rows of its manifests."""
         while True:
             record, version = self._read()
             try:
-                manifests = self._manifests_of(record)
-                return record, version, [row for rows in manifests.values() for row in rows]
+                return record, version, self._manifests_of(record)
             except NoSuchLedgerError as error:
                 self._check_changed(version, error)
 
@@ -460,7 +489,7 @@ class Sink:
         if (
             record.given_up
             or not self._are_old(record, before_ns)
-            or not all(self.is_deleted(row.ledger_id) for row in named)
+            or len(self._deleted_of(row.stored_in for row in named)) < len({row.stored_in for row in named})
         ):
             return []
         return self._delete(manifests, NO_CREDENTIALS) if self._emptied(record, version) else []
@@ -474,7 +503,7 @@ class Sink:
     def _emptied(self, record: SinkRecord, version: int) -> bool:
         """Have the record name nothing, or remove it; return False if it was changed meanwhile."""
         if not self._is_one_off:
-            return self.swap(replace(record, chain=()), version)
+            return self.swap(replace(without_names(record, []), chain=()), version)
         try:
             self.metadata.delete_pointer(SINKS, self.app_id, version)
         except MetadataVersionError:
@@ -502,15 +531,19 @@ class Sink:
     def delete_committed(self, ledger_ids: Iterable[int]) -> list[int]:
         """Delete committed ledgers; return those deleted, whose names stay until ``drop_names``.
 
-        One that cannot be deleted stays, with a warning.
+        One that cannot be deleted stays, with a warning. A merged ledger is deleted as a whole, by its own number.
 
         Raises:
             MetadataUnreachableError: The metadata store cannot be reached; further ledgers were not deleted.
         """
         return self._delete(ledger_ids, self._given, raises=True)
 
+    def _there(self, ledger_ids: Iterable[int]) -> list[StoredLedger]:
+        """Return those of some ledgers that exist."""
+        return [found for _, found in self._read_each(ledger_ids) if found is not None]
+
     def drop_names(self, deleted: Collection[int]) -> None:
-        """Drop the names of ledgers that were deleted.
+        """Drop the names of ledgers that were deleted, and delete what is kept for readers of merged ones among them.
 
         Raises:
             PybkError: As the metadata store and ledgers; the names may stay.
@@ -528,6 +561,7 @@ class Sink:
             kept = [row for row in named if row.ledger_id not in deleted]
             if len(kept) == len(named):
                 return
+            self._delete(self._left_over(record, named, kept), self._given)
             before_ns = time.time_ns() - int(ORPHAN_AGE_S * 1e9)
             is_over = not kept and not record.given_up and self._are_old(record, before_ns)
             if is_over and version is not None:
@@ -540,13 +574,102 @@ class Sink:
                 return
             replaced = chain
 
+    def _left_over(self, record: SinkRecord, named: ManifestRows, kept: ManifestRows) -> list[int]:
+        """Return the ledgers that are still kept for readers of merged ones of which no name is kept."""
+        holders = {row.holder for row in kept}
+        gone = {each.holder: each.holders for each in record.replaced if each.holder not in holders}
+        own = [row.ledger_id for row in named if row.holder in gone]
+        there = self._there([*own, *(each for replaced in gone.values() for each in replaced)])
+        return [each.metadata.ledger_id for each in there]
+
     def _renamed(self, record: SinkRecord, kept: ManifestRows) -> tuple[int | None, SinkRecord]:
         """Return a record that names some of its ledgers, and the manifest that it needs."""
+        other = without_names(record, kept)
         if not record.chain or not kept:
-            return None, replace(record, chain=(), named=tuple(kept))
+            return None, replace(other, chain=(), named=tuple(kept))
         manifest = self._write_manifest(encode_rows(record.last, kept), like=record.chain[-1][0])
         tier = max(tier for _, tier in record.chain)
-        return manifest, replace(record, chain=((manifest, tier),), named=())
+        return manifest, replace(other, chain=((manifest, tier),), named=())
+
+    # ---- merging -------------------------------------------------------------------------------------------------
+
+    def merge(self, merges: Sequence[LedgerMerge], keep_s: float) -> list[LedgerMerge]:
+        """Name merged ledgers as the holders of their members, all of them at once.
+
+        One whose members have changed since they were copied, or which may be deleted as an orphan, is deleted.
+
+        Args:
+            merges: The merges; their ledgers are closed.
+            keep_s: The time for which the members' own ledgers are kept from now on, seconds.
+
+        Returns:
+            Those that took effect.
+
+        Raises:
+            PybkError: As the metadata store and ledgers. With ``outcome_unknown`` they may have taken effect; ledgers
+                of those that did not are orphans.
+
+        Durability: The merges are durable on return.
+        """
+        manifest: int | None = None
+        replaced: list[int] = []
+        while True:
+            record, version, manifests = self._read_manifests()
+            if manifest is not None:
+                # The compare-and-set was refused. If it took effect nevertheless, the record names the manifest.
+                is_named = any(manifest == ledger_id for ledger_id, _ in record.chain)
+                self._delete(replaced if is_named else (manifest,), NO_CREDENTIALS)
+            members = {row.ledger_id for each in merges for row in each.members}
+            named = {row.ledger_id: row for rows in manifests.values() for row in rows if row.ledger_id in members}
+            done = [each for each in merges if all(named.get(row.ledger_id) == row for row in each.rows())]
+            new = [each for each in merges if each.created_ns > record.floor_ns and _are_as_copied(each, named)]
+            if new:
+                until_ns = time.time_ns() + int(keep_s * 1e9)
+                other, rows, span = with_merges(record, manifests, new, until_ns)
+                replaced = [ledger_id for ledger_id, _ in record.chain[span]]
+                tier = max(tier for _, tier in record.chain[span])
+                manifest = self._write_manifest(encode_rows(record.last, rows), like=replaced[0])
+                chain = (*record.chain[: span.start], (manifest, tier), *record.chain[span.stop :])
+                if not self.swap(replace(other, chain=chain), version):
+                    continue
+                self._delete(replaced, NO_CREDENTIALS)
+            effective = [*done, *new]
+            self._delete((each.holder for each in merges if each not in effective), self._given)
+            return effective
+
+    def release_replaced(self, now_ns: int) -> list[int]:
+        """Delete the own ledgers of members of merged ones whose time is over; return those deleted.
+
+        They stay if the merged ledger does not exist, and one that cannot be deleted stays, with a warning.
+
+        Args:
+            now_ns: The present time, nanoseconds since 1970.
+
+        Raises:
+            PybkError: As the metadata store and ledgers.
+        """
+        record, _, named = self._read_committed()
+        due = {each.holder: each for each in record.replaced if each.until_ns <= now_ns}
+        deleted: list[int] = []
+        released: list[int] = []
+        for holder in self._there(due):
+            holder_id = holder.metadata.ledger_id
+            own = [row.ledger_id for row in named if row.holder == holder_id]
+            left = {each.metadata.ledger_id for each in self._there([*own, *due[holder_id].holders])}
+            gone = self._delete(sorted(left), self._given)
+            deleted += gone
+            if left <= {*gone}:
+                released.append(holder_id)
+        self._forget_replaced(released)
+        return deleted
+
+    def _forget_replaced(self, released: Collection[int]) -> None:
+        """Remove merges whose members' own ledgers are gone from those that the record keeps."""
+        while True:
+            record, version = self._read()
+            left = tuple(each for each in record.replaced if each.holder not in released)
+            if left == record.replaced or self.swap(replace(record, replaced=left), version):
+                return
 
     def collect(self, ledgers: Iterable[LedgerMetadata], before_ns: int) -> list[int]:
         """Delete orphans, and return those deleted.
@@ -568,10 +691,34 @@ class Sink:
             floor_ns = max(record.floor_ns, before_ns)
             if self.swap(replace(record, floor_ns=floor_ns, given_up=given_up), version):
                 all_named = {row.ledger_id for row in named}.union(ledger_id for ledger_id, _ in record.chain)
+                all_named.update(row.stored_in for row in named)
+                all_named.update(holder for each in record.replaced for holder in each.holders)
                 unnamed = sorted(old.keys() - all_named)
                 manifests = [each for each in unnamed if old[each] == LedgerType.METADATA]
                 data = [each for each in unnamed if old[each] != LedgerType.METADATA]
                 return self._delete(manifests, NO_CREDENTIALS) + self._delete(data, self._given)
+
+
+def _are_as_copied(merge: LedgerMerge, named: Mapping[int, ManifestRow]) -> bool:
+    return all(named.get(row.ledger_id) == row for row in merge.members)
+
+
+def is_merged(metadata: LedgerMetadata) -> bool:
+    """Return whether a ledger has the entries of others of its sink."""
+    return MERGED_KEY in metadata.custom_metadata and SINK_KEY in metadata.custom_metadata
+
+
+def member_metadata(holder: LedgerMetadata, row: ManifestRow) -> LedgerMetadata:
+    """Return the metadata that a member of a merged ledger had, as far as those who select and read ledgers need it.
+
+    Its keys, seal and fragments are those of the merged ledger.
+    """
+    return replace(
+        of_member(holder, row.ledger_id),
+        creation_time_ns=row.created_ns,
+        last_entry_id=row.entries - 1,
+        length=row.payload_bytes,
+    )
 
 
 def sink_ledgers(metadata: ClusterMetadata, app_id: str | None = None) -> Iterator[LedgerMetadata]:
@@ -596,9 +743,14 @@ def committed(connection: Connection, app_id: str) -> set[int]:
 
     Cost: A read of the metadata store; each manifest is read once in a process.
     """
+    return {row.ledger_id for row in committed_rows(connection, app_id)}
+
+
+def committed_rows(connection: Connection, app_id: str) -> ManifestRows:
+    """Return the committed ledgers of a sink, with their sizes and places; arguments and errors as ``committed``."""
     if connection.metadata is None:
         raise _not_in_a_cluster(connection, app_id)
-    return set(Sink(connection.manager, connection.metadata, app_id).committed())
+    return Sink(connection.manager, connection.metadata, app_id).rows()
 
 
 class FollowedSink:
@@ -611,6 +763,7 @@ class FollowedSink:
     Attributes:
         app_id: The sink's app id.
         committed: The committed ledgers as of the last look.
+        merged: The rows of the members of merged ledgers as of the last look or update.
 
     Threads: one.
     """
@@ -622,7 +775,10 @@ class FollowedSink:
         self._sink: Final = Sink(connection.manager, connection.metadata, app_id)
         self._seen: set[int] = set()
         """The manifests whose ledgers are in ``committed``."""
+        self._new: dict[int, None] = {}
+        """The ledgers that the next look returns."""
         self.committed: set[int] = set()
+        self.merged: dict[int, ManifestRow] = {}
 
     def look(self, found: Pointer | None) -> list[int]:
         """Return the ledgers that were committed since the last look.
@@ -636,17 +792,27 @@ class FollowedSink:
 
         Cost: Reads the manifests that this process has not read.
         """
-        manifests = self._sink.manifests(found)
-        new = {
-            ledger_id: None
-            for manifest, rows in manifests.items()
-            if manifest == _NAMED or manifest not in self._seen
-            for ledger_id, *_ in rows
-            if ledger_id not in self.committed
-        }
+        self.update(found)
+        new, self._new = self._new, {}
         self.committed.update(new)
-        self._seen = {*manifests}
         return list(new)
+
+    def update(self, found: Pointer | None) -> None:
+        """Take in what the sink has merged; arguments and errors as for ``look``.
+
+        What it has committed is left for the next look.
+        """
+        manifests = self._sink.manifests(found)
+        for manifest, rows in manifests.items():
+            if manifest == _NAMED or manifest not in self._seen:
+                self.merged.update((row.ledger_id, row) for row in rows if row.holder != ITSELF)
+                self._new.update((row.ledger_id, None) for row in rows if row.ledger_id not in self.committed)
+        self._seen = {*manifests}
+
+    def place(self, ledger_id: int) -> Place:
+        """Return where the entries of a ledger lie."""
+        row = self.merged.get(ledger_id)
+        return Place(self.app_id) if row is None else Place(self.app_id, row.holder, row.first)
 
 
 def read_sinks(metadata: ClusterMetadata, app_ids: Sequence[str]) -> dict[str, Pointer | None]:

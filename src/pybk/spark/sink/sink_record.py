@@ -7,15 +7,20 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final, NamedTuple
 
+from pybk.spark.places import ITSELF
 from pybk.values import decode_json, encode_json
 
 FORMAT: Final = 1
 FORMAT_NAMED: Final = 2
 """The format of a record that names ledgers itself; older versions, which would overlook them, refuse it."""
+
+FORMAT_MERGED: Final = 3
+"""The format of a record and of manifests with merged ledgers; older versions, which would look for their members,
+refuse it."""
 
 NAMED_MAX: Final = 500
 """The most ledgers that the record of a batch write without an app id names itself, without a manifest."""
@@ -31,7 +36,8 @@ ORPHAN_AGE_S: Final = 86_400.0
 
 _ONE_OFF: Final = re.compile(r"write-[0-9a-f]{32}")
 
-_ROWS_PER_ENTRY: Final = 10_000
+ROWS_PER_ENTRY: Final = 10_000
+"""The rows of an entry of a manifest."""
 
 TOO_LATE: Final = (
     "its ledgers took so long to be committed that they counted as orphans and may be deleted: write them again"
@@ -43,23 +49,46 @@ Chain = tuple[tuple[int, int], ...]
 
 
 class ManifestRow(NamedTuple):
-    """A committed ledger.
+    """A committed ledger, which may be a member of a merged one.
 
     Attributes:
         ledger_id: The ledger.
         entries: The number of its entries.
         payload_bytes: Bytes of their payloads.
         created_ns: The creation time in its metadata; 0 in manifests of older versions, which do not have it.
+        holder: The merged ledger that has its entries; ``ITSELF`` for none.
+        first: The id of its first entry there.
     """
 
     ledger_id: int
     entries: int
     payload_bytes: int
     created_ns: int = 0
+    holder: int = ITSELF
+    first: int = 0
+
+    @property
+    def stored_in(self) -> int:
+        """The ledger that has the entries: the merged one, or the ledger itself."""
+        return self.ledger_id if self.holder == ITSELF else self.holder
 
 
 ManifestRows = list[ManifestRow]
 """Committed ledgers, in the order of their commits."""
+
+
+class Replaced(NamedTuple):
+    """A merged ledger whose members' own ledgers are still kept, for readers that have planned to read them.
+
+    Attributes:
+        holder: The merged ledger. Its rows name the members.
+        until_ns: The time until which they are kept, nanoseconds since 1970.
+        holders: Merged ledgers that it replaces.
+    """
+
+    holder: int
+    until_ns: int
+    holders: tuple[int, ...] = ()
 
 
 def one_off_app_id() -> str:
@@ -86,6 +115,8 @@ class SinkRecord:
         given_up: Ledgers of attempts that failed, while they are deleted; no commit names them.
         named: Ledgers that the record names itself, as a manifest would.
         retained_ns: When a commit last had its sink's retention applied; 0 for never.
+        has_merged: Whether a manifest has members of merged ledgers.
+        replaced: The merges whose members' own ledgers are still kept.
     """
 
     chain: Chain = ()
@@ -97,14 +128,19 @@ class SinkRecord:
     given_up: tuple[int, ...] = ()
     named: tuple[ManifestRow, ...] = ()
     retained_ns: int = 0
+    has_merged: bool = False
+    replaced: tuple[Replaced, ...] = ()
 
     def encode(self) -> bytes:
         """Return the record as JSON."""
         values = asdict(self)
-        for name in ("given_up", "named", "retained_ns"):
+        values["named"] = [row[:4] for row in self.named]  # those are never merged
+        for name in ("given_up", "named", "retained_ns", "replaced"):
             if not values[name]:
                 del values[name]
-        return encode_json({"format": FORMAT_NAMED if self.named else FORMAT, **values})
+        del values["has_merged"]
+        number = FORMAT_MERGED if self.has_merged else FORMAT_NAMED if self.named else FORMAT
+        return encode_json({"format": number, **values})
 
     @classmethod
     def decode(cls, data: bytes, *, where: str) -> SinkRecord:
@@ -113,7 +149,7 @@ class SinkRecord:
 
 
 def _record_of(values: dict[str, Any]) -> SinkRecord:
-    if values["format"] not in (FORMAT, FORMAT_NAMED):
+    if values["format"] not in (FORMAT, FORMAT_NAMED, FORMAT_MERGED):
         raise ValueError("another format: use a newer pybk")
     chain = tuple((int(ledger_id), int(tier)) for ledger_id, tier in values["chain"])
     return SinkRecord(
@@ -126,6 +162,11 @@ def _record_of(values: dict[str, Any]) -> SinkRecord:
         given_up=tuple(map(int, values.get("given_up", ()))),
         named=tuple(ManifestRow(*map(int, row)) for row in values.get("named", ())),
         retained_ns=int(values.get("retained_ns", 0)),
+        has_merged=values["format"] == FORMAT_MERGED,
+        replaced=tuple(
+            Replaced(int(holder), int(until_ns), tuple(map(int, holders)))
+            for holder, until_ns, holders in values.get("replaced", ())
+        ),
     )
 
 
@@ -224,7 +265,7 @@ def fold(chain: Chain) -> tuple[Chain, tuple[int, ...], int]:
 
 def encode_rows(number: int, rows: ManifestRows) -> list[bytes]:
     """Return the entries of a manifest ledger, at least one, with the ``number`` of the newest commit in it."""
-    parts = [rows[at : at + _ROWS_PER_ENTRY] for at in range(0, len(rows), _ROWS_PER_ENTRY)] or [[]]
+    parts = [rows[at : at + ROWS_PER_ENTRY] for at in range(0, len(rows), ROWS_PER_ENTRY)] or [[]]
     return [_encode_part(number, part) for part in parts]
 
 
@@ -232,7 +273,25 @@ def _encode_part(number: int, rows: ManifestRows) -> bytes:
     values: dict[str, Any] = {"format": FORMAT, "last": number, "ledgers": [row[:3] for row in rows]}
     if any(row.created_ns for row in rows):
         values["created"] = [row.created_ns for row in rows]  # apart, because older versions read three numbers a row
+    merged = list(_merged_runs(rows))
+    if merged:
+        values |= {"format": FORMAT_MERGED, "merged": merged}
     return encode_json(values)
+
+
+def _merged_runs(rows: ManifestRows) -> Iterator[tuple[int, int, int, int]]:
+    """Yield the runs of rows that follow each other in one merged ledger.
+
+    Yields:
+        The index of the first row, the number of rows, the merged ledger, and the first entry of the first row there.
+    """
+    low = 0
+    for high in range(1, len(rows) + 1):
+        last = rows[high - 1]
+        if high == len(rows) or (rows[high].holder, rows[high].first) != (last.holder, last.first + last.entries):
+            if last.holder != ITSELF:
+                yield low, high - low, rows[low].holder, rows[low].first
+            low = high
 
 
 def decode_rows(entries: Iterable[bytes], *, where: str) -> ManifestRows:
@@ -241,11 +300,78 @@ def decode_rows(entries: Iterable[bytes], *, where: str) -> ManifestRows:
 
 
 def _rows_of(values: dict[str, Any]) -> ManifestRows:
-    if values["format"] != FORMAT:
+    if values["format"] not in (FORMAT, FORMAT_MERGED):
         raise ValueError("another format: use a newer pybk")
     ledgers = values["ledgers"]
     created = values.get("created") or [0] * len(ledgers)
-    return [
+    rows = [
         ManifestRow(int(ledger_id), int(entries), int(size), int(created_ns))
         for (ledger_id, entries, size), created_ns in zip(ledgers, created, strict=True)
     ]
+    for low, count, holder, first in values.get("merged", ()):
+        for at in range(low, low + count):
+            rows[at] = rows[at]._replace(holder=int(holder), first=int(first))
+            first += rows[at].entries
+    return rows
+
+
+# ---- merges ------------------------------------------------------------------------------------------------------
+
+
+class LedgerMerge(NamedTuple):
+    """A closed ledger that has the entries of committed ledgers, to be named as their holder; it can be pickled.
+
+    Attributes:
+        holder: The ledger.
+        created_ns: The creation time in its metadata.
+        members: The committed ledgers, in the order of their entries there, as manifests named them when they were
+            copied.
+    """
+
+    holder: int
+    created_ns: int
+    members: tuple[ManifestRow, ...]
+
+    def rows(self) -> Iterator[ManifestRow]:
+        """Yield the rows of the members as members of this merge."""
+        first = 0
+        for row in self.members:
+            yield row._replace(holder=self.holder, first=first)
+            first += row.entries
+
+
+def with_merges(
+    record: SinkRecord, manifests: Mapping[int, ManifestRows], merges: Iterable[LedgerMerge], until_ns: int
+) -> tuple[SinkRecord, ManifestRows, slice]:
+    """Return the effect of merges on a record; change nothing.
+
+    Args:
+        record: The record.
+        manifests: The rows of its manifests.
+        merges: Merges whose members are among these rows, at least one.
+        until_ns: The time until which the members' own ledgers are kept, nanoseconds since 1970.
+
+    Returns:
+        The record, without the new manifest; the rows of that; the manifests of the chain that it replaces, which are
+        all from the first one with a member to the last.
+    """
+    merges = list(merges)
+    moved = {row.ledger_id: row for each in merges for row in each.rows()}
+    chain = [ledger_id for ledger_id, _ in record.chain]
+    touched = [at for at, each in enumerate(chain) if any(row.ledger_id in moved for row in manifests[each])]
+    span = slice(touched[0], touched[-1] + 1)
+    rows = [moved.get(row.ledger_id, row) for each in chain[span] for row in manifests[each]]
+    kept = {each.holder: each for each in record.replaced}
+    for each in merges:
+        holders = {row.holder for row in each.members if row.holder != ITSELF}
+        earlier = [kept.pop(holder) for holder in sorted(holders) if holder in kept]
+        holders.update(holder for one in earlier for holder in one.holders)
+        kept[each.holder] = Replaced(each.holder, until_ns, tuple(sorted(holders)))
+    return replace(record, has_merged=True, replaced=tuple(kept.values())), rows, span
+
+
+def without_names(record: SinkRecord, kept: ManifestRows) -> SinkRecord:
+    """Return a record whose manifests name only some of their rows any more."""
+    holders = {row.holder for row in kept}
+    replaced = tuple(each for each in record.replaced if each.holder in holders)
+    return replace(record, has_merged=any(each != ITSELF for each in holders), replaced=replaced)

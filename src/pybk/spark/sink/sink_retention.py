@@ -14,6 +14,8 @@ The rules, where a *consumer* is a query that has recorded what it has read (``p
 - RT5: What consumers have recorded is read before the ledgers, and a ledger's own metadata say which consumers select
   it. So a record that is late keeps more, and never less. It is read again before each page of ledgers is deleted, so
   a query that has begun meanwhile keeps what it needs of the further ones.
+- RT6: Members of a merged ledger are judged each for itself, as the ledgers that they were. The merged ledger is
+  deleted once all of them may be.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from pybk.errors import UsageError
 from pybk.manager.arguments import flag_of, whole_from
 from pybk.spark.finished_ledgers import DescribedLedger, FinishedByAll, is_selected
 from pybk.spark.options import AGE_SECONDS_MAX
+from pybk.spark.places import ITSELF
 
 if TYPE_CHECKING:
     from pybk.flags import LedgerType
@@ -99,6 +102,7 @@ class HeldLedger(NamedTuple):
         payload_bytes: Bytes of the payloads of its entries.
         ledger_type: Its type.
         creation_time_ns: The creation time in its metadata.
+        holder: The merged ledger that has its entries; ``ITSELF`` for none.
     """
 
     since_ns: int
@@ -106,6 +110,12 @@ class HeldLedger(NamedTuple):
     payload_bytes: int
     ledger_type: LedgerType
     creation_time_ns: int
+    holder: int = ITSELF
+
+    @property
+    def stored_in(self) -> int:
+        """The ledger that has the entries: the merged one, or the ledger itself."""
+        return self.ledger_id if self.holder == ITSELF else self.holder
 
 
 def with_ages(rows: Iterable[ManifestRow], now_ns: int) -> Iterator[tuple[ManifestRow, int]]:
@@ -178,6 +188,17 @@ def beyond_limits(held: Iterable[HeldLedger], retention: SinkRetention, now_ns: 
         if is_old or (retention.max_bytes is not None and newer > retention.max_bytes):
             found.add(each.ledger_id)
     return found
+
+
+def by_ledger(held: Iterable[HeldLedger]) -> list[list[HeldLedger]]:
+    """Return the members of each merged ledger together, and each other ledger alone; those come first that are older.
+
+    A merged ledger is as old as its newest member.
+    """
+    found: dict[int, list[HeldLedger]] = {}
+    for each in held:
+        found.setdefault(each.stored_in, []).append(each)
+    return sorted(found.values(), key=max)
 
 
 def may_be_deleted(

@@ -19,7 +19,7 @@ import math
 import random
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from itertools import chain
+from itertools import chain, groupby
 from typing import TYPE_CHECKING, Any, Final
 
 from pybk import streams
@@ -37,13 +37,15 @@ from pybk.metadata.ledgers import LEDGERS_PAGE
 from pybk.spark.connection import Connection, StoreOrCluster, connection
 from pybk.spark.consumers import read_consumers
 from pybk.spark.options import AGE_SECONDS_MAX
-from pybk.spark.sink.manifest import SINK_KEY, SINKS, Sink, read_sinks, sink_ledgers
+from pybk.spark.places import ITSELF
+from pybk.spark.sink.manifest import SINK_KEY, SINKS, Sink, member_metadata, read_sinks, sink_ledgers
 from pybk.spark.sink.sink_record import ORPHAN_AGE_S, ManifestRow, ManifestRows, is_one_off
 from pybk.spark.sink.sink_retention import (
     HeldLedger,
     Readership,
     SinkRetention,
     beyond_limits,
+    by_ledger,
     may_be_deleted,
     with_ages,
 )
@@ -98,7 +100,7 @@ def retain_sometimes(sink: Sink, retention: SinkRetention, *, added: int = 0) ->
     try:
         if sink.claim_retention(retention.period_s):
             deleted = retain_ledgers(sink.metadata, [sink], retention, most=most)
-            if sum(map(len, deleted.values())) == most:
+            if sum(map(len, deleted.values())) >= most:  # of merged ledgers all members count
                 sink.allow_retention()
     except PybkError as error:
         logger.warning("sink %r: what expired was not deleted: %s", sink.app_id, error)
@@ -122,7 +124,8 @@ def retain_ledgers(
         sinks: The sinks; the limit of bytes is that of all of them together.
         retention: What is kept.
         ledger_type: Only ledgers of this type are looked at; None for all.
-        most: The most ledgers that are deleted; None for all. One that cannot be deleted counts.
+        most: The most ledgers that are deleted; None for all. One that cannot be deleted counts, and a merged one
+            counts once.
         dry_run: Whether to delete nothing, and return what would be deleted.
 
     Returns:
@@ -155,9 +158,10 @@ def retain_ledgers(
         if left < len(going):
             going = going[: int(left)]
         left -= len(going)
+        members = [each for one in going for each in one]
         if not (dry_run or retention.keep_unread):
-            _log_unread(going, readership)
-        for app_id, ids in (held.by_sink(going) if dry_run else held.delete(going)).items():
+            _log_unread(members, readership)
+        for app_id, ids in (held.by_sink(members) if dry_run else held.delete(members)).items():
             expired.setdefault(app_id, []).extend(ids)
         if not left:
             break
@@ -178,22 +182,31 @@ def _may_expire(row: ManifestRow, since_ns: int, retention: SinkRetention, reade
 
 def _judged(
     pages: Iterable[list[HeldLedger]], retention: SinkRetention, now_ns: int
-) -> Iterator[tuple[list[HeldLedger], set[int]]]:
-    """Yield ledgers in pages, the oldest first, each page with the ids of ledgers beyond the limits."""
+) -> Iterator[tuple[list[list[HeldLedger]], set[int]]]:
+    """Yield ledgers in pages, the oldest first, each page with the ids of ledgers beyond the limits.
+
+    A page has the members of a merged ledger together, and all of them.
+    """
     if retention.max_bytes is None:
         for page in pages:
-            yield page, beyond_limits(page, retention, now_ns)  # each by its age alone
+            yield by_ledger(page), beyond_limits(page, retention, now_ns)  # each by its age alone
         return
-    held = sorted(each for page in pages for each in page)
+    held = [each for page in pages for each in page]
     beyond = beyond_limits(held, retention, now_ns)
-    for at in range(0, len(held), LEDGERS_PAGE):
-        yield held[at : at + LEDGERS_PAGE], beyond
+    ledgers = by_ledger(held)
+    for at in range(0, len(ledgers), LEDGERS_PAGE):
+        yield ledgers[at : at + LEDGERS_PAGE], beyond
 
 
 def _expired(
-    page: Iterable[HeldLedger], beyond: Collection[int], retention: SinkRetention, readership: Readership
-) -> list[HeldLedger]:
-    return [each for each in page if may_be_deleted(each, retention, readership, is_beyond=each.ledger_id in beyond)]
+    page: Iterable[list[HeldLedger]], beyond: Collection[int], retention: SinkRetention, readership: Readership
+) -> list[list[HeldLedger]]:
+    """Return those whose members may all be deleted (RT6)."""
+    return [
+        members
+        for members in page
+        if all(may_be_deleted(each, retention, readership, is_beyond=each.ledger_id in beyond) for each in members)
+    ]
 
 
 def _log_damaged(ledger_id: int, error: PybkError) -> None:
@@ -223,7 +236,8 @@ class _HeldLedgers:
         self._sinks = sinks
         self._type = ledger_type
         self._sink_of: dict[int, Sink] = {}
-        self._since_ns: dict[int, int] = {}
+        self._rows: dict[int, list[tuple[ManifestRow, int]]] = {}
+        """The members of each merged ledger, and each other ledger, with the time since which its age counts."""
         self._gone: set[int] = set()
         """Ledgers that were deleted."""
         self._missing: set[int] = set()
@@ -237,21 +251,18 @@ class _HeldLedgers:
             found = self._metadata.read_ledgers(page, damaged=_log_damaged, deleted=self._gone.add)
             there = [each.metadata for each in found if each is not None]
             self._missing.update({*page}.difference(self._gone, (each.ledger_id for each in there)))
-            yield [
-                HeldLedger(self._since(each), each.ledger_id, each.length, each.ledger_type, each.creation_time_ns)
-                for each in there
-                if self._is_wanted(each)
-            ]
+            yield [held for each in there if self._is_wanted(each) for held in self._members(each)]
 
     def _named(self, may_expire: Callable[[ManifestRow, int], bool], now_ns: int) -> list[int]:
-        """Return the ids of committed ledgers that may expire, the oldest first."""
-        found = []
+        """Return the ids of ledgers all of whose members may expire, the oldest first."""
+        found: list[tuple[int, int]] = []
         for sink, rows in self._committed():
-            for row, since_ns in with_ages(rows, now_ns):
-                if may_expire(row, since_ns):
-                    self._sink_of[row.ledger_id] = sink
-                    self._since_ns[row.ledger_id] = since_ns
-                    found.append((since_ns, row.ledger_id))
+            for stored_in, group in groupby(with_ages(rows, now_ns), key=lambda each: each[0].stored_in):
+                members = list(group)
+                if all(may_expire(row, since_ns) for row, since_ns in members):
+                    self._sink_of[stored_in] = sink
+                    self._rows[stored_in] = members
+                    found.append((max(since_ns for _, since_ns in members), stored_in))
         return [ledger_id for _, ledger_id in sorted(found)]
 
     def _committed(self) -> Iterator[tuple[Sink, ManifestRows]]:
@@ -271,9 +282,13 @@ class _HeldLedgers:
                 except _UNREADABLE as error:
                     logger.warning("sink %r: its ledgers stay: %s", sink.app_id, error)
 
-    def _since(self, metadata: LedgerMetadata) -> int:
-        """Return the time since which the age of a ledger counts; old manifests do not have its creation time."""
-        return max(self._since_ns[metadata.ledger_id], metadata.creation_time_ns)
+    def _members(self, metadata: LedgerMetadata) -> Iterator[HeldLedger]:
+        """Yield the members of a merged ledger, or another ledger itself."""
+        for row, since_ns in self._rows[metadata.ledger_id]:
+            # Old manifests do not have the creation time.
+            each = metadata if row.holder == ITSELF else member_metadata(metadata, row)
+            since_ns = max(since_ns, each.creation_time_ns)
+            yield HeldLedger(since_ns, each.ledger_id, each.length, each.ledger_type, each.creation_time_ns, row.holder)
 
     def _is_wanted(self, metadata: LedgerMetadata) -> bool:
         """Return whether a ledger is of the type, and of the sink that names it (RT1)."""
@@ -285,27 +300,30 @@ class _HeldLedgers:
         """Return the ids of ledgers by the app id of their sink."""
         ids: dict[str, list[int]] = {}
         for each in ledgers:
-            ids.setdefault(self._sink_of[each.ledger_id].app_id, []).append(each.ledger_id)
+            ids.setdefault(self._sink_of[each.stored_in].app_id, []).append(each.ledger_id)
         return ids
 
     def delete(self, ledgers: Sequence[HeldLedger]) -> dict[str, list[int]]:
-        """Delete ledgers, and return those deleted by app id, for sinks that had any."""
-        deleted = {}
-        for app_id, ids in self.by_sink(ledgers).items():
-            if done := self._sink_of[ids[0]].delete_committed(ids):
-                deleted[app_id] = done
-                self._gone.update(done)
-        return deleted
+        """Delete ledgers, all members of merged ones; return those deleted by app id, for sinks that had any."""
+        stored: dict[str, list[int]] = {}
+        for ledger_id in dict.fromkeys(each.stored_in for each in ledgers):
+            stored.setdefault(self._sink_of[ledger_id].app_id, []).append(ledger_id)
+        done: set[int] = set()
+        for ids in stored.values():
+            done.update(self._sink_of[ids[0]].delete_committed(ids))
+        self._gone.update(done)
+        return self.by_sink(each for each in ledgers if each.stored_in in done)
 
     def drop_names(self) -> None:
         """Drop the names of the ledgers that were deleted, now or by a retention that was interrupted."""
-        by_sink: dict[str, set[int]] = {}
+        names_of: dict[str, tuple[Sink, set[int]]] = {}
         for ledger_id in self._gone | self._missing:
             sink = self._sink_of[ledger_id]
             if ledger_id in self._gone or sink.is_deleted(ledger_id):
-                by_sink.setdefault(sink.app_id, set()).add(ledger_id)
-        for ids in by_sink.values():
-            self._sink_of[min(ids)].drop_names(ids)
+                names = names_of.setdefault(sink.app_id, (sink, set()))[1]
+                names.update(row.ledger_id for row, _ in self._rows[ledger_id])
+        for sink, names in names_of.values():
+            sink.drop_names(names)
 
 
 # ---- batch writes without an app id --------------------------------------------------------------------------------

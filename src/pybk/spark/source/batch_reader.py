@@ -14,6 +14,7 @@ from pybk.spark.source.planning import (
     EntryRange,
     ReadableLedger,
     SizedRange,
+    by_place,
     first_entries,
     intersect,
     split_into_tasks,
@@ -75,7 +76,7 @@ class BatchReader(DataSourceReader):
         lost = [*catalog.missing, *catalog.absent(options.starting, options.ending)]
         if lost and options.fail_on_data_loss:
             raise lost_ledgers_error(sorted({*lost}))
-        ranges = [part for readable in found.values() for part in self._parts(readable)]
+        ranges = by_place(part for readable in found.values() for part in self._parts(readable))
         return list(first_entries(ranges, options.max_entries))
 
     def _parts(self, readable: ReadableLedger) -> Iterator[SizedRange[EntryRange]]:
@@ -87,7 +88,7 @@ class BatchReader(DataSourceReader):
             last = last if bound is None else min(last, bound)
         if first <= last:
             for low, high in intersect(((first, last),), self._entries):
-                yield SizedRange(EntryRange(ledger_id, low, high), readable.entry_bytes)
+                yield SizedRange(EntryRange(ledger_id, low, high, readable.place), readable.entry_bytes)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the Arrow batches of one partition."""

@@ -65,14 +65,16 @@ class LedgerColumns:
     Args:
         schema: The columns wanted.
         metadata: The metadata of the ledger.
+        shift: The id of its entry 0 in the ledger that has its entries, a merged one; 0 if it has them itself.
 
     Attributes:
         of_entries: Whether a column needs the entries themselves.
     """
 
-    def __init__(self, schema: StructType, metadata: LedgerMetadata) -> None:
+    def __init__(self, schema: StructType, metadata: LedgerMetadata, shift: int = 0) -> None:
         self._rows = ArrowRows(schema)
         self._metadata = metadata
+        self._shift = shift
         self.of_entries: Final = not self._rows.names.isdisjoint(_OF_ENTRIES)
 
     def batch(self, entries: EntryBatch) -> pa.RecordBatch:
@@ -92,11 +94,11 @@ class LedgerColumns:
     def _column(self, entries: EntryBatch, field: pa.Field) -> pa.Array:
         match field.name:
             case "payload":
-                what = f"an entry of ledger {entries.ledger_id}"
+                what = f"an entry of ledger {self._metadata.ledger_id}"
                 return binary_column(entries.buffer, entries.payload_offsets, entries.payload_sizes, what)
             case "length":
                 return plain_array(entries.payload_sizes)
-        return self._known(entries.entry_ids, field)
+        return self._known(entries.entry_ids - self._shift if self._shift else entries.entry_ids, field)
 
     def _known(self, entry_ids: Int64s, field: pa.Field) -> pa.Array:
         """Return a column that the entries themselves are not needed for."""

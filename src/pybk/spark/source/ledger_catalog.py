@@ -4,13 +4,20 @@ A catalog of a batch looks once, and lists the ledgers. One of a streaming query
 look reads the metadata of all ledgers, and a later one those of the ledgers that have changed (``ledger_changes``). It
 forgets ledgers that the query has finished. It asks each bookie once for the ends of all open ledgers, and reads those
 that have moved. So a look costs what changed, and misses no entry that an ack quorum knew as confirmed before it began.
+
+
+A ledger that is a member of a merged one (``pybk.spark.sink.manifest``) is shown whether its own metadata exist or not.
+So a ledger that is gone is looked up in the record of its sink before it is left out, and a look that finds a merged
+ledger reads that record. Members' own ledgers are deleted only after the record names the merged one, so a record that
+is read after one of them was found deleted says where its entries are. A merged ledger itself is never shown.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Collection, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -24,9 +31,10 @@ from pybk.spark.connection import Connection, connection, ledger_seal, refuse_bo
 from pybk.spark.finished_ledgers import is_selected, within
 from pybk.spark.noted_changes import NotedChanges
 from pybk.spark.options import nearest
-from pybk.spark.sink.manifest import SINK_KEY, SINKS, FollowedSink, read_sinks
+from pybk.spark.places import ITSELF, Place
+from pybk.spark.sink.manifest import SINK_KEY, SINKS, FollowedSink, is_merged, member_metadata, read_sinks
 from pybk.spark.source.ledger_changes import LedgerChanges
-from pybk.spark.source.planning import ReadableLedger, intersect
+from pybk.spark.source.planning import EntryRange, ReadableLedger, intersect
 from pybk.spark.source.reading import lost_ledgers_error
 from pybk.streams.format import DETACHED_KEY, SEGMENT_KEY, DetachedHeader, SegmentHeader
 
@@ -83,6 +91,12 @@ class LedgerCatalog:
         self._uncommitted: dict[int, LedgerMetadata] = {}
         """The ledgers that are hidden."""
         self._sinks: dict[str, FollowedSink] = {}
+        self._merging: set[str] = set()
+        """The sinks of merged ledgers that were found since the sinks were last looked at."""
+        self._holders: dict[int, LedgerMetadata] = {}
+        """Merged ledgers that were read."""
+        self._sought: dict[int, str] = {}
+        """The sinks whose merged ledgers have ledgers that were gone; empty for one that none had."""
         self._unlocked = False
         self._require_seal: Final = options.require_seal
         self._allow_missing: Final = options.allow_missing
@@ -91,6 +105,9 @@ class LedgerCatalog:
         self._types: set[str] = set()
         """The types of the ledgers of the last listing, except the system's; if a type selects the ledgers."""
         self._checked: dict[int, LedgerMetadata] = {}
+        self._gone: set[int] = set()
+        """Ledgers that changes report as gone, and that a look which failed has not left out."""
+        self._has_looked = False
         self.list_at = 0.0
         self.others: set[int] = set()
 
@@ -153,19 +170,21 @@ class LedgerCatalog:
     def deleted(self, ledger_ids: Iterable[int]) -> set[int]:
         """Return those of some ledgers that were deleted, by the metadata of each, because listings may be late.
 
+        Those that merged ledgers have were not; the next look shows them.
+
         Raises:
             PybkError: The metadata store cannot be read.
 
-        Cost: One read of the metadata store per ledger.
+        Cost: One read of the metadata store per ledger; if one is gone, the metadata of all ledgers.
         """
-        manager = connection(self._where).manager
-        found = set()
+        connected = connection(self._where)
+        gone = set()
         for ledger_id in ledger_ids:
             try:
-                manager.ledger_metadata(ledger_id)
+                connected.manager.ledger_metadata(ledger_id)
             except NoSuchLedgerError:
-                found.add(ledger_id)
-        return found
+                gone.add(ledger_id)
+        return gone - self._sought_in_merged(connected, gone)
 
     def absent(self, *positions: Positions) -> list[int]:
         """Return the ledgers that positions name and that do not exist.
@@ -217,8 +236,36 @@ class LedgerCatalog:
             self._list(found)
             ended = time.monotonic()
             self.list_at = ended + _LIST_SHARE * (ended - began)
-        shown = {**self._closed, **dict(self._advanced())}
-        return dict(sorted(shown.items()))
+        advanced = self._advanced(found)
+        self._has_looked = True
+        return dict(sorted({**self._closed, **advanced}.items()))
+
+    def placed(self, entry_ranges: Sequence[EntryRange], is_finished: Callable[[int, int], bool]) -> list[EntryRange]:
+        """Return ranges of entries with their places, as far as this catalog knows them.
+
+        A task finds its entries also if they are moved after that, but of a ledger that is gone it needs the sink. So a
+        catalog that has not looked looks first, such as for a micro-batch that is repeated after a restart.
+
+        Args:
+            entry_ranges: The ranges.
+            is_finished: As for ``forget``; the ledgers of the ranges are not finished.
+
+        Raises:
+            PybkError: As ``look``.
+        """
+        if entry_ranges and not self._has_looked and connection(self._where).metadata is not None:
+            self.forget(is_finished)
+            self.look(now=False)
+        return [replace(each, place=self._known_place(each.ledger_id)) for each in entry_ranges]
+
+    def _known_place(self, ledger_id: int) -> Place | None:
+        readable = self._closed.get(ledger_id)
+        if readable is not None:
+            return readable.place
+        if ledger_id in self._open:
+            return self._place_of(self._open[ledger_id])
+        sinks = (each for each in self._sinks.values() if ledger_id in each.committed)
+        return next((each.place(ledger_id) for each in sinks), None)
 
     def forget(self, is_finished: Callable[[int, int], bool]) -> None:
         """Leave ledgers out of further looks.
@@ -239,8 +286,16 @@ class LedgerCatalog:
     def remember(self) -> None:
         """Have the next look return all ledgers again, also those that ``forget`` has left out."""
         self._is_finished = _nothing_is
+        self._begin_again()
+
+    def _begin_again(self) -> None:
+        """Have the next look take in everything; members of merged ledgers are new again as sinks are."""
         if self._changes is not None:
             self._changes.begin_again()
+        if self._commits is not None:
+            self._commits.note(None)
+        self._merging |= self._sinks.keys()
+        self._sinks.clear()
 
     def close(self) -> None:
         """End the feeds of changes."""
@@ -260,6 +315,9 @@ class LedgerCatalog:
             for ledger_id in [*self._closed, *self._open, *self._uncommitted]:
                 self._drop(ledger_id)
             self._sinks.clear()
+            self._holders.clear()
+            self._merging.clear()
+            self._gone.clear()
             self.others.clear()
             self._changes = changes = LedgerChanges(metadata, self._type)
             self._commits = commits = NotedChanges(partial(metadata.feed_pointers, SINKS))
@@ -271,17 +329,18 @@ class LedgerCatalog:
             changes.list_again()
             commits.note(None)
         committed, changed = commits.take(), changes.look()
+        self._gone |= changed.gone
         try:
-            for ledger_id in changed.gone:
-                self._drop(ledger_id)
-            self.others |= changed.deleted
+            self._leave_out(found, self._gone.difference(each.ledger_id for each in changed.ledgers))
+            self._gone.clear()
             for ledger_id, kind in changed.others.items():
                 self._note_other(ledger_id, kind)
             named = [each for each in self._named if not changes.knows(each)]
             new = [*changed.ledgers, *self._existing(found, named)]
             self._take(found, {each.ledger_id: each for each in self._selected(new)}, committed)
+            self.others |= {each for each in changed.deleted if not self._has(each)}
         except BaseException:
-            changes.begin_again()
+            self._begin_again()
             raise
 
     def _list(self, found: Connection) -> None:
@@ -289,7 +348,91 @@ class LedgerCatalog:
         listed = {each.ledger_id: each for each in self._selected(self.there(found))}
         for ledger_id in {*self._closed, *self._open, *self._uncommitted}.difference(listed):
             self._drop(ledger_id)
+        self._merging |= self._sinks.keys()
+        self._sinks.clear()  # so that members of merged ledgers, which no listing has, are taken in again
+        self._holders.clear()
+        if self._all_named:
+            missing = {*self._named}.difference(listed)
+            self._sought_in_merged(found, missing.difference(self._sought))
+            self._merging |= {app for each in missing if (app := self._sought.get(each))}
         self._take(found, listed)
+
+    def _leave_out(self, found: Connection, gone: Collection[int]) -> None:
+        """Leave out ledgers that are gone, except those that a merged ledger has."""
+        for ledger_id in gone:
+            self._holders.pop(ledger_id, None)
+        apps = {each: app for each in gone if (app := self._app_of(each))}
+        for ledger_id, readable in self._closed.items():
+            if readable.place is not None and readable.place.holder in gone:
+                apps[ledger_id] = readable.place.sink
+        there = self._members_of_now(found, apps)
+        for ledger_id in {*gone, *apps}:
+            self._drop(ledger_id)
+            if ledger_id in there:
+                self._show(found, *there[ledger_id])
+
+    def _app_of(self, ledger_id: int) -> str:
+        """Return the app id of the sink of a ledger that this catalog has; empty if it has none."""
+        readable = self._closed.get(ledger_id)
+        if readable is not None:
+            return "" if readable.place is None else readable.place.sink
+        reader = self._open.get(ledger_id)
+        metadata = self._uncommitted.get(ledger_id) if reader is None else reader.metadata
+        return "" if metadata is None else _app(metadata)
+
+    def _members_of_now(self, found: Connection, apps: Mapping[int, str]) -> dict[int, tuple[LedgerMetadata, Place]]:
+        """Look up ledgers that are gone in their sinks.
+
+        Args:
+            found: The connection.
+            apps: The app ids of the sinks by ledger.
+
+        Returns:
+            The metadata and the places of those that merged ledgers have now.
+        """
+        there: dict[int, tuple[LedgerMetadata, Place]] = {}
+        tried: set[int] = set()
+        while found.metadata is not None and apps:
+            for app, pointer in read_sinks(found.metadata, sorted({*apps.values()})).items():
+                self._sinks.setdefault(app, FollowedSink(found, app)).update(pointer)
+            lost: set[int] = set()
+            for ledger_id, app in apps.items():
+                row = self._sinks[app].merged.get(ledger_id)
+                holder = None if row is None else self._holder(found, row.holder)
+                if row is not None and holder is not None:
+                    there[ledger_id] = member_metadata(holder, row), self._sinks[app].place(ledger_id)
+                elif row is not None:
+                    lost.add(row.holder)
+            if lost <= tried:  # else a merged ledger may have been merged again since the record was read
+                break
+            tried |= lost
+        return there
+
+    def _holder(self, found: Connection, ledger_id: int) -> LedgerMetadata | None:
+        """Return the metadata of a merged ledger; None if it does not exist."""
+        if ledger_id not in self._holders:
+            try:
+                self._holders[ledger_id] = found.manager.ledger_metadata(ledger_id)
+            except NoSuchLedgerError:
+                return None
+        return self._holders[ledger_id]
+
+    def _sought_in_merged(self, found: Connection, ledger_ids: Collection[int]) -> set[int]:
+        """Return those of some ledgers that merged ledgers of any sink have; the next look takes in these sinks."""
+        if found.metadata is None or not ledger_ids:
+            return set()
+        apps = sorted({_app(each) for each in found.backend.ledgers() if is_merged(each)})
+        has: dict[int, str] = {}
+        for app, pointer in read_sinks(found.metadata, apps).items():
+            sink = FollowedSink(found, app)
+            sink.update(pointer)
+            for each in ledger_ids:
+                if each in sink.merged and self._holder(found, sink.merged[each].holder):
+                    has[each] = app
+                    self._sinks.pop(app, None)
+                    self._merging.add(app)
+        self._sought.update({each: has.get(each, "") for each in ledger_ids})
+        return {*has}
 
     def _drop(self, ledger_id: int) -> None:
         """Leave out a ledger that does not exist any more, or was finished."""
@@ -314,6 +457,8 @@ class LedgerCatalog:
             apps = {_app(each) for ledger_id, each in listed.items() if not self._is_shown(ledger_id)}
             hiding = {_app(each) for each in self._uncommitted.values()}
             apps |= hiding if committed is None else hiding.intersection(committed)
+            apps |= self._merging
+            self._merging = set()
             listed = self._uncommitted | listed
             for metadata in self._newly_committed(found, found.metadata, listed, sorted(apps - {""})):
                 listed[metadata.ledger_id] = metadata
@@ -322,7 +467,7 @@ class LedgerCatalog:
             sink = self._sinks.get(app) if app else None
             if sink is None or self._is_shown(ledger_id) or ledger_id in sink.committed:
                 self._uncommitted.pop(ledger_id, None)
-                self._show(found, metadata)
+                self._show(found, metadata, self._place(found, ledger_id, app))
             else:
                 self._uncommitted[ledger_id] = metadata
 
@@ -333,32 +478,48 @@ class LedgerCatalog:
 
         A commit may have added ledgers of which this catalog was not notified, or which a listing under way missed.
         """
-        unseen = []
+        unseen: dict[int, str] = {}
         for app, pointer in read_sinks(metadata, apps).items():
             if app not in self._sinks:
                 self._sinks[app] = FollowedSink(found, app)
-            new = self._sinks[app].look(pointer)
-            unseen += [each for each in new if each not in listed and within(each, self._ids) and not self._knows(each)]
-        more: list[LedgerMetadata] = []
-        for at in range(0, len(unseen), LEDGERS_PAGE):
-            read = metadata.read_sound_ledgers(unseen[at : at + LEDGERS_PAGE])
-            more += self._selected(each.metadata for each in read)
-        return more
+            sink = self._sinks[app]
+            for each in sink.look(pointer):
+                if each in listed or not within(each, self._ids) or self._knows(each):
+                    continue
+                if each not in sink.merged or not self._is_finished(each, sink.merged[each].created_ns):
+                    unseen[each] = app
+        there: list[LedgerMetadata] = []
+        left = sorted(unseen)
+        own = [each for each in left if each not in self._sinks[unseen[each]].merged]
+        for at in range(0, len(own), LEDGERS_PAGE):
+            there += [each.metadata for each in metadata.read_sound_ledgers(own[at : at + LEDGERS_PAGE])]
+        gone = {*left}.difference(each.ledger_id for each in there)
+        there += [each for each, _ in self._members_of_now(found, {each: unseen[each] for each in gone}).values()]
+        return list(self._selected(there))
+
+    def _place(self, found: Connection, ledger_id: int, app: str) -> Place | None:
+        """Return where the entries of a ledger of a sink lie; None for a ledger that no sink wrote."""
+        if not app:
+            return None
+        place = self._sinks[app].place(ledger_id) if app in self._sinks else Place(app)
+        return place if place.holder == ITSELF or self._holder(found, place.holder) else Place(app)
 
     def _knows(self, ledger_id: int) -> bool:
         """Return whether this catalog has seen a ledger, even if it is not to be read."""
         return self._has(ledger_id) or (self._changes is not None and self._changes.knows(ledger_id))
 
-    def _show(self, found: Connection, metadata: LedgerMetadata) -> None:
+    def _show(self, found: Connection, metadata: LedgerMetadata, place: Place | None) -> None:
         ledger_id = metadata.ledger_id
+        self.others.discard(ledger_id)
         if metadata.state is LedgerState.CLOSED:
-            self._check_password(found, ledger_id)
-            self._check_seal(found, metadata)
+            stored = metadata if place is None or place.holder == ITSELF else self._holders[place.holder]
+            self._check_password(found, stored.ledger_id)
+            self._check_seal(found, stored)
             reader = self._open.pop(ledger_id, None)
             if reader is not None:
                 reader.close()
             end, length = metadata.last_entry_id + 1, metadata.length
-            self._closed[ledger_id] = ReadableLedger(ledger_id, metadata.creation_time_ns, end, length, True)
+            self._closed[ledger_id] = ReadableLedger(ledger_id, metadata.creation_time_ns, end, length, True, place)
         elif ledger_id not in self._open:
             self._open_ledger(found, ledger_id)
 
@@ -366,6 +527,9 @@ class LedgerCatalog:
         """Yield the metadata of the ledgers that are to be read: of the selection, and not finished."""
         for metadata in ledgers:
             refuse_bookie_directory(self._where, (metadata,))
+            if is_merged(metadata):
+                self._note_merged(metadata)
+                continue
             if not self._wants(metadata):
                 self._note_other(metadata.ledger_id, metadata.ledger_type)
                 continue
@@ -384,6 +548,21 @@ class LedgerCatalog:
     def _note_type(self, kind: LedgerType) -> None:
         if self._type is not None and not kind.is_system:
             self._types.add(str(kind))
+
+    def _note_merged(self, metadata: LedgerMetadata) -> None:
+        """Note the sink of a ledger that has the entries of others, if those may be selected.
+
+        Raises:
+            UsageError: The ledger is named itself.
+        """
+        if metadata.ledger_id in self._named:
+            raise UsageError(
+                f"ledger {metadata.ledger_id} has the entries of others of sink {_app(metadata)!r:.100}, which are "
+                f"read by their own numbers: name those, or option ledgerType={str(metadata.ledger_type)!r}"
+            )
+        self._note_other(metadata.ledger_id, metadata.ledger_type)
+        if is_selected(metadata, self._type, None):
+            self._merging.add(_app(metadata))
 
     def _wants(self, metadata: LedgerMetadata) -> bool:
         return is_selected(metadata, self._type, self._ids)
@@ -440,22 +619,29 @@ class LedgerCatalog:
             return
         self._unlocked = True
 
-    def _advanced(self) -> Iterator[tuple[int, ReadableLedger]]:
+    def _advanced(self, found: Connection) -> dict[int, ReadableLedger]:
         """Read the last add confirmed of the open ledgers: that of each which has moved since the last look."""
         unread = set(map(id, moved(list(self._open.values()))))
-        for ledger_id, reader in list(self._open.items()):
+        advanced: dict[int, ReadableLedger] = {}
+        gone: list[int] = []
+        for ledger_id, reader in self._open.items():
             try:
                 last = reader.read_last_add_confirmed() if id(reader) in unread else reader.last_add_confirmed
             except NoSuchLedgerError:
-                del self._open[ledger_id]
+                gone.append(ledger_id)
                 continue
             closed = reader.is_closed
             if closed:  # perhaps since the read above
                 last = reader.metadata.last_entry_id
-            yield (
-                ledger_id,
-                ReadableLedger(ledger_id, reader.metadata.creation_time_ns, last + 1, reader.length, closed),
+            advanced[ledger_id] = ReadableLedger(
+                ledger_id, reader.metadata.creation_time_ns, last + 1, reader.length, closed, self._place_of(reader)
             )
+        self._leave_out(found, gone)
+        return advanced
+
+    def _place_of(self, reader: LedgerReader) -> Place | None:
+        app = _app(reader.metadata)
+        return Place(app) if app else None
 
 
 def refuse_segment(metadata: LedgerMetadata) -> None:

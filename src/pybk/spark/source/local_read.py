@@ -80,11 +80,11 @@ def _placed_parts(
     local = {found.bookie: found.location for found in bookies if found.location is not None}
     known: dict[int, tuple[Fragment, ...]] = {}
     for part in ranges:
-        ledger_id = part.entry_range.ledger_id
-        if ledger_id not in known:
-            known[ledger_id] = manager.ledger_metadata(ledger_id).fragments
-        for locations, entry_range in split(part.entry_range, known[ledger_id], local):
-            yield locations, SizedRange(entry_range, part.entry_bytes)
+        stored_in = part.entry_range.stored_in
+        if stored_in not in known:
+            known[stored_in] = manager.ledger_metadata(stored_in).fragments
+        for locations, entry_range in split(part.entry_range, known[stored_in], local):
+            yield locations, part._replace(entry_range=entry_range)
 
 
 def split(
@@ -94,19 +94,19 @@ def split(
 
     Args:
         entry_range: The entries.
-        fragments: The fragments of the ledger.
+        fragments: The fragments of the ledger that has them.
         local: The locations of executors by their bookie.
 
     Yields:
         The parts of the range, each with the locations of its bookies.
     """
-    firsts = [fragment.first_entry_id for fragment in fragments]
+    firsts = [fragment.first_entry_id - entry_range.shift for fragment in fragments]
     ends = [*firsts[1:], entry_range.last + 1]
     for fragment, first, end in zip(fragments, firsts, ends, strict=True):
         low, high = max(entry_range.first, first), min(entry_range.last, end - 1)
         if low <= high:
             locations = sorted({local[bookie] for bookie in fragment.ensemble if bookie in local})
-            yield tuple(locations), EntryRange(entry_range.ledger_id, low, high)
+            yield tuple(locations), entry_range.part(low, high)
 
 
 def _own_bookie(url: str) -> str:

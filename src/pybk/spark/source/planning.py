@@ -8,6 +8,7 @@ from typing import Final, Generic, NamedTuple, Protocol, Self, TypeVar
 
 from pybk.errors import UsageError
 from pybk.spark.options import Ranges
+from pybk.spark.places import ITSELF, Place
 
 PARTITION_BYTES: Final = 128 << 20
 """The payload bytes that a task reads, about."""
@@ -46,11 +47,23 @@ class EntryRange:
         ledger_id: The ledger.
         first: First entry.
         last: Last entry, at least ``first``.
+        place: Where a ledger that a sink wrote has its entries; None for another one, or if that is not known.
     """
 
     ledger_id: int
     first: int
     last: int
+    place: Place | None = None
+
+    @property
+    def stored_in(self) -> int:
+        """The ledger that has the entries: a merged one, or the ledger itself."""
+        return self.ledger_id if self.place is None or self.place.holder == ITSELF else self.place.holder
+
+    @property
+    def shift(self) -> int:
+        """The id there of entry 0."""
+        return 0 if self.place is None else self.place.first
 
     def __len__(self) -> int:
         """Return the number of entries."""
@@ -58,7 +71,7 @@ class EntryRange:
 
     def part(self, first: int, last: int) -> EntryRange:
         """Return the entries from ``first`` to ``last``, which are among these."""
-        return EntryRange(self.ledger_id, first, last)
+        return EntryRange(self.ledger_id, first, last, self.place)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +84,7 @@ class ReadableLedger:
         end: The id after the last readable entry.
         length: The approximate payload bytes up to ``end``.
         closed: Whether the ledger is closed; ``end`` is final then.
+        place: Where its entries lie, if a sink wrote it.
     """
 
     ledger_id: int
@@ -78,6 +92,7 @@ class ReadableLedger:
     end: int
     length: int
     closed: bool
+    place: Place | None = None
 
     @property
     def entry_bytes(self) -> float:
@@ -91,10 +106,12 @@ class SizedRange(NamedTuple, Generic[R]):
     Attributes:
         entry_range: The entries or records.
         entry_bytes: The average bytes of one of them.
+        opens: Whether a ledger is opened for them; not if they follow others that are in the same one.
     """
 
     entry_range: R
     entry_bytes: float
+    opens: bool = True
 
 
 def intersect(one: Ranges, other: Ranges) -> Ranges:
@@ -141,9 +158,15 @@ def split_into_tasks(ranges: Iterable[SizedRange[R]], entries: int | None = None
     Raises:
         UsageError: The read would have more than ``PARTITIONS_MAX`` tasks.
     """
-    opening = 0 if entries else _OPEN_BYTES
-    given = [(part.entry_range, 1.0 if entries else max(1.0, part.entry_bytes)) for part in ranges]
-    total = sum(opening + len(entry_range) * weight for entry_range, weight in given)
+    given = [
+        (
+            part.entry_range,
+            1.0 if entries else max(1.0, part.entry_bytes),
+            _OPEN_BYTES if part.opens and not entries else 0,
+        )
+        for part in ranges
+    ]
+    total = sum(opening + len(entry_range) * weight for entry_range, weight, opening in given)
     task_size = float(entries) if entries else total / max(1, -(-total // PARTITION_BYTES)) + 1
     if total > task_size * PARTITIONS_MAX:
         raise UsageError(
@@ -153,7 +176,7 @@ def split_into_tasks(ranges: Iterable[SizedRange[R]], entries: int | None = None
     tasks: list[tuple[R, ...]] = []
     task: list[R] = []
     left = task_size
-    for entry_range, weight in given:
+    for entry_range, weight, opening in given:
         first = entry_range.first
         while first <= entry_range.last:
             fits = int((left - opening) / weight)
@@ -177,4 +200,16 @@ def first_entries(ranges: Iterable[SizedRange[EntryRange]], entries: int | None)
             entry_range = part.entry_range
             entry_range = entry_range.part(entry_range.first, min(entry_range.last, entry_range.first + entries - 1))
             entries -= len(entry_range)
-            yield SizedRange(entry_range, part.entry_bytes)
+            yield part._replace(entry_range=entry_range)
+
+
+def by_place(ranges: Iterable[SizedRange[EntryRange]]) -> list[SizedRange[EntryRange]]:
+    """Return ranges with those together that one ledger has, at the place of the first, as it is opened once for them.
+
+    The others keep their order.
+    """
+    groups: dict[int, list[SizedRange[EntryRange]]] = {}
+    for part in ranges:
+        group = groups.setdefault(part.entry_range.stored_in, [])
+        group.append(part._replace(opens=not group))
+    return [part for group in groups.values() for part in group]

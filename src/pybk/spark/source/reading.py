@@ -5,13 +5,15 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final, Self
 
 from pyspark.sql.datasource import InputPartition
 
+from pybk.deferral import LateModule
 from pybk.errors import EntryUnknownError, NoSuchLedgerError
-from pybk.spark.connection import connection, task_connection
+from pybk.spark.connection import Connection, connection, task_connection
+from pybk.spark.places import of_member
 from pybk.spark.source.columns import LedgerColumns
 from pybk.spark.source.planning import EntryRange
 
@@ -21,6 +23,9 @@ if TYPE_CHECKING:
 
     from pybk.manager.ledger_reader import LedgerReader
     from pybk.spark.options import SourceOptions
+    from pybk.spark.sink import manifest
+else:
+    manifest = LateModule("pybk.spark.sink.manifest")  # only a task whose ledger was merged needs it
 
 LATE_SECONDS: Final = 10.0
 """The longest wait of a task, in seconds, until it sees the entries or records that the planner saw."""
@@ -70,36 +75,110 @@ def read_ranges(
         UnauthorizedError: The password is not that of a ledger.
         LedgerUnsealedError, SealMismatchError: A seal is required, and a ledger has none or one that does not match.
     """
-    manager = task_connection(options.where).manager
-    given = options.given.read()
-    for entry_range in entry_ranges:
-        first = entry_range.first
+    with OpenLedgers(options, task_connection(options.where)) as ledgers:
+        for entry_range in entry_ranges:
+            yield from _read_range(options, schema, ledgers, entry_range)
+
+
+def _read_range(
+    options: SourceOptions, schema: StructType, ledgers: OpenLedgers, entry_range: EntryRange
+) -> Iterator[pa.RecordBatch]:
+    """Read and verify the entries of one range, wherever they are moved meanwhile."""
+    left = entry_range
+    while len(left):
         try:
-            with manager.open_ledger(
-                entry_range.ledger_id,
-                password=given.password,
-                secret=given.secret,
-                recover=False,
-                require_seal=options.require_seal,
-            ) as reader:
-                columns = LedgerColumns(schema, reader.metadata)
-                _wait_for(reader, entry_range.last)
-                if not columns.of_entries:
-                    yield from columns.numbered(first, entry_range.last)
-                    continue
-                while first <= entry_range.last:
-                    entries = reader.read_batch(first, max_bytes=options.batch_bytes, last=entry_range.last)
-                    yield columns.batch(entries)
-                    first = int(entries.entry_ids[-1]) + 1
+            reader = ledgers.reader(left)
+            shift, last = left.shift, left.last + left.shift
+            is_member = left.stored_in != left.ledger_id
+            metadata = of_member(reader.metadata, left.ledger_id) if is_member else reader.metadata
+            columns = LedgerColumns(schema, metadata, shift)
+            if not columns.of_entries:
+                yield from columns.numbered(left.first, left.last)
+                return
+            while len(left):
+                entries = reader.read_batch(left.first + shift, max_bytes=options.batch_bytes, last=last)
+                yield columns.batch(entries)
+                left = left.part(int(entries.entry_ids[-1]) + 1 - shift, left.last)
         except NoSuchLedgerError as error:
-            if options.fail_on_data_loss:
-                raise lost_ledgers_error([entry_range.ledger_id]) from error
-            logger.warning(
-                "ledger %d does not exist; entries %d to %d are left out",
-                entry_range.ledger_id,
-                first,
-                entry_range.last,
+            moved = ledgers.moved(left)
+            if moved is None:
+                if options.fail_on_data_loss:
+                    raise lost_ledgers_error([left.ledger_id]) from error
+                logger.warning(
+                    "ledger %d does not exist; entries %d to %d are left out", left.ledger_id, left.first, left.last
+                )
+                return
+            left = moved
+
+
+class OpenLedgers:
+    """Opens the ledgers that have the entries of ranges.
+
+    The one opened last stays open until another one is, because the next range may be of a member of the same merged
+    ledger. The end of its ``with`` closes it.
+
+    Args:
+        options: The options of the read.
+        found: The connection.
+
+    Threads: one.
+    """
+
+    def __init__(self, options: SourceOptions, found: Connection) -> None:
+        self._found: Final = found
+        self._given: Final = options.given.read()
+        self._require_seal: Final = options.require_seal
+        self._reader: LedgerReader | None = None
+        self._sinks: dict[str, manifest.FollowedSink] = {}
+        """The sinks of ledgers that were looked for."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._close()
+
+    def _close(self) -> None:
+        if self._reader is not None:
+            self._reader.close()
+            self._reader = None
+
+    def reader(self, entry_range: EntryRange) -> LedgerReader:
+        """Return a reader of the ledger that has a range of entries, which are confirmed.
+
+        Raises:
+            NoSuchLedgerError: It was deleted, or never existed.
+            PybkError: As ``read_ranges``.
+        """
+        ledger_id, last = entry_range.stored_in, entry_range.last + entry_range.shift
+        if self._reader is None or self._reader.ledger_id != ledger_id:
+            self._close()
+            self._reader = self._found.manager.open_ledger(
+                ledger_id,
+                password=self._given.password,
+                secret=self._given.secret,
+                recover=False,
+                require_seal=self._require_seal,
             )
+        _wait_for(self._reader, last)
+        return self._reader
+
+    def moved(self, entry_range: EntryRange) -> EntryRange | None:
+        """Return a range whose ledger does not exist at the place where a merge has put it; None if none has.
+
+        Cost: If a sink wrote it, a read of the record of the sink, unless it was read for another range and says more.
+        """
+        self._close()
+        planned, metadata = entry_range.place, self._found.metadata
+        if planned is None or metadata is None:
+            return None
+        app = planned.sink
+        sink = self._sinks.get(app)
+        if sink is None or sink.place(entry_range.ledger_id) == planned:
+            sink = self._sinks[app] = sink or manifest.FollowedSink(self._found, app)
+            sink.update(manifest.read_sinks(metadata, [app])[app])
+        place = sink.place(entry_range.ledger_id)
+        return None if place == planned else replace(entry_range, place=place)
 
 
 def _wait_for(reader: LedgerReader, last: int) -> None:
@@ -129,17 +208,17 @@ def payload_bytes(options: SourceOptions, entry_range: EntryRange) -> int:
 
     Cost: Two reads. Waits up to 10 s if this process does not yet know that the entries are confirmed.
     """
-    given = options.given.read()
-    with connection(options.where).manager.open_ledger(
-        entry_range.ledger_id,
-        password=given.password,
-        secret=given.secret,
-        recover=False,
-        require_seal=options.require_seal,
-    ) as reader:
-        _wait_for(reader, entry_range.last)
-        before, last = (
-            next(reader.read(entry_id, entry_id)).length if entry_id >= 0 else 0
-            for entry_id in (entry_range.first - 1, entry_range.last)
-        )
-    return last - before
+    with OpenLedgers(options, connection(options.where)) as ledgers:
+        while True:
+            try:
+                reader, shift = ledgers.reader(entry_range), entry_range.shift
+                before, last = (
+                    next(reader.read(entry_id, entry_id)).length if entry_id >= 0 else 0
+                    for entry_id in (entry_range.first + shift - 1, entry_range.last + shift)
+                )
+                return last - before
+            except NoSuchLedgerError:
+                moved = ledgers.moved(entry_range)
+                if moved is None:
+                    raise
+                entry_range = moved

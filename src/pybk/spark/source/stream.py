@@ -3,9 +3,10 @@
 Theory of operation: Spark calls ``latestOffset(start)`` in the driver, logs the offset, calls ``partitions(start,
 end)`` and runs ``read`` in tasks. After a restart it repeats the last micro-batch with the logged offsets.
 Exactly-once input rests on that: ``partitions`` depends on the two offsets alone (``offsets.between``), never on a
-listing, so a repeated micro-batch has the same entries. The reader itself keeps a catalog and the set of deleted
-ledgers in the driver as caches; losing them costs time only. A ledger counts as deleted if its own metadata is gone,
-because listings may be late.
+listing, so a repeated micro-batch has the same entries. Only their places depend on the catalog, because merges move
+entries of ledgers that a sink wrote (``pybk.spark.sink.manifest``). The reader itself keeps a catalog and the set of
+deleted ledgers in the driver as caches; losing them costs time only. A ledger counts as deleted if its own metadata is
+gone, because listings may be late, and no merged ledger has its entries.
 
 The catalog follows the changes of ledgers, and forgets those that an offset has finished, because the query does not
 come back behind an offset that it has begun from. If it does nevertheless, the catalog looks at all ledgers again.
@@ -168,7 +169,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     @one_line_errors()
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         """Return the partitions of a micro-batch, one per task; equal for equal offsets."""
-        entry_ranges = between(self._beginning(start), self._offset(end))
+        begin = self._beginning(start)
+        entry_ranges = self._on_driver().placed(between(begin, self._offset(end)), begin.finished)
         tasks = split_into_tasks(
             (SizedRange(entry_range, self._entry_bytes(entry_range)) for entry_range in entry_ranges),
             self._options.entries_per_partition,
@@ -260,7 +262,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             count = available if entries is None else min(available, entries - sum(taken.values()))
             if size is not None:
                 count, used = self._fitting(
-                    EntryRange(each.ledger_id, first, first + count - 1), size, 0 if taken else 1
+                    EntryRange(each.ledger_id, first, first + count - 1, each.place), size, 0 if taken else 1
                 )
                 size -= used
             if count:
@@ -287,9 +289,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Return the payload bytes of the first ``count`` entries of a range."""
         if not count:
             return 0
-        return payload_bytes(
-            self._options, EntryRange(entry_range.ledger_id, entry_range.first, entry_range.first + count - 1)
-        )
+        return payload_bytes(self._options, entry_range.part(entry_range.first, entry_range.first + count - 1))
 
     def _entry_bytes(self, entry_range: EntryRange) -> float:
         """Return the average size of entries, equal at each call; a constant if there are only few entries."""

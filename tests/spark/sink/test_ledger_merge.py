@@ -1,0 +1,488 @@
+"""Merges of ledgers of sinks in a real cluster, without Spark: what is merged, named and deleted."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pybk.credentials import Credentials, Secret
+from pybk.errors import CorruptError, IllegalOperationError, MetadataUnreachableError
+from pybk.feature_level import FeatureLevel
+from pybk.ledger.ledger_metadata import LedgerMetadata
+from pybk.manager.ledger_manager import LedgerManager
+from pybk.metadata.ledgers import StoredLedger
+from pybk.spark.connection import Connection, StoreOrCluster, close_connections, connection
+from pybk.spark.consumers import QueryConsumer, Selection
+from pybk.spark.finished_ledgers import FinishedLedgers
+from pybk.spark.places import ITSELF, MERGED_KEY, Place
+from pybk.spark.sink import ledger_merge, manifest, sink_record
+from pybk.spark.sink.ledger_merge import MergePlan, copied
+from pybk.spark.sink.manifest import SINK_KEY, SINKS, FollowedSink, Sink, WrittenLedger, is_merged
+from pybk.spark.sink.sink_record import LedgerMerge, ManifestRow, Replaced, one_off_app_id
+from pybk.spark.sink.sink_retention import SinkRetention
+from pybk.spark.sink.upkeep import retain_ledgers
+from pybk.streams.list_writer import RollPolicy
+from tests.cluster.inside import SECRET, Inside, inside
+from tests.spark.sink.merging import merge
+from tests.spark.sink.test_manifest import commit, left, look, metadata_of, sink_of, write
+from tests.spark.sink.test_manifest import place as place  # a fixture
+from tests.storage.real_store import contents
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Inside]:
+    with inside(tmp_path_factory.mktemp("merges"), count=1) as cluster:
+        yield cluster
+        close_connections()
+
+
+def entry_of(app: str, number: int) -> bytes:
+    return b"%s %d" % (app.encode(), number)
+
+
+def filled(place: Connection, app: str, count: int, *, at: int = 0, size: int = 3, **more: Any) -> Sink:
+    """Commit ledgers one by one, each of some entries that follow each other."""
+    sink = sink_of(place, app)
+    for number in range(at, at + count):
+        commit(sink, number, one(place, app, number, size=size, **more), query="", run="")
+    return sink
+
+
+def one(place: Connection, app: str, number: int, *, size: int = 3, kind: str = "t") -> WrittenLedger:
+    with place.manager.create_ledger(
+        ledger_type=kind, custom_metadata={SINK_KEY: app.encode()}, ensemble_size=1, insecure=True
+    ) as writer:
+        writer.append_many([entry_of(app, number * size + each) for each in range(size)])
+    return WrittenLedger(writer.ledger_id, size, writer.length, writer.metadata.creation_time_ns)
+
+
+def entries(place: Connection, sink: Sink) -> list[bytes]:
+    """Return the entries of a sink by its rows, in order."""
+    found: list[bytes] = []
+    for row in sink.rows():
+        first = row.first
+        found += contents(place.manager, row.stored_in)[first : first + row.entries]
+    return found
+
+
+def expected(app: str, count: int, size: int = 3) -> list[bytes]:
+    return [entry_of(app, number) for number in range(count * size)]
+
+
+def holders(sink: Sink) -> set[int]:
+    return {row.holder for row in sink.rows()} - {ITSELF}
+
+
+def check(place: Connection, sink: Sink, count: int, size: int = 3) -> None:
+    """Check the entries of a sink, also as one reads them that has read none of its manifests."""
+    assert entries(place, sink) == expected(sink.app_id, count, size)
+    manifest.MANIFESTS_READ.clear()
+    assert entries(place, sink) == expected(sink.app_id, count, size)
+    assert left(place, sink.app_id, manifests=True) == {ledger_id for ledger_id, _ in sink.record().chain}
+
+
+# ---- what a merge does -----------------------------------------------------------------------------------------------
+
+
+def test_small_ledgers_become_one_and_keep_their_numbers(place: Connection) -> None:
+    sink = filled(place, "plain", 20)
+    before = sink.rows()
+    made = merge(place, sink)
+    assert made == (1, 20, 60, sum(row.payload_bytes for row in before), 1)
+    assert [row[:4] for row in sink.rows()] == [row[:4] for row in before]
+    [holder] = holders(sink)
+    assert [row.first for row in sink.rows()] == [3 * number for number in range(20)]
+    check(place, sink, 20)
+    metadata = place.manager.ledger_metadata(holder)
+    assert (metadata.custom_metadata[MERGED_KEY], str(metadata.ledger_type), is_merged(metadata)) == (b"20", "t", True)
+    assert left(place, "plain") == {holder, *(row.ledger_id for row in before)}, "the old ledgers are kept for a time"
+    filled(place, "plain", 3, at=20)
+    check(place, sink, 23)
+    assert merge(place, sink).ledgers == 1, "the three alone; the large one has more than two thirds"
+    assert len({row.stored_in for row in sink.rows()}) == 2
+    check(place, sink, 23)
+    followed = FollowedSink(place, "plain")
+    look(place, followed)
+    assert followed.place(before[4].ledger_id) == Place("plain", holder, 12)
+    assert followed.place(holder) == Place("plain")
+
+
+class OneKind:
+    """Metadata of ledgers that differ in their numbers alone."""
+
+    def __init__(self, like: LedgerMetadata) -> None:
+        self._like = like
+
+    def read_sound_ledgers(self, ledger_ids: Sequence[int]) -> list[StoredLedger]:
+        """Return the metadata of ledgers."""
+        return [StoredLedger(replace(self._like, ledger_id=each), 0) for each in ledger_ids]
+
+
+def test_a_day_of_micro_batches_leaves_few_ledgers(place: Connection) -> None:
+    """One a second of 1 KiB, of which each half hour is merged: what plans make of it, without the copies."""
+    metadata: Any = OneKind(place.manager.ledger_metadata(one(place, "day", 0).ledger_id))
+    rows: list[ManifestRow] = []
+    copied_entries, half_hour = 0, 1800
+    for run in range(86_400 // half_hour):
+        rows += [
+            ManifestRow(number, 1, 1024, number * 10**9 + 1) for number in range(run * half_hour, (run + 1) * half_hour)
+        ]
+        for number, plan in enumerate(ledger_merge.plans_of(metadata, rows, RollPolicy())):
+            moved = {row.ledger_id: row for row in LedgerMerge(10**6 + run * 100 + number, 0, plan.members).rows()}
+            rows = [moved.get(row.ledger_id, row) for row in rows]
+            copied_entries += len(moved)
+    left = {row.stored_in for row in rows}
+    assert len(left) <= 20
+    assert len(rows) == 86_400
+    assert copied_entries <= 4 * len(rows), "each entry is copied a few times"
+
+
+def test_merged_ledgers_are_merged_again(place: Connection) -> None:
+    sink = filled(place, "again", 6)
+    merge(place, sink, policy=RollPolicy(records=6))
+    firsts = holders(sink)
+    assert len(firsts) == 3
+    merge(place, sink)
+    [holder] = holders(sink)
+    assert sink.record().replaced == (Replaced(holder, sink.record().replaced[0].until_ns, tuple(sorted(firsts))),)
+    check(place, sink, 6)
+    assert sink.release_replaced(time.time_ns()) == [], "their time is not over"
+    own = {row.ledger_id for row in sink.rows()}
+    assert {*sink.release_replaced(time.time_ns() + 3601 * 10**9)} == own | firsts
+    assert (left(place, "again"), sink.record().replaced) == ({holder}, ())
+    check(place, sink, 6)
+
+
+def test_only_ledgers_of_one_kind_are_merged(place: Connection) -> None:
+    sink = filled(place, "kinds", 4)
+    filled(place, "kinds", 2, at=4, kind="other")
+    filled(place, "kinds", 3, at=6)
+    made = merge(place, sink, kind="t")
+    assert (made.ledgers, made.replaced, made.left) == (2, 7, 4)
+    assert [row.holder == ITSELF for row in sink.rows()] == [False] * 4 + [True] * 2 + [False] * 3
+    check(place, sink, 9)
+    assert merge(place, sink).ledgers == 1
+    check(place, sink, 9)
+
+
+def test_limits_of_a_merged_ledger(place: Connection) -> None:
+    sink = filled(place, "limits", 9)
+    made = merge(place, sink, policy=RollPolicy(records=12))
+    assert (made.ledgers, made.replaced) == (2, 8)
+    assert merge(place, sink, policy=RollPolicy(nbytes=1)).ledgers == 0
+    rows = sink.rows()
+    spans = [ManifestRow(row.ledger_id, 3, 30, number * 10**9) for number, row in enumerate(rows, 1)]
+    plans = ledger_merge.plans_of(metadata_of(place), spans, RollPolicy(age_s=2.5))
+    assert [len(plan.members) for plan in plans] == [3, 3, 3]
+    unknown = [row._replace(created_ns=0) for row in spans]
+    assert ledger_merge.plans_of(metadata_of(place), unknown, RollPolicy()) == []
+
+
+def test_a_merge_keeps_quorums_and_password(place: Connection) -> None:
+    given = Credentials(b"word")
+    sink = sink_of(place, "password", b"word")
+    for number in range(3):
+        commit(sink, number, write(place, "password", password=b"word"), query="", run="")
+    with pytest.raises(Exception, match="has another password"):
+        merge(place, sink)
+    merge(place, sink, given=Credentials(b"word", b"a secret that has thirty-two byt"))
+    [holder] = holders(sink)
+    assert contents(place.manager, holder, b"word") == [b"a", b"b"] * 3
+    assert not place.manager.check_password(holder, b"another")
+    assert place.manager.ledger_metadata(holder).ensemble_size == 1
+    assert {*sink.release_replaced(time.time_ns() + 3601 * 10**9)} == {row.ledger_id for row in sink.rows()}
+    assert given.password == b"word"
+
+
+def test_sinks_that_are_not_merged(place: Connection, cluster: Inside) -> None:
+    app = one_off_app_id()
+    written = [one(place, app, number) for number in range(3)]
+    sink = sink_of(place, app)
+    assert commit(sink, 0, *written, query="", run="")
+    assert merge(place, sink).ledgers == 0
+    assert merge(place, sink_of(place, "nothing was committed")) == (0, 0, 0, 0, 0)
+
+
+def test_a_lower_feature_level_merges_nothing(tmp_path: Path) -> None:
+    with inside(tmp_path / "old", count=1, level=FeatureLevel.HEALING) as cluster:
+        where = StoreOrCluster(metadata_uri=cluster.url, secret=Secret(SECRET))
+        place = connection(where)
+        sink = filled(place, "old", 2)
+        with pytest.raises(IllegalOperationError, match="below the feature level STREAMS"):
+            merge(place, sink)
+        close_connections()
+
+
+# ---- others meanwhile ------------------------------------------------------------------------------------------------
+
+
+def meanwhile(monkeypatch: pytest.MonkeyPatch, what: Callable[[], object]) -> None:
+    """Do something just before the next compare-and-set."""
+    swap = Sink.swap
+
+    def late(self: Sink, *arguments: Any) -> bool:
+        monkeypatch.setattr(Sink, "swap", swap)
+        what()
+        return swap(self, *arguments)
+
+    monkeypatch.setattr(Sink, "swap", late)
+
+
+def test_a_commit_during_a_merge(place: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+    sink = filled(place, "commit", 5)
+    other = one(place, "commit", 5)
+    meanwhile(monkeypatch, lambda: commit(sink_of(place, "commit"), 5, other, query="", run=""))
+    assert merge(place, sink).replaced == 5
+    check(place, sink, 6)
+
+
+def test_a_merge_during_a_commit(place: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sink_record, "FOLD", 4)
+    sink = filled(place, "merge", 7)
+    other = one(place, "merge", 7)
+    meanwhile(monkeypatch, lambda: merge(place, sink_of(place, "merge")))
+    assert commit(sink, 7, other, query="", run="")
+    assert len(holders(sink)) == 1
+    check(place, sink, 8)
+    for number in range(8, 40):
+        commit(sink, number, one(place, "merge", number), query="", run="")
+        if number % 5 == 0:
+            merge(place, sink)
+        check(place, sink, number + 1)
+    assert len(sink.record().chain) < 12
+
+
+def deleted(sink: Sink, *ledger_ids: int) -> None:
+    """Delete ledgers as a retention does."""
+    assert sink.delete_committed(ledger_ids) == [*ledger_ids]
+    sink.drop_names(ledger_ids)
+
+
+def test_a_retention_during_a_merge(place: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+    sink = filled(place, "expired", 4)
+    first = sink.committed()[0]
+    meanwhile(monkeypatch, lambda: deleted(sink_of(place, "expired"), first))
+    assert merge(place, sink).ledgers == 0, "its members are others now"
+    assert len(left(place, "expired")) == 3, "the copy is deleted"
+    assert entries(place, sink) == expected("expired", 4)[3:]
+    assert merge(place, sink).replaced == 3
+    assert entries(place, sink) == expected("expired", 4)[3:]
+
+
+def test_a_ledger_that_is_gone_is_not_merged(place: Connection) -> None:
+    sink = filled(place, "gone", 4)
+    rows = sink.rows()
+    place.manager.delete_ledger(rows[1].ledger_id)
+    assert copied(place.manager, Credentials(), MergePlan(tuple(rows))) is None
+    assert len(left(place, "gone")) == 3, "what was copied is deleted"
+    # The names of what was deleted separate the others.
+    assert merge(place, sink).replaced == 2
+
+
+def test_names_of_deleted_members_are_dropped(place: Connection) -> None:
+    """A retention has deleted a ledger, and the merge that copied it before comes first with its names."""
+    sink = filled(place, "dropped", 5)
+    second = sink.committed()[1]
+    merge(place, sink)
+    sink.drop_names({second})
+    kept = expected("dropped", 5)
+    assert entries(place, sink) == kept[:3] + kept[6:]
+    manifest.MANIFESTS_READ.clear()
+    assert entries(place, sink) == kept[:3] + kept[6:]
+    filled(place, "dropped", 4, at=5)
+    merge(place, sink)
+    assert len(holders(sink)) == 1
+    assert entries(place, sink) == kept[:3] + kept[6:] + expected("dropped", 9)[15:]
+
+
+def test_two_merges_at_once(place: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+    sink = filled(place, "two", 4)
+
+    def other() -> None:
+        with pytest.raises(IllegalOperationError, match=r"are being merged \(.*process"):
+            merge(place, sink_of(place, "two"))
+        rows = tuple(sink.rows())
+        made = copied(place.manager, Credentials(), MergePlan(rows))
+        assert made is not None
+        assert sink_of(place, "two").merge([made], 0.0) == [made]
+
+    meanwhile(monkeypatch, other)
+    assert merge(place, sink).ledgers == 0
+    assert len(left(place, "two")) == 5, "the copy that came second is deleted"
+    check(place, sink, 4)
+
+
+def test_an_answer_that_is_lost(place: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The compare-and-set took effect, and says that it was refused."""
+    sink = filled(place, "answer", 4)
+    swap = Sink.swap
+
+    def lost(self: Sink, *arguments: Any) -> bool:
+        monkeypatch.setattr(Sink, "swap", swap)
+        assert swap(self, *arguments)
+        return False
+
+    monkeypatch.setattr(Sink, "swap", lost)
+    assert merge(place, sink).replaced == 4
+    check(place, sink, 4)
+
+
+def test_a_copy_that_is_incomplete_is_not_named(place: Connection) -> None:
+    sink = filled(place, "short", 3)
+    rows = [row._replace(payload_bytes=row.payload_bytes + 1) for row in sink.rows()]
+    with pytest.raises(Exception, match="has 9 entries of"):
+        copied(place.manager, Credentials(), MergePlan(tuple(rows)))
+    assert len(left(place, "short")) == 3
+
+
+# ---- deletions -------------------------------------------------------------------------------------------------------
+
+
+def test_an_orphan_is_collected_and_never_named(place: Connection) -> None:
+    sink = filled(place, "orphan", 3)
+    made = copied(place.manager, Credentials(), MergePlan(tuple(sink.rows())))
+    assert made is not None
+    assert sink.collect(list(ledgers_of(place, "orphan")), time.time_ns()) == [made.holder]
+    assert sink.merge([made], 0.0) == []
+    check(place, sink, 3)
+    merge(place, sink)
+    [holder] = holders(sink)
+    everything = time.time_ns()
+    assert sink.collect(list(ledgers_of(place, "orphan")), everything) == []
+    assert len(left(place, "orphan")) == 4
+    check(place, sink, 3)
+    assert sink.release_replaced(everything) == []
+    assert holder in left(place, "orphan")
+
+
+def ledgers_of(place: Connection, app: str) -> list[Any]:
+    return list(manifest.sink_ledgers(metadata_of(place), app))
+
+
+def test_old_ledgers_stay_while_the_merged_one_is_missing(place: Connection) -> None:
+    sink = filled(place, "lost", 3)
+    merge(place, sink, keep_s=0.0)
+    [holder] = holders(sink)
+    place.manager.delete_ledger(holder)
+    assert sink.release_replaced(time.time_ns()) == []
+    assert left(place, "lost") == {row.ledger_id for row in sink.rows()}
+
+
+def test_old_ledgers_that_cannot_be_deleted_are_tried_again(place: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+    sink = filled(place, "tried", 3)
+    merge(place, sink, keep_s=0.0)
+    delete = LedgerManager.delete_ledger
+    stuck = sink.committed()[1]
+
+    def refused(self: LedgerManager, ledger_id: int, **more: Any) -> None:
+        if ledger_id == stuck:
+            raise MetadataUnreachableError("for a moment")
+        delete(self, ledger_id, **more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LedgerManager, "delete_ledger", refused)
+        assert len(sink.release_replaced(time.time_ns())) == 2
+    assert len(sink.record().replaced) == 1
+    assert sink.release_replaced(time.time_ns()) == [stuck]
+    assert sink.record().replaced == ()
+
+
+def expire(place: Connection, sink: Sink, **limits: Any) -> list[int]:
+    dry = retain_ledgers(metadata_of(place), [sink], SinkRetention(**limits), dry_run=True).get(sink.app_id, [])
+    found = retain_ledgers(metadata_of(place), [sink], SinkRetention(**limits)).get(sink.app_id, [])
+    assert found == dry
+    return found
+
+
+def test_a_merged_ledger_expires_as_a_whole(place: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+    sink = filled(place, "age", 6)
+    rows = sink.rows()
+    merge(place, sink, policy=RollPolicy(records=9))
+    assert len(holders(sink)) == 2
+    old_enough = (rows[3].created_ns + rows[4].created_ns) // 2
+
+    def now() -> int:
+        return old_enough + 10 * 10**9
+
+    with monkeypatch.context() as patch:
+        patch.setattr(time, "time_ns", now)
+        assert expire(place, sink, max_age_s=10.0) == [row.ledger_id for row in rows[:3]]
+    assert left(place, "age") == {row.ledger_id for row in rows[3:]} | holders(sink), "with what it had replaced"
+    assert entries(place, sink) == expected("age", 6)[9:]
+    assert len(sink.record().replaced) == 1
+    assert expire(place, sink, max_bytes=sum(row.payload_bytes for row in rows[4:])) == []
+    assert expire(place, sink, max_bytes=0) == [row.ledger_id for row in rows[3:]]
+    assert (left(place, "age"), sink.rows()) == (set(), [])
+    assert (sink.record().replaced, sink.record().has_merged) == ((), False)
+
+
+def test_a_member_that_is_unread_keeps_the_merged_ledger(place: Connection) -> None:
+    sink = filled(place, "unread", 4, kind="unread")
+    rows = sink.rows()
+    merge(place, sink)
+    done = tuple((row.ledger_id, row.ledger_id) for row in rows)
+    name = "consumer of merged ledgers"
+    consumer = QueryConsumer(metadata_of(place), name, Selection("unread", None))
+    consumer.begin(FinishedLedgers(done=done[:3]))
+    assert expire(place, sink, max_bytes=0) == []
+    QueryConsumer(metadata_of(place), name, Selection("unread", None)).begin(FinishedLedgers(done=done))
+    assert expire(place, sink, max_bytes=0) == [row.ledger_id for row in rows]
+    metadata_of(place).delete_pointer("sink-consumers", name, found_version(place, name))
+
+
+def found_version(place: Connection, name: str) -> int:
+    found = metadata_of(place).read_pointer("sink-consumers", name)
+    assert found is not None
+    return found.version
+
+
+def test_names_of_a_merged_ledger_that_was_deleted_are_dropped(place: Connection) -> None:
+    sink = filled(place, "names", 4)
+    merge(place, sink, keep_s=0.0)
+    sink.release_replaced(time.time_ns())
+    [holder] = holders(sink)
+    place.manager.delete_ledger(holder)
+    filled(place, "names", 1, at=4)
+    assert expire(place, sink, max_bytes=10**9) == []
+    assert entries(place, sink) == expected("names", 5)[12:]
+    assert sink.record().has_merged is False
+
+
+def test_folds_keep_members_of_merged_ledgers(place: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sink_record, "FOLD", 2)
+    sink = filled(place, "folds", 4)
+    merge(place, sink, keep_s=0.0)
+    sink.release_replaced(time.time_ns())
+    for number in range(4, 9):
+        commit(sink, number, one(place, "folds", number), query="", run="")
+        check(place, sink, number + 1)
+
+
+# ---- the bytes -------------------------------------------------------------------------------------------------------
+
+
+def test_older_versions_refuse_records_with_merged_ledgers(place: Connection) -> None:
+    sink = filled(place, "bytes", 3)
+
+    def number() -> Any:
+        found = metadata_of(place).read_pointer(SINKS, "bytes")
+        assert found is not None
+        return json.loads(found.value)["format"]
+
+    assert number() == 1
+    merge(place, sink)
+    assert number() == 3, "they read 1 and 2"
+    [manifest_id] = [ledger_id for ledger_id, _ in sink.record().chain]
+    [data] = contents(place.manager, manifest_id)
+    values = json.loads(data)
+    [holder] = holders(sink)
+    assert (values["format"], values["merged"]) == (3, [[0, 3, holder, 0]])
+    values["merged"] = [[0, 4, holder, 0]]
+    with pytest.raises(CorruptError):
+        sink_record.decode_rows([json.dumps(values).encode()], where="a manifest")

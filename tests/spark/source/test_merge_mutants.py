@@ -1,0 +1,175 @@
+"""Each rule of merges of ledgers is broken on purpose, in sinks and in their readers; a test must notice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+pytest.importorskip("pyspark", reason="no pyspark; install the extra spark-test to test Spark")
+
+from pybk.spark.connection import close_connections
+from tests.cluster.inside import Inside, inside
+from tests.spark.sink import test_ledger_merge as sinks
+from tests.spark.sink.test_manifest import place as place  # a fixture
+from tests.spark.sink.test_retention_mutants import Mutant, mutate, run
+from tests.spark.source import test_merged_ledgers as reads
+from tests.spark.source.test_merged_ledgers import pipeline as pipeline  # a fixture
+
+pytestmark = pytest.mark.usefixtures("process_of_a_driver")
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Inside]:
+    """Yield a cluster of one test alone, because all tests name their sinks alike."""
+    with inside(tmp_path / "cluster", count=1) as cluster:
+        yield cluster
+        close_connections()
+
+
+CHECKS: Final[dict[str, Callable[..., None]]] = {
+    "plain": sinks.test_small_ledgers_become_one_and_keep_their_numbers,
+    "again": sinks.test_merged_ledgers_are_merged_again,
+    "kinds": sinks.test_only_ledgers_of_one_kind_are_merged,
+    "limits": sinks.test_limits_of_a_merged_ledger,
+    "retention": sinks.test_a_retention_during_a_merge,
+    "dropped": sinks.test_names_of_deleted_members_are_dropped,
+    "two": sinks.test_two_merges_at_once,
+    "answer": sinks.test_an_answer_that_is_lost,
+    "incomplete": sinks.test_a_copy_that_is_incomplete_is_not_named,
+    "orphan": sinks.test_an_orphan_is_collected_and_never_named,
+    "missing": sinks.test_old_ledgers_stay_while_the_merged_one_is_missing,
+    "tried": sinks.test_old_ledgers_that_cannot_be_deleted_are_tried_again,
+    "folds": sinks.test_folds_keep_members_of_merged_ledgers,
+    "batch": reads.test_a_batch_reads_the_same_before_and_after,
+    "columns": reads.test_columns_of_members,
+    "numbers": reads.test_ledgers_by_their_numbers,
+    "listing": reads.test_a_merge_during_a_listing,
+    "planned": reads.test_a_merge_between_plan_and_read,
+    "checkpoint": reads.test_a_checkpoint_from_before_a_merge,
+    "over": reads.test_a_query_over_merges,
+    "follows": reads.test_a_catalog_that_follows,
+    "named": reads.test_a_query_of_ledgers_that_are_named,
+    "opened": reads.test_a_new_read_opens_merged_ledgers_alone,
+}
+
+SINK: Final = "pybk.spark.sink.manifest:Sink."
+RECORD: Final = "pybk.spark.sink.sink_record:"
+MERGE: Final = "pybk.spark.sink.ledger_merge:"
+CATALOG: Final = "pybk.spark.source.ledger_catalog:LedgerCatalog."
+READING: Final = "pybk.spark.source.reading:"
+
+MUTANTS: Final = [
+    Mutant(
+        "SK13: a member keeps the place of its entries",
+        RECORD + "LedgerMerge.rows",
+        "first += row.entries",
+        "pass",
+        "plain",
+    ),
+    Mutant("SK13: ledgers of one kind alone are merged", MERGE + "_reach", "part.kind == first.kind", "True", "kinds"),
+    Mutant("SK13: a member has a creation time", MERGE + "_reach", "all((_1 for row in part.rows))", "True", "limits"),
+    Mutant("SK13: a copy is complete", MERGE + "copied", "_check_complete(plan, writer)", "pass", "incomplete"),
+    Mutant("SK13: readers show no merged ledger", CATALOG + "_selected", "is_merged(metadata)", "False", "over"),
+    Mutant("SK14: members are as they were copied", SINK + "merge", "_are_as_copied(each, named)", "True", "retention"),
+    Mutant("SK14: no orphan is named", SINK + "merge", "each.created_ns > record.floor_ns", "True", "orphan"),
+    Mutant("SK14: a merge that took effect is not undone", SINK + "merge", "[*done, *new]", "new", "answer"),
+    Mutant("SK14: one process merges a sink", MERGE + "_locked", "lock is None", "False", "two"),
+    Mutant(
+        "SK15: old ledgers are kept for a time", SINK + "release_replaced", "each.until_ns <= now_ns", "True", "again"
+    ),
+    Mutant(
+        "SK15: old ledgers that stay are named",
+        SINK + "release_replaced",
+        "left <= {*gone}",
+        "True",
+        "tried",
+    ),
+    Mutant(
+        "SK15: a ledger that is gone is looked up",
+        CATALOG + "_leave_out",
+        "ledger_id in there",
+        "False",
+        "follows",
+    ),
+    Mutant(
+        "SK15: a ledger that a listing misses is looked up",
+        CATALOG + "_newly_committed",
+        "self._members_of_now(found, {each: unseen[each] for each in gone}).values()",
+        "()",
+        "batch",
+    ),
+    Mutant("SK15: a task follows a merge", READING + "OpenLedgers.moved", "place == planned", "True", "planned"),
+    Mutant(
+        "SK15: a repeated micro-batch knows the places",
+        CATALOG + "placed",
+        "not self._has_looked",
+        "False",
+        "checkpoint",
+    ),
+    Mutant(
+        "SK15: a merged ledger leads to its sink", CATALOG + "_note_merged", "self._merging.add(_1)", "pass", "batch"
+    ),
+    Mutant(
+        "SK15: members that are named are sought",
+        CATALOG + "_list",
+        "self._sought_in_merged(_1, _2)",
+        "pass",
+        "numbers",
+    ),
+    Mutant(
+        "SK15: a new read takes the merged ledger",
+        CATALOG + "_place",
+        "place.holder == ITSELF or _1",
+        "False",
+        "opened",
+    ),
+    Mutant(
+        "SK16: merged ledgers are no orphans",
+        SINK + "collect",
+        "all_named.update((row.stored_in for row in named))",
+        "pass",
+        "orphan",
+    ),
+    Mutant(
+        "SK16: folds keep members",
+        SINK + "_not_deleted",
+        "deleted = _1\nreturn _2",
+        "deleted = self._deleted_of(row.ledger_id for row in rows)\n"
+        "return [row for row in rows if row.ledger_id not in deleted]",
+        "folds",
+    ),
+    Mutant(
+        "a row has the number of the member's entry",
+        READING + "_read_range",
+        "LedgerColumns(schema, metadata, shift)",
+        "LedgerColumns(schema, metadata)",
+        "columns",
+    ),
+    Mutant(
+        "a row has the metadata of the member",
+        READING + "_read_range",
+        "left.stored_in != left.ledger_id",
+        "False",
+        "columns",
+    ),
+    Mutant(
+        "names that were dropped leave gaps",
+        RECORD + "_merged_runs",
+        "(rows[high].holder, rows[high].first)",
+        "(rows[high].holder, last.first + last.entries)",
+        "dropped",
+    ),
+]
+
+
+@pytest.mark.sampled(one_in=4)
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.rule)
+def test_a_broken_rule_is_noticed(
+    mutant: Mutant, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mutate(monkeypatch, mutant)
+    with pytest.raises((Exception, pytest.fail.Exception)):  # whatever the test says
+        run(CHECKS[mutant.check], request)
