@@ -325,12 +325,14 @@ spark copy @either @job @selection @password @open-too @quorums | copy ledgers t
       were copied before
   TARGET | the metadata URL of the other cluster
   --target-secret-file FILE | file that holds the other cluster's secret
-spark compact @cluster @job @password | merge small segments of logs into few, large ledgers; writers and readers
-      continue meanwhile
-  --log NAME... >logs | a log to merge; default: all that are not sealed
-  --segment-bytes SIZE:bytes | the most bytes of a merged segment: 64MiB; default: that in the log's settings, or 64MiB
-  --segment-age TIME:seconds | the longest time that a merged segment spans: 30m, 4h; default: likewise, or 4h
-  --segment-records RECORDS:positive | the most records of a merged segment; default: likewise, or no limit
+spark compact @cluster @job @password | merge small segments of logs, and small ledgers that Spark has written, into
+      few, large ledgers; writers and readers continue meanwhile
+  --log NAME... >logs | a log to merge, and no ledgers of Spark; default: all that are not sealed
+  --type TYPE | the type of ledgers to merge, and no logs; default: all that Spark has written
+  --segment-bytes SIZE:bytes | the most bytes of a merged segment or ledger: 64MiB; default: that in the log's settings,
+      or 64MiB
+  --segment-age TIME:seconds | the longest time that one spans: 30m, 4h; default: likewise, or 4h
+  --segment-records RECORDS:positive | the most records or entries of one; default: likewise, or no limit
   --keep TIME:seconds =1h | the time for which the ledgers that it replaces are kept for readers
 spark collect @cluster @password | delete the ledgers that writes from Spark, imports and copies left without a commit
   --older-than AGE:seconds =1d | only ledgers older than this: 90s, 12h, 30d; longer writes are refused afterwards

@@ -14,7 +14,9 @@ if TYPE_CHECKING:
     from pybk.spark.executors.executor import ExecutorBookie as ExecutorBookie
     from pybk.spark.executors.executor import local_bookie as local_bookie
     from pybk.spark.jobs.compact import CompactedLog as CompactedLog
+    from pybk.spark.jobs.compact import CompactedSink as CompactedSink
     from pybk.spark.jobs.compact import compact as compact
+    from pybk.spark.jobs.compact import compact_ledgers as compact_ledgers
     from pybk.spark.jobs.copy import Copied as Copied
     from pybk.spark.jobs.copy import copy as copy
     from pybk.spark.jobs.export import Exported as Exported
@@ -42,7 +44,7 @@ else:
             "consumers": "Consumer",
             "executors.bookies": "configure start_bookies",
             "executors.executor": "ExecutorBookie local_bookie",
-            "jobs.compact": "CompactedLog compact",
+            "jobs.compact": "CompactedLog CompactedSink compact compact_ledgers",
             "jobs.copy": "Copied copy",
             "jobs.export": "Exported export",
             "jobs.import_": "Imported import_",
@@ -59,6 +61,7 @@ else:
 __all__ = [
     "CheckedReplica",
     "CompactedLog",
+    "CompactedSink",
     "Consumer",
     "Copied",
     "ExecutorBookie",
@@ -71,6 +74,7 @@ __all__ = [
     "backlog_bytes",
     "collect",
     "compact",
+    "compact_ledgers",
     "configure",
     "copy",
     "export",

@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
@@ -340,26 +340,43 @@ def _inventory(spark: SparkSession, parsed: argparse.Namespace) -> int:
 
 
 def _compact(spark: SparkSession, parsed: argparse.Namespace) -> int:
-    found = jobs.compact(
-        spark,
-        parsed.path,
-        parsed.logs or None,
-        **_common(parsed),
-        segment_bytes=parsed.segment_bytes,
-        segment_age_s=parsed.segment_age,
-        segment_records=parsed.segment_records,
-        keep_s=parsed.keep,
-    )
+    limits = {
+        "segment_bytes": parsed.segment_bytes,
+        "segment_age_s": parsed.segment_age,
+        "segment_records": parsed.segment_records,
+        "keep_s": parsed.keep,
+    }
+    logs: tuple[jobs.CompactedLog, ...] = ()
+    sinks: tuple[jobs.CompactedSink, ...] = ()
+    if parsed.logs or parsed.type is None:
+        logs = jobs.compact(spark, parsed.path, parsed.logs or None, **_common(parsed), **limits)
+    if parsed.type is not None or not parsed.logs:
+        sinks = jobs.compact_ledgers(spark, parsed.path, parsed.type, **_common(parsed), **limits)
     if parsed.json:
-        print_json({"logs": [asdict(each) for each in found]})
+        print_json({"logs": [asdict(each) for each in logs], "sinks": [asdict(each) for each in sinks]})
     else:
-        rows = [(each.log, each.replaced, each.ledgers, each.records, each.bytes, each.segments) for each in found]
-        headers = ("log", "merged segments", "into ledgers", "records", "bytes", "segments now")
-        print_table([["" if value is None else value for value in row] for row in rows], headers)
-        for each in found:
-            for reason in each.failed:
-                print(f"log {each.log}: {' '.join(reason.split())}")
-    return DAMAGED if any(each.failed for each in found) else SOUND
+        _print_compacted(logs, sinks)
+    failed = [*(each.failed for each in logs), *(each.failed for each in sinks)]
+    return DAMAGED if any(failed) else SOUND
+
+
+def _print_compacted(logs: Sequence[jobs.CompactedLog], sinks: Sequence[jobs.CompactedSink]) -> None:
+    rows = [(each.log, each.replaced, each.ledgers, each.records, each.bytes, each.segments) for each in logs]
+    if rows or not sinks:
+        print_table(_shown(rows), ("log", "merged segments", "into ledgers", "records", "bytes", "segments now"))
+    rows = [(each.sink, each.replaced, each.ledgers, each.entries, each.bytes, each.left) for each in sinks]
+    if rows:
+        print_table(_shown(rows), ("sink", "merged ledgers", "into ledgers", "entries", "bytes", "ledgers now"))
+    for name, failed in [
+        *((f"log {each.log}", each.failed) for each in logs),
+        *((f"sink {each.sink}", each.failed) for each in sinks),
+    ]:
+        for reason in failed:
+            print(f"{name}: {' '.join(reason.split())}")
+
+
+def _shown(rows: Iterable[Sequence[object]]) -> list[list[object]]:
+    return [["" if value is None else value for value in row] for row in rows]
 
 
 VERBS: Final[Verbs] = {

@@ -162,7 +162,7 @@ def _copy_round(
     done = spread(
         spark,
         partial(_copy, place, to),
-        group,
+        [(header, *plan.places.get(header.ledger_id, (header.ledger_id, 0))) for header in group],
         sizes=[header.length for header in group],
         what=f"pybk: copy {place} to {to.where}",
         quiet=quiet,
@@ -182,18 +182,30 @@ def _copy_round(
     return copied
 
 
-def _copy(place: StoreOrCluster, to: TransferTarget, header: TransferHeader) -> WrittenLedger | str | None:
-    """Copy one ledger; runs in an executor. Returns the reason if that failed, None if it was deleted meanwhile."""
+def _copy(
+    place: StoreOrCluster, to: TransferTarget, unit: tuple[TransferHeader, int, int]
+) -> WrittenLedger | str | None:
+    """Copy one ledger; runs in an executor.
+
+    Args:
+        place: The source.
+        to: The target.
+        unit: The header, the ledger that has the entries, and the first entry there.
+
+    Returns:
+        The copy; the reason if it failed; None if the ledger was deleted or moved meanwhile.
+    """
+    header, stored_in, first = unit
     writer = None
     try:
         given = to.given.read()
         with connection(place).manager.open_ledger(
-            header.ledger_id, password=given.password, secret=given.secret, recover=False
+            stored_in, password=given.password, secret=given.secret, recover=False
         ) as reader:
             writer = to.create(header)
-            at, pending = 0, None
-            while at < header.entries:
-                batch = reader.read_batch(at, max_bytes=_BATCH_BYTES, last=header.entries - 1)
+            at, end, pending = first, first + header.entries, None
+            while at < end:
+                batch = reader.read_batch(at, max_bytes=_BATCH_BYTES, last=end - 1)
                 pending = writer.append_many_async([entry.payload for entry in batch])
                 at += len(batch)
             return finish(writer, header, pending)

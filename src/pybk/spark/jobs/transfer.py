@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from pybk.credentials import Credentials, CredentialSources
 from pybk.errors import IllegalOperationError, LedgerRecoveryError, NoSuchLedgerError, PybkError, UsageError
@@ -23,7 +23,15 @@ from pybk.ledger.digest import DigestType
 from pybk.ledger.ledger_metadata import LedgerState
 from pybk.spark.connection import Connection, StoreOrCluster, connection
 from pybk.spark.jobs.ledgers import exact_end_of, unlocks
-from pybk.spark.sink.manifest import SINK_KEY, Sink, WrittenLedger, committed, sink_ledgers
+from pybk.spark.sink.manifest import (
+    SINK_KEY,
+    Sink,
+    WrittenLedger,
+    committed_rows,
+    is_merged,
+    member_metadata,
+    sink_ledgers,
+)
 from pybk.spark.sink.sink_record import Attempt
 from pybk.values import decode_json, encode_json, from_base64, to_base64
 
@@ -274,12 +282,14 @@ class TransferPlan:
         not_opened: Ids of ledgers left out because they have another password.
         still_open: Ids of ledgers left out because they are not closed.
         failed: Ids of ledgers left out for other reasons, each with the reason.
+        places: The merged ledgers that have the entries of some of the ledgers, and the first entry there.
     """
 
     ledgers: list[tuple[LedgerMetadata, TransferHeader]] = field(default_factory=list)
     not_opened: list[int] = field(default_factory=list)
     still_open: list[int] = field(default_factory=list)
     failed: list[tuple[int, str]] = field(default_factory=list)
+    places: dict[int, tuple[int, int]] = field(default_factory=dict)
 
     @property
     def headers(self) -> list[TransferHeader]:
@@ -305,11 +315,11 @@ def plan_transfer(
         quorums: The quorums of the new ledgers; None for those of the originals.
     """
     plan = TransferPlan()
-    for metadata in visible(found, wanted):
+    for metadata, stored, first in visible_in(found, wanted):
         ledger_id = metadata.ledger_id
         if metadata.state is not LedgerState.CLOSED and not open_too:
             plan.still_open.append(ledger_id)
-        elif not unlocks(found.manager, metadata, given):
+        elif not unlocks(found.manager, stored, given):
             plan.not_opened.append(ledger_id)
         else:
             try:
@@ -320,25 +330,61 @@ def plan_transfer(
                 plan.failed.append((ledger_id, str(error)))
             else:
                 plan.ledgers.append((metadata, TransferHeader.of(metadata, last, length, quorums)))
+                if stored is not metadata:
+                    plan.places[ledger_id] = stored.ledger_id, first
     return plan
 
 
 def visible(found: Connection, wanted: Listing) -> list[LedgerMetadata]:
-    """Return the listed ledgers, except those that a sink has written and not committed.
+    """Return the ledgers of ``visible_in`` alone; arguments as there."""
+    return [each.metadata for each in visible_in(found, wanted)]
 
-    Of the ledgers of one commit, all are returned or none.
+
+class VisibleLedger(NamedTuple):
+    """A ledger, and where its entries are.
+
+    Attributes:
+        metadata: The ledger.
+        stored: The ledger that has its entries: itself, or a merged one of a sink.
+        first: The id there of its first entry.
+    """
+
+    metadata: LedgerMetadata
+    stored: LedgerMetadata
+    first: int
+
+
+def visible_in(found: Connection, wanted: Listing) -> list[VisibleLedger]:
+    """Return the listed ledgers, except those that a sink has written and not committed, and where their entries are.
+
+    Of the ledgers of one commit, all are returned or none. In place of a merged ledger its members are.
 
     Args:
         found: The connection to the source.
-        wanted: Lists the ledgers; called again if some may have been committed after the first listing.
+        wanted: Lists the ledgers; called again if some may have been committed or merged after the first listing.
     """
     listed = wanted()
     if found.metadata is None:
-        return listed
-    counting = {app: committed(found, app) for app in set(map(_app, listed)) if app is not None}
-    if set().union(*counting.values()) - {each.ledger_id for each in listed}:
+        return [VisibleLedger(each, each, 0) for each in listed]
+    named = {app: committed_rows(found, app) for app in set(map(_app, listed)) if app is not None}
+    stored = {row.stored_in for rows in named.values() for row in rows}
+    if stored - {each.ledger_id for each in listed}:
         listed = wanted()
-    return [each for each in listed if (app := _app(each)) is None or each.ledger_id in counting.get(app, ())]
+    own = {each.ledger_id: each for each in listed if not is_merged(each)}
+    counting = {app: {row.ledger_id for row in rows} for app, rows in named.items()}
+    shown = [
+        VisibleLedger(each, each, 0)
+        for each in own.values()
+        if (app := _app(each)) is None or each.ledger_id in counting.get(app, ())
+    ]
+    holders = {each.ledger_id: each for each in listed if is_merged(each)}
+    shown += [
+        VisibleLedger(member_metadata(holders[row.holder], row), holders[row.holder], row.first)
+        for rows in named.values()
+        for row in rows
+        if row.holder in holders and row.ledger_id not in own
+    ]
+    return sorted(shown, key=lambda each: each.metadata.ledger_id)
 
 
 def _app(metadata: LedgerMetadata) -> str | None:
