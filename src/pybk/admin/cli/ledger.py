@@ -6,7 +6,6 @@ import argparse
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from functools import partial
 from itertools import islice, takewhile
 from typing import TYPE_CHECKING, Any, Final
@@ -25,6 +24,7 @@ from pybk.admin.cli.output import (
     print_json,
     print_json_line,
     print_table,
+    shown_time,
 )
 from pybk.admin.shown_text import shown_name
 from pybk.config import StoreConfig
@@ -58,7 +58,7 @@ def _list(parsed: argparse.Namespace) -> int:
     names = ["ledger", "type", "state", "tier", "entries", "bytes", "digest", "sealed"]
     if is_url(parsed.path):
         names[3:4] = ["quorums", "copies", "bookies"]
-    times = (_created(row) for row in rows)
+    times = (shown_time(row["created_ns"]) for row in rows)
     shown = [(*(_cell(row, name) for name in names), time) for row, time in zip(rows, times, strict=True)]
     print_table(shown, (*names, "created (UTC)"))
     return SOUND
@@ -66,10 +66,6 @@ def _list(parsed: argparse.Namespace) -> int:
 
 def _cell(row: dict[str, Any], name: str) -> Any:
     return shown_name(row[name]) if name == "type" else _shown(row[name])
-
-
-def _created(row: dict[str, Any]) -> str:
-    return f"{datetime.fromtimestamp(row['created_ns'] // 1_000_000_000, UTC):%Y-%m-%d %H:%M:%S}"
 
 
 def _after(parsed: argparse.Namespace) -> int:
@@ -213,7 +209,7 @@ def _show(parsed: argparse.Namespace) -> int:
             print()
         names = [name for name in row if name not in ("fragments", "custom_metadata", "created_ns", "bookies")]
         table = [(name.replace("_", " "), _shown(_joined(row[name]))) for name in names]
-        table += [("created (UTC)", _created(row))]
+        table += [("created (UTC)", shown_time(row["created_ns"]))]
         table += [(f"custom metadata {key!r}, in base64", value) for key, value in row["custom_metadata"].items()]
         print_table(table, ())
         if "fragments" in row:
