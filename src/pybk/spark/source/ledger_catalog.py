@@ -359,6 +359,8 @@ class LedgerCatalog:
 
     def _leave_out(self, found: Connection, gone: Collection[int]) -> None:
         """Leave out ledgers that are gone, except those that a merged ledger has."""
+        if not gone:
+            return
         for ledger_id in gone:
             self._holders.pop(ledger_id, None)
         apps = {each: app for each in gone if (app := self._app_of(each))}
@@ -623,12 +625,12 @@ class LedgerCatalog:
         """Read the last add confirmed of the open ledgers: that of each which has moved since the last look."""
         unread = set(map(id, moved(list(self._open.values()))))
         advanced: dict[int, ReadableLedger] = {}
-        gone: list[int] = []
+        gone: set[int] = set()
         for ledger_id, reader in self._open.items():
             try:
                 last = reader.read_last_add_confirmed() if id(reader) in unread else reader.last_add_confirmed
             except NoSuchLedgerError:
-                gone.append(ledger_id)
+                gone.add(ledger_id)
                 continue
             closed = reader.is_closed
             if closed:  # perhaps since the read above
