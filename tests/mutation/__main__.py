@@ -52,18 +52,20 @@ def _environment(name: Name) -> dict[str, str]:
 def _unit_tests(name: Name, tests: tuple[str, ...]) -> str:
     """Run tests with a mutant; return which one failed, and failed again, or nothing."""
     for test in tests:
-        failed = _failing(name, test)
-        if failed and _failing(name, failed):
+        failed = failing_test(name, test)
+        if failed and failing_test(name, failed):
             return failed
     return ""
 
 
-def _failing(name: Name, test: str) -> str:
+def failing_test(name: Name, test: str) -> str:
     """Return the first test of a file or directory that fails with a mutant, or nothing."""
     # What hangs may hang again when it is torn down, so the process ends at the first time-out.
     plugins = ("-p", "no:randomly", "-p", "no:cacheprovider", "-o", f"faulthandler_timeout={TEST_SECONDS}")
+    # With pytest's own loader of modules, which has the package's as well, no mutant would be loaded.
+    loading = "--assert=plain"
     process = subprocess.Popen(
-        [sys.executable, "-m", "pytest", "-x", "-v", *plugins, "--tb=line", "-rfE", test],
+        [sys.executable, "-m", "pytest", "-x", "-v", *plugins, loading, "--tb=line", "-rfE", test],
         cwd=ROOT,
         env=_environment(name),
         stdout=subprocess.PIPE,

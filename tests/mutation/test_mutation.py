@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.mutation.__main__ import drawn_names, is_judged, judged_equivalent
+from tests.mutation.__main__ import drawn_names, failing_test, is_judged, judged_equivalent
 from tests.mutation.loading import VARIABLE
 from tests.mutation.operators import exists, fingerprint, mutated, mutations, parse, path_of, tree_of
 from tests.mutation.patterns import PatternError, replace_in
@@ -81,6 +81,13 @@ def test_a_mutant_is_loaded_by_processes_that_are_started() -> None:
             check=True,
         )
         assert done.stdout.strip() == result
+
+
+def test_a_mutant_is_noticed_by_the_tests_of_its_function_alone() -> None:
+    """Pytest, which loads modules itself, loads the mutant."""
+    noticed = "tests/replication/test_quorum.py::"
+    assert failing_test(parse(NAME), "tests/replication/test_quorum.py").startswith(noticed)
+    assert failing_test(parse(NAME), "tests/mutation/test_mutation.py::test_a_pattern_names_one_place") == ""
 
 
 def test_a_mutation_that_no_longer_exists_is_reported() -> None:
