@@ -11,10 +11,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pybk.spark.connection import Connection, close_connections
+from pybk.spark.jobs.retain import retain
 from tests.cluster.inside import SECRET
 from tests.cluster.processes import Cluster, running
 from tests.spark import kills
 from tests.spark.kills import LOCAL, begin_driver, collect, copy, counting, make_input, numbers, place_of, rows, sinks
+from tests.spark.queries import run_to_end
+from tests.spark.secret_files import cluster_options
 from tests.waiting import wait_until
 
 pytest.importorskip("pyspark", reason="no pyspark; install the extra spark-test to test Spark")
@@ -23,6 +26,7 @@ from tests.spark.killing import Kill
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
 
 pytestmark = pytest.mark.sampled(one_in=4, using="spark")
 
@@ -100,6 +104,40 @@ def test_of_a_write_of_which_a_task_fails_nothing_counts(
 
 
 # ---- streams ---------------------------------------------------------------------------------------------------------
+
+
+def test_what_a_consumer_has_not_read_outlives_the_retention(
+    spark: SparkSession, cluster: Cluster, place: Connection, tmp_path: Path
+) -> None:
+    """A query that is started again from its checkpoint reads everything, and then the ledgers may go."""
+    taken: list[bytes] = []
+    asked = {**cluster_options(cluster.url), "ledgerType": "kept", "consumer": "audit", "allowMissing": "true"}
+
+    def take(frame: DataFrame, _: int) -> None:
+        taken.extend(bytes(row.payload) for row in frame.select("payload").collect())
+
+    def audit() -> StreamingQuery:
+        frame = spark.readStream.format("pybk").options(**asked).load()
+        writer = frame.writeStream.foreachBatch(take).option("checkpointLocation", str(tmp_path / "audit"))
+        return writer.trigger(availableNow=True).start()
+
+    def deleted() -> int:
+        return sum(map(len, retain(cluster.url, "kept", cluster_secret=SECRET, max_age_s=0).values()))
+
+    run_to_end(audit)
+    for version in range(3):
+        append(numbers(spark, 10, 1), cluster, ledgerType="kept", txnAppId="kept", txnVersion=version, retainAge="1ms")
+        if version == 1:
+            run_to_end(audit)
+    assert deleted() == 0, "Spark has not reported the last micro-batch as complete"
+    run_to_end(audit)
+    assert sorted(taken) == sorted(expected(10) * 3)
+    assert deleted() == 2
+    assert rows(place, "kept") == expected(10)
+    run_to_end(audit)
+    assert deleted() == 1
+    assert len(taken) == 30
+    assert rows(place, "kept") == []
 
 
 @pytest.mark.long
