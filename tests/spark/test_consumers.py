@@ -188,6 +188,23 @@ def test_consumers_are_listed_and_forgotten(
     assert "is recorded as of before" not in caplog.text
 
 
+def test_a_consumer_that_records_meanwhile_is_removed(
+    metadata: ClusterMetadata, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    query, delete = QueryConsumer(metadata, "busy", TYPE), ClusterMetadata.delete_pointer
+    query.begin(upto(0))
+    more = [upto(1), upto(2)]
+
+    def record_first(*arguments: Any) -> None:
+        if more:
+            query.record(more.pop(0))
+        delete(*arguments)
+
+    monkeypatch.setattr(ClusterMetadata, "delete_pointer", record_first)
+    remove_consumer(metadata, "busy")
+    assert (more, recorded(metadata, "busy")) == ([], None)
+
+
 def test_a_record_that_cannot_be_read_is_an_error(metadata: ClusterMetadata) -> None:
     sound = Consumer("sound", TYPE, upto(1), "run", 5).encode()
     assert Consumer.decode("sound", sound) == Consumer("sound", TYPE, upto(1), "run", 5)
