@@ -21,11 +21,11 @@ from pybk.spark.connection import Connection, StoreOrCluster, close_connections,
 from pybk.spark.consumers import QueryConsumer, Selection
 from pybk.spark.finished_ledgers import FinishedLedgers
 from pybk.spark.places import ITSELF, MERGED_KEY, Place
-from pybk.spark.sink import ledger_merge, manifest, sink_record
+from pybk.spark.sink import ledger_merge, manifest, sink_record, upkeep
 from pybk.spark.sink.ledger_merge import MergePlan, copied
 from pybk.spark.sink.manifest import SINK_KEY, SINKS, FollowedSink, Sink, WrittenLedger, is_merged
 from pybk.spark.sink.sink_record import LedgerMerge, ManifestRow, Replaced, one_off_app_id
-from pybk.spark.sink.sink_retention import SinkRetention
+from pybk.spark.sink.sink_retention import SinkRetention, with_ages
 from pybk.spark.sink.upkeep import retain_ledgers
 from pybk.streams.list_writer import RollPolicy
 from tests.cluster.inside import SECRET, Inside, inside
@@ -273,6 +273,25 @@ def test_a_retention_during_a_merge(place: Connection, monkeypatch: pytest.Monke
     assert entries(place, sink) == expected("expired", 4)[3:]
     assert merge(place, sink).replaced == 3
     assert entries(place, sink) == expected("expired", 4)[3:]
+
+
+def test_names_stay_if_members_were_released_during_a_retention(
+    place: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The retention has read the names before the merge, and finds the members' own ledgers deleted."""
+    sink, ages = filled(place, "released", 4), with_ages
+
+    def merge_then(*arguments: Any) -> Any:
+        found = list(ages(*arguments))
+        merge(place, sink_of(place, "released"), keep_s=0.0)
+        sink_of(place, "released").release_replaced(time.time_ns())
+        return found
+
+    monkeypatch.setattr(upkeep, "with_ages", merge_then)
+    assert retain_ledgers(metadata_of(place), [sink], SinkRetention(max_bytes=10**9)) == {}
+    assert len(holders(sink)) == 1
+    assert len(left(place, "released")) == 1
+    assert entries(place, sink) == expected("released", 4)
 
 
 def test_a_ledger_that_is_gone_is_not_merged(place: Connection) -> None:

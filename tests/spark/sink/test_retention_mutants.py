@@ -83,6 +83,7 @@ CHECKS: Final[dict[str, Callable[..., None]]] = {
     "begun": upkeep.test_a_query_that_begins_meanwhile_keeps_what_was_not_deleted_yet,
     "missing": upkeep.test_a_ledger_that_is_only_missing_keeps_its_name,
     "merged": merges.test_a_merged_ledger_expires_as_a_whole,
+    "released": merges.test_names_stay_if_members_were_released_during_a_retention,
     "of a type": upkeep.test_a_type_of_all_sinks_is_retained,
     "record": consumers.test_a_query_records_where_it_begins_and_what_is_complete,
     "two": consumers.test_of_two_queries_with_one_name_the_older_ends,
@@ -343,7 +344,7 @@ MUTANTS: Final = [
     Mutant(
         "names go with their ledgers",
         UPKEEP + "_HeldLedgers.delete",
-        "self._gone.update(done)",
+        "self._deleted.update(done)",
         "pass",
         "by age",
     ),
@@ -369,6 +370,13 @@ MUTANTS: Final = [
         "missing",
     ),
     Mutant(
+        "the name of a ledger that a merge has moved stays",
+        SINK + "drop_names",
+        "row.stored_in not in gone",
+        "row.ledger_id not in gone",
+        "released",
+    ),
+    Mutant(
         "a commit meanwhile is not lost",
         SINK + "drop_names",
         "if is_done: ...",
@@ -387,7 +395,7 @@ MUTANTS: Final = [
     Mutant(
         "names of ledgers that are left stay",
         SINK + "drop_names",
-        "row.ledger_id not in deleted",
+        "row.ledger_id not in deleted and row.stored_in not in gone",
         "False",
         "by age",
     ),

@@ -542,8 +542,13 @@ class Sink:
         """Return those of some ledgers that exist."""
         return [found for _, found in self._read_each(ledger_ids) if found is not None]
 
-    def drop_names(self, deleted: Collection[int]) -> None:
+    def drop_names(self, deleted: Collection[int], gone: Collection[int] = ()) -> None:
         """Drop the names of ledgers that were deleted, and delete what is kept for readers of merged ones among them.
+
+        Args:
+            deleted: Ledgers, or members of merged ones, that retention has deleted.
+            gone: Ledgers that were found deleted. A merge may have moved the entries of such a one to another ledger
+                before; then its name stays.
 
         Raises:
             PybkError: As the metadata store and ledgers; the names may stay.
@@ -558,7 +563,7 @@ class Sink:
             if manifest is not None:
                 # The compare-and-set was refused. If it took effect nevertheless, the record names the manifest.
                 self._delete(replaced if manifest in chain else (manifest,), NO_CREDENTIALS)
-            kept = [row for row in named if row.ledger_id not in deleted]
+            kept = [row for row in named if row.ledger_id not in deleted and row.stored_in not in gone]
             if len(kept) == len(named):
                 return
             self._delete(self._left_over(record, named, kept), self._given)

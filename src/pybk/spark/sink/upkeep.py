@@ -238,8 +238,10 @@ class _HeldLedgers:
         self._sink_of: dict[int, Sink] = {}
         self._rows: dict[int, list[tuple[ManifestRow, int]]] = {}
         """The members of each merged ledger, and each other ledger, with the time since which its age counts."""
+        self._deleted: set[int] = set()
+        """Ledgers that this retention has deleted."""
         self._gone: set[int] = set()
-        """Ledgers that were deleted."""
+        """Ledgers that others have deleted: a retention that was interrupted, or the release of members of a merge."""
         self._missing: set[int] = set()
         """Ledgers without metadata that can be read, which does not prove a deletion."""
 
@@ -311,19 +313,22 @@ class _HeldLedgers:
         done: set[int] = set()
         for ids in stored.values():
             done.update(self._sink_of[ids[0]].delete_committed(ids))
-        self._gone.update(done)
+        self._deleted.update(done)
         return self.by_sink(each for each in ledgers if each.stored_in in done)
 
     def drop_names(self) -> None:
         """Drop the names of the ledgers that were deleted, now or by a retention that was interrupted."""
-        names_of: dict[str, tuple[Sink, set[int]]] = {}
-        for ledger_id in self._gone | self._missing:
+        deleted: dict[str, set[int]] = {}
+        gone: dict[str, set[int]] = {}
+        for ledger_id in self._deleted | self._gone | self._missing:
             sink = self._sink_of[ledger_id]
-            if ledger_id in self._gone or sink.is_deleted(ledger_id):
-                names = names_of.setdefault(sink.app_id, (sink, set()))[1]
-                names.update(row.ledger_id for row, _ in self._rows[ledger_id])
-        for sink, names in names_of.values():
-            sink.drop_names(names)
+            if ledger_id in self._deleted:
+                deleted.setdefault(sink.app_id, set()).update(row.ledger_id for row, _ in self._rows[ledger_id])
+            elif ledger_id in self._gone or sink.is_deleted(ledger_id):
+                gone.setdefault(sink.app_id, set()).add(ledger_id)
+        for sink in self._sinks:
+            if sink.app_id in deleted or sink.app_id in gone:
+                sink.drop_names(deleted.get(sink.app_id, ()), gone.get(sink.app_id, ()))
 
 
 # ---- batch writes without an app id --------------------------------------------------------------------------------
