@@ -19,7 +19,7 @@ import math
 import random
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from itertools import chain, groupby
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 
 from pybk import streams
@@ -259,8 +259,10 @@ class _HeldLedgers:
         """Return the ids of ledgers all of whose members may expire, the oldest first."""
         found: list[tuple[int, int]] = []
         for sink, rows in self._committed():
-            for stored_in, group in groupby(with_ages(rows, now_ns), key=lambda each: each[0].stored_in):
-                members = list(group)
+            stored: dict[int, list[tuple[ManifestRow, int]]] = {}
+            for row, since_ns in with_ages(rows, now_ns):
+                stored.setdefault(row.stored_in, []).append((row, since_ns))
+            for stored_in, members in stored.items():
                 if all(may_expire(row, since_ns) for row, since_ns in members):
                     self._sink_of[stored_in] = sink
                     self._rows[stored_in] = members
