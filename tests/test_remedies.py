@@ -28,6 +28,10 @@ ELSEWHERE = {
         "tests/streams/test_detached.py",
         "test_below_the_level_of_pages_nothing_is_adopted",
     ),
+    "spark/sink/ledger_merge.py:merge_ledgers": (
+        "tests/spark/sink/test_ledger_merge.py",
+        "test_a_lower_feature_level_merges_nothing",
+    ),
     "streams/ledger_steps.py:LedgerSteps._remedy": (
         "tests/streams/test_log_rebuild.py",
         "test_the_command_that_the_error_of_a_damaged_or_lost_record_names_makes_it_again",

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from pybk.admin.cli import main
 from pybk.credentials import Credentials, Secret
 from pybk.errors import CorruptError, IllegalOperationError, MetadataUnreachableError
 from pybk.feature_level import FeatureLevel
@@ -29,6 +30,7 @@ from pybk.spark.sink.sink_retention import SinkRetention, with_ages
 from pybk.spark.sink.upkeep import retain_ledgers
 from pybk.streams.list_writer import RollPolicy
 from tests.cluster.inside import SECRET, Inside, inside
+from tests.private_files import write_private
 from tests.spark.sink.merging import merge
 from tests.spark.sink.test_manifest import commit, left, look, metadata_of, sink_of, write
 from tests.spark.sink.test_manifest import place as place  # a fixture
@@ -214,8 +216,14 @@ def test_a_lower_feature_level_merges_nothing(tmp_path: Path) -> None:
         where = StoreOrCluster(metadata_uri=cluster.url, secret=Secret(SECRET))
         place = connection(where)
         sink = filled(place, "old", 2)
-        with pytest.raises(IllegalOperationError, match="below the feature level STREAMS"):
+        with pytest.raises(IllegalOperationError, match=r"STREAMS.*`pybk cluster upgrade URL --finalize`"):
             merge(place, sink)
+        close_connections()
+        write_private(tmp_path / "secret", SECRET)
+        secret = ["--cluster-secret-file", str(tmp_path / "secret")]
+        assert main(["cluster", "upgrade", cluster.url, "--finalize", *secret]) == 0
+        place = connection(where)
+        assert merge(place, sink_of(place, "old")).ledgers == 1
         close_connections()
 
 
