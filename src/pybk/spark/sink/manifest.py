@@ -655,12 +655,14 @@ class Sink:
         """
         record, _, named = self._read_committed()
         due = {each.holder: each for each in record.replaced if each.until_ns <= now_ns}
+        stored = {row.stored_in for row in named}  # none of these is deleted, whatever the record says
         deleted: list[int] = []
         released: list[int] = []
         for holder in self._there(due):
             holder_id = holder.metadata.ledger_id
             own = [row.ledger_id for row in named if row.holder == holder_id]
-            left = {each.metadata.ledger_id for each in self._there([*own, *due[holder_id].holders])}
+            unnamed = {*own, *due[holder_id].holders} - stored
+            left = {each.metadata.ledger_id for each in self._there(unnamed)}
             gone = self._delete(sorted(left), self._given)
             deleted += gone
             if left <= {*gone}:
