@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from array import array
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from pybk.errors import CorruptError
 from pybk.flags import StorageHint
 from pybk.ledger.entry import EntryBatch
 from pybk.replication.bookie import BookieMachine, Respond
-from pybk.replication.messages import LacReply, ReadLac, Status
+from pybk.replication.messages import CompareLacs, LacReply, LacsAbove, ReadLac, Status
 from pybk.storage.descriptor import LedgerDescriptor
 from pybk.storage.format.log_file import RunLocations
 from pybk.storage.repair.verify import verify_store
@@ -69,15 +70,20 @@ def test_no_last_add_confirmed_is_taken_from_a_damaged_record(
         flip(fs, replicas, TABLE, 4 * (COUNT - 2) + 3, 64)
     replicas.close()
     replicas = open_replicas(fs)
+    machine = BookieMachine(replicas)
+    compared = CompareLacs(array("q", (LEDGER,)), array("q", (COUNT,)))
+    named = LacsAbove(compared.ledger_ids)
+    assert machine.compare_lacs(compared) == named, "it was not used since the start, and is not read for this"
     assert state_of(replicas).lac == -1
     assert "cannot be read" in caplog.text
-    machine = BookieMachine(replicas)
+    assert machine.compare_lacs(compared) == named
     (answer,) = machine.receive("a", ReadLac(LEDGER), None, 0)
     assert isinstance(answer, Respond)
     assert isinstance(answer.reply, LacReply)
     assert answer.reply.lac == -1
     assert add(replicas, make_run(COUNT, 1)) is Status.OK
     assert state_of(replicas).lac == COUNT - 1
+    assert machine.compare_lacs(compared) == named, "an earlier entry may say more"
 
 
 @pytest.mark.parametrize("stride", [1, 2])

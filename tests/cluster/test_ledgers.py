@@ -410,6 +410,7 @@ import os, sys, warnings
 from pathlib import Path
 from typing import Any
 from pybk.errors import ForkedProcessError
+from pybk.manager.ledger_reader import moved
 from tests.cluster.inside import inside
 from tests.storage.real_store import contents
 warnings.simplefilter("ignore", DeprecationWarning)  # of forking beside threads, which is the point
@@ -426,6 +427,7 @@ with inside(Path(sys.argv[1])) as cluster:
             lambda: client.create_ledger(insecure=True),
             lambda: client.open_ledger(0),
             lambda: list(reader.read(0, 0)),
+            lambda: moved([reader]),
             lambda: cluster.bookies[0].create_ledger(insecure=True),
         ):
             try:

@@ -488,6 +488,34 @@ def test_more_ledgers_than_a_request_may_have_are_compared_by_several() -> None:
     assert comparing.effects == [LacsCompared(frozenset(range(1, COMPARED_MAX + 1)))]
 
 
+def test_each_ensemble_of_a_ledger_that_is_given_twice_is_to_be_covered() -> None:
+    old, new = ledger(1, (0, (0, 1, 2))), ledger(1, (0, (0, 1, 3)))
+    comparing = Comparison((old, 7), (new, 7))
+    comparing.name(0)
+    comparing.name(2)
+    comparing.lose(1)
+    comparing.lose(3)
+    assert comparing.effects == [LacsCompared(frozenset())]
+
+
+def test_what_covers_one_quorum_need_not_cover_another() -> None:
+    all_four = (0, (0, 1, 2, 3))
+    first, second = (
+        replace(metadata(sizes, all_four), ledger_id=number) for number, sizes in ((1, (4, 2, 2)), (2, (4, 4, 2)))
+    )
+    comparing = Comparison((first, 7), (second, 7))
+    for number in range(3):
+        comparing.name(number)
+    comparing.lose(3)
+    assert comparing.effects == [LacsCompared(frozenset({1, 2}))]
+    comparing = Comparison((first, 7), (second, 7))
+    comparing.name(0)
+    comparing.name(2)
+    comparing.lose(1)
+    comparing.lose(3)
+    assert comparing.effects == [LacsCompared(frozenset({1}))]
+
+
 def test_nothing_is_compared_without_ledgers() -> None:
     assert Comparison().effects == [LacsCompared(frozenset())]
 

@@ -116,6 +116,9 @@ class ModelReplicas:
             return None
         return State(self.fenced, self.limbo, self.gap, self.lac)
 
+    def known_lac(self, ledger_id: int) -> int | None:
+        return None if self.gap else self.lac
+
     def create(self, ledger_id: int, header: object) -> None:
         self.known = True
 
@@ -321,6 +324,9 @@ class DiskGroup(BookieStorage):
 
     def state(self, ledger_id: int) -> ReplicaStatus | None:
         return self.disks[ledger_id].state(ledger_id)
+
+    def known_lac(self, ledger_id: int) -> int | None:
+        return self.disks[ledger_id].known_lac(ledger_id)
 
     def create(self, ledger_id: int, header: object) -> None:
         self.disks[ledger_id].create(ledger_id, header)

@@ -43,6 +43,9 @@ class RealDisk:
     def state(self, ledger_id: int) -> ReplicaState | None:
         return self._replicas.state(ledger_id)
 
+    def known_lac(self, ledger_id: int) -> int | None:
+        return self._replicas.known_lac(ledger_id)
+
     def create(self, ledger_id: int, header: LedgerHeader) -> None:
         self._replicas.create(ledger_id, header)
 

@@ -106,6 +106,8 @@ class Replica:
         """Extents whose creation is staged and was not found durable yet."""
         self._lac: int | None = None
         """See ``lac``; None until it was read from the last entry. Never goes down (I13)."""
+        self._lac_unread = False
+        """The last entry could not be read, so a higher last add confirmed may be in it."""
 
     # ---- adding --------------------------------------------------------------------------------------------------
 
@@ -512,10 +514,15 @@ class Replica:
                 last = self.last_entry(checked=True)  # no client verifies a digest of this value
             except PybkError as error:
                 logger.error("the last add confirmed of ledger %d cannot be read: %s", self.ledger_id, error)
+                self._lac_unread = True
             else:
                 if last is not None:
                     self._lac = _LAC_AND_LENGTH.unpack_from(last[1], _LAC_AT)[0]
         return self._lac
+
+    def known_lac(self) -> int | None:
+        """See ``BookieStorage.known_lac``; the caller holds the lock."""
+        return None if self.gap or self._lac_unread else self._lac
 
     def note_lac(self, lac: int, packet: bytes) -> None:
         """See ``Replicas.note_lac``; the caller holds the lock."""

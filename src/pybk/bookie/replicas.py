@@ -312,6 +312,15 @@ class Replicas:
         with replica.lock:
             return replica.state()
 
+    def known_lac(self, ledger_id: int) -> int | None:
+        """See ``BookieStorage.known_lac``: a ledger that was not used since the start is not loaded for that."""
+        with self._lock:
+            replica = self._replicas.get(ledger_id)
+            if replica is None:
+                return None if ledger_id in self._stored else -1
+        with replica.lock:
+            return replica.known_lac()
+
     def create(self, ledger_id: int, header: LedgerHeader) -> None:
         """Make a ledger known, after which entries can be staged; stores nothing."""
         self.known(ledger_id, header)

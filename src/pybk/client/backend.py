@@ -746,6 +746,7 @@ class ClusterBackend(ReplicatedLedgers):
         In this order, because a version that is still the same proves that the bookies that were asked are those of the
         last ensemble. The ledgers that this client writes count as moved.
         """
+        self.check_usable()
         ledgers = [each for each in map(_remote, descriptors) if not each.is_final]
         asked = [each for each in ledgers if each.ledger_id not in self._writings]
         if len(asked) < _COMPARED_MIN:

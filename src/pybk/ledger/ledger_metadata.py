@@ -486,7 +486,7 @@ def decode_type(data: bytes, *, where: str) -> tuple[int, LedgerType]:
     try:
         values = json.loads(data)
         return values["ledger_id"], LedgerType(values["ledger_type"])
-    except (ValueError, TypeError, LookupError) as error:
+    except (ValueError, TypeError, LookupError, RecursionError) as error:
         raise CorruptError(f"{where}: {len(data)} bytes are not ledger metadata: {error}") from error
 
 

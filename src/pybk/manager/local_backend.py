@@ -373,6 +373,7 @@ class StoreBackend(AtomicGroups, StoreUpkeep):
 
     def moved(self, descriptors: Sequence[LedgerDescriptor]) -> list[LedgerDescriptor]:
         """Return all of the ledgers: to look at one costs no request."""
+        self.check_usable()
         return list(descriptors)
 
     def confirmed(self, ledger_id: int) -> tuple[int, int | None]:

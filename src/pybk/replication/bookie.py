@@ -80,6 +80,12 @@ class BookieStorage(Protocol):
     def state(self, ledger_id: int) -> ReplicaStatus | None:
         """Return the state of a ledger; None proves that this bookie never acknowledged an entry or a fence of it."""
 
+    def known_lac(self, ledger_id: int) -> int | None:
+        """Return the last add confirmed that is in memory, -1 for a ledger that this bookie does not know.
+
+        None if a higher one may be on the disk, may be unreadable there, or may be lost (D6). Reads nothing.
+        """
+
     def create(self, ledger_id: int, header: OpaqueHeader) -> None:
         """Make a ledger known; durable together with its staged entries."""
 
@@ -561,14 +567,14 @@ class BookieMachine:
         return effects + self.polls.wake_at()
 
     def compare_lacs(self, request: CompareLacs) -> LacsAbove:
-        """Return the ledgers whose last add confirmed is above the client's, or may be lost (D6); reads no entries.
+        """Return the ledgers whose last add confirmed is above the client's, or may be (``known_lac``).
 
-        Cost: A look-up in memory for each ledger that was used since the start.
+        Cost: A look-up in memory for each ledger.
         """
         above = array("q")
         for ledger_id, lac in zip(request.ledger_ids, request.lacs, strict=True):
-            state = self._replicas.state(ledger_id)
-            if state is not None and (state.gap or state.lac > lac):
+            known = self._replicas.known_lac(ledger_id)
+            if known is None or known > lac:
                 above.append(ledger_id)
         return LacsAbove(above)
 

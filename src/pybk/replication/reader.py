@@ -17,7 +17,7 @@ from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import chain, count
+from itertools import count
 from types import MappingProxyType
 from typing import Final
 
@@ -594,10 +594,12 @@ class LacComparisonMachine:
         return quorum.covered(sum(1 << place for place, each in enumerate(ensemble) if not self._unanswered[each]))
 
     def _end(self) -> list[Effect]:
-        """End with a result."""
+        """End with a result: a ledger that was given with two ensembles has not moved only if both are covered."""
         self._ended = True
-        covered = (ledger_ids for group, ledger_ids in self._ledgers.items() if self._is_covered(group))
-        return [LacsCompared(frozenset(chain.from_iterable(covered)) - self._moved)]
+        covered: set[int] = set()
+        for group, ledger_ids in self._ledgers.items():
+            (covered if self._is_covered(group) else self._moved).update(ledger_ids)
+        return [LacsCompared(frozenset(covered - self._moved))]
 
 
 def _bytes_of(run: EntryRun) -> int:
