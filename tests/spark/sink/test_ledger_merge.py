@@ -184,6 +184,9 @@ def test_limits_of_a_merged_ledger(place: Connection) -> None:
     assert [len(plan.members) for plan in plans] == [3, 3, 3]
     unknown = [row._replace(created_ns=0) for row in spans]
     assert ledger_merge.plans_of(metadata_of(place), unknown, RollPolicy()) == []
+    oldest_unknown = [unknown[0], *spans[1:]]
+    (plan,) = ledger_merge.plans_of(metadata_of(place), oldest_unknown, RollPolicy(age_s=1e11))
+    assert plan.members == tuple(spans[1:])
 
 
 def test_a_merge_keeps_quorums_and_password(place: Connection) -> None:
@@ -358,6 +361,48 @@ def test_an_answer_that_is_lost(place: Connection, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(Sink, "swap", lost)
     assert merge(place, sink).replaced == 4
     check(place, sink, 4)
+
+
+def test_names_that_are_dropped_while_an_answer_is_lost(place: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A retention has deleted a member before the merge, and drops its name after it."""
+    sink = filled(place, "lost", 4)
+    first = sink.committed()[0]
+    swap = Sink.swap
+
+    def lost(self: Sink, *arguments: Any) -> bool:
+        monkeypatch.setattr(Sink, "swap", swap)
+        assert swap(self, *arguments)
+        sink_of(place, "lost").drop_names({first})
+        return False
+
+    monkeypatch.setattr(Sink, "swap", lost)
+    assert merge(place, sink).ledgers == 1
+    assert entries(place, sink) == expected("lost", 4)[3:]
+
+
+def test_only_so_many_merges_are_kept_for_readers(place: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+    sink = filled(place, "many", 8)
+    monkeypatch.setattr(ledger_merge, "KEPT_MERGES_MAX", 3)
+    policy = RollPolicy(records=6)
+    assert [merge(place, sink, policy=policy).ledgers for _ in range(2)] == [3, 0]
+    assert len(sink.record().replaced) == 3
+    sink.release_replaced(time.time_ns() + 3601 * 10**9)
+    assert merge(place, sink, policy=policy).ledgers == 1
+    check(place, sink, 8)
+
+
+def test_what_was_kept_for_readers_goes_with_a_merged_ledger_that_a_commit_forgot(
+    place: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sink_record, "FOLD", 2)
+    sink = filled(place, "forgot", 2)
+    merge(place, sink)
+    place.manager.delete_ledger(holders(sink).pop())
+    filled(place, "forgot", 4, at=2)
+    assert not holders(sink), "a commit has folded the manifest"
+    assert len(sink.record().replaced) == 1
+    sink.drop_names(())
+    assert sink.record().replaced == ()
 
 
 def test_a_copy_that_is_incomplete_is_not_named(place: Connection) -> None:

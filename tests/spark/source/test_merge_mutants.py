@@ -70,7 +70,13 @@ MUTANTS: Final = [
         "plain",
     ),
     Mutant("SK13: ledgers of one kind alone are merged", MERGE + "_reach", "part.kind == first.kind", "True", "kinds"),
-    Mutant("SK13: a member has a creation time", MERGE + "_reach", "all((_1 for row in part.rows))", "True", "limits"),
+    Mutant(
+        "SK13: a member has a creation time",
+        MERGE + "plans_of",
+        "all((row.created_ns for row in found))",
+        "True",
+        "limits",
+    ),
     Mutant("SK13: a copy is complete", MERGE + "copied", "_check_complete(plan, writer)", "pass", "incomplete"),
     Mutant("SK13: readers show no merged ledger", CATALOG + "_selected", "is_merged(metadata)", "False", "over"),
     Mutant("SK14: members are as they were copied", SINK + "merge", "_are_as_copied(each, named)", "True", "retention"),
@@ -173,3 +179,9 @@ def test_a_broken_rule_is_noticed(
     mutate(monkeypatch, mutant)
     with pytest.raises((Exception, pytest.fail.Exception)):  # whatever the test says
         run(CHECKS[mutant.check], request)
+
+
+@pytest.mark.sampled(one_in=4)
+@pytest.mark.parametrize("name", sorted({mutant.check for mutant in MUTANTS}))
+def test_the_checks_pass_where_no_rule_is_broken(name: str, request: pytest.FixtureRequest) -> None:
+    run(CHECKS[name], request)

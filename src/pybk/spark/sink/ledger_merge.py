@@ -34,7 +34,7 @@ from pybk.metadata.ledgers import LEDGERS_PAGE
 from pybk.spark.places import MERGED_KEY, of_member
 from pybk.spark.sink.sink_record import LedgerMerge, ManifestRow, is_one_off
 from pybk.streams.list_writer import RollPolicy
-from pybk.streams.segment_merge import groups_worth_merging
+from pybk.streams.segment_merge import KEPT_MERGES_MAX, groups_worth_merging
 
 if TYPE_CHECKING:
     from pybk.ledger.ledger_metadata import LedgerMetadata
@@ -108,6 +108,8 @@ def merge_ledgers(
         PybkError: As the metadata store and ledgers.
 
     Durability: Merges are durable on return.
+    Bounds: The replaced ledgers of ``KEPT_MERGES_MAX`` merges are kept at a time; what else is worth it is left for a
+        later call.
     """
     if manager.feature_level < FeatureLevel.STREAMS:
         raise IllegalOperationError(
@@ -118,7 +120,9 @@ def merge_ledgers(
     with _locked(sink, manager):
         sink.release_replaced(time.time_ns())
         if not is_one_off(sink.app_id):  # its record, which has no manifest, names few
-            for plans in _rounds(plans_of(sink.metadata, sink.rows(), policy, kind)):
+            # The record names the merges whose old ledgers are kept, and needs space for commits.
+            space = max(0, KEPT_MERGES_MAX - len(sink.record().replaced))
+            for plans in _rounds(plans_of(sink.metadata, sink.rows(), policy, kind)[:space]):
                 made += sink.merge([each for each in copies(plans) if each is not None], keep_s)
     replaced = [{row.stored_in for row in each.members} for each in made]
     return MergedLedgers(
@@ -186,7 +190,10 @@ def plans_of(
             found = each.metadata
             if found.state is LedgerState.CLOSED and kind in (None, str(found.ledger_type)):
                 kinds[found.ledger_id] = _kind_of(found)
-    known = [_Part(found, kinds.get(found[0].stored_in)) for found in parts]
+    # A manifest of an older version has no creation times, which a member needs.
+    known = [
+        _Part(found, kinds.get(found[0].stored_in) if all(row.created_ns for row in found) else None) for found in parts
+    ]
     groups = groups_worth_merging(tuple(known), partial(_reach, policy=policy))
     return [MergePlan(tuple(row for part in group for row in part.rows)) for group in groups]
 
@@ -216,8 +223,7 @@ def _reach(parts: Sequence[_Part], low: int, policy: RollPolicy) -> int:
         members += len(part.rows)
         age_s = (part.rows[-1].created_ns - first.rows[0].created_ns) / 1e9
         fits = nbytes <= policy.nbytes and entries <= policy.records and age_s <= policy.age_s
-        # A manifest of an older version has no creation times, which a member needs.
-        fits = fits and members <= MEMBERS_MAX and all(row.created_ns for row in part.rows)
+        fits = fits and members <= MEMBERS_MAX
         if high > low and not (fits and part.kind is not None and part.kind == first.kind):
             return high
     return len(parts)

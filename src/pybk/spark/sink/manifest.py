@@ -564,7 +564,9 @@ class Sink:
                 # The compare-and-set was refused. If it took effect nevertheless, the record names the manifest.
                 self._delete(replaced if manifest in chain else (manifest,), NO_CREDENTIALS)
             kept = [row for row in named if row.ledger_id not in deleted and row.stored_in not in gone]
-            if len(kept) == len(named):
+            holders = {row.holder for row in named}
+            # Commits drop the names of a merged ledger that is gone as well, but not what is kept for its readers.
+            if len(kept) == len(named) and all(each.holder in holders for each in record.replaced):
                 return
             self._delete(self._left_over(record, named, kept), self._given)
             before_ns = time.time_ns() - int(ORPHAN_AGE_S * 1e9)
@@ -626,7 +628,9 @@ class Sink:
                 self._delete(replaced if is_named else (manifest,), NO_CREDENTIALS)
             members = {row.ledger_id for each in merges for row in each.members}
             named = {row.ledger_id: row for rows in manifests.values() for row in rows if row.ledger_id in members}
-            done = [each for each in merges if all(named.get(row.ledger_id) == row for row in each.rows())]
+            # Only this call names their ledgers; names may have been dropped since.
+            holders = {row.holder for rows in manifests.values() for row in rows}
+            done = [each for each in merges if each.holder in holders]
             new = [each for each in merges if each.created_ns > record.floor_ns and _are_as_copied(each, named)]
             if new:
                 until_ns = time.time_ns() + int(keep_s * 1e9)
@@ -656,12 +660,15 @@ class Sink:
         record, _, named = self._read_committed()
         due = {each.holder: each for each in record.replaced if each.until_ns <= now_ns}
         stored = {row.stored_in for row in named}  # none of these is deleted, whatever the record says
+        members: dict[int, list[int]] = {holder: [] for holder in due}
+        for row in named:
+            if row.holder in members:
+                members[row.holder].append(row.ledger_id)
         deleted: list[int] = []
         released: list[int] = []
         for holder in self._there(due):
             holder_id = holder.metadata.ledger_id
-            own = [row.ledger_id for row in named if row.holder == holder_id]
-            unnamed = {*own, *due[holder_id].holders} - stored
+            unnamed = {*members[holder_id], *due[holder_id].holders} - stored
             left = {each.metadata.ledger_id for each in self._there(unnamed)}
             gone = self._delete(sorted(left), self._given)
             deleted += gone
