@@ -38,6 +38,8 @@ CHECKS: Final[dict[str, Callable[..., None]]] = {
     "dropped": sinks.test_names_of_deleted_members_are_dropped,
     "two": sinks.test_two_merges_at_once,
     "answer": sinks.test_an_answer_that_is_lost,
+    "lost": sinks.test_names_that_are_dropped_while_an_answer_is_lost,
+    "many": sinks.test_only_so_many_merges_are_kept_for_readers,
     "incomplete": sinks.test_a_copy_that_is_incomplete_is_not_named,
     "orphan": sinks.test_an_orphan_is_collected_and_never_named,
     "missing": sinks.test_old_ledgers_stay_while_the_merged_one_is_missing,
@@ -82,6 +84,20 @@ MUTANTS: Final = [
     Mutant("SK14: members are as they were copied", SINK + "merge", "_are_as_copied(each, named)", "True", "retention"),
     Mutant("SK14: no orphan is named", SINK + "merge", "each.created_ns > record.floor_ns", "True", "orphan"),
     Mutant("SK14: a merge that took effect is not undone", SINK + "merge", "[*done, *new]", "new", "answer"),
+    Mutant(
+        "SK14: a ledger that the record names is not deleted",
+        SINK + "merge",
+        "each.holder in holders",
+        "all((named.get(row.ledger_id) == row for row in each.rows()))",
+        "lost",
+    ),
+    Mutant(
+        "SK14: the record names so many merges only",
+        MERGE + "merge_ledgers",
+        "max(0, KEPT_MERGES_MAX - len(sink.record().replaced))",
+        "None",
+        "many",
+    ),
     Mutant("SK14: one process merges a sink", MERGE + "_locked", "lock is None", "False", "two"),
     Mutant(
         "SK15: old ledgers are kept for a time", SINK + "release_replaced", "each.until_ns <= now_ns", "True", "again"

@@ -36,8 +36,8 @@ MUTANTS: Final = [
     Mutant(
         "CO2: a micro-batch that is planned is not complete",
         READER + "partitions",
-        "entry_ranges = between(_1, _2)",
-        "entry_ranges = between(_1, _2)\n"
+        "entry_ranges = self._on_driver().placed(between(_1, _2), _3)",
+        "entry_ranges = self._on_driver().placed(between(_1, _2), _3)\n"
         "if self._consumer is not None:\n    self._consumer.record(_2.finished_ledgers())",
         "test_the_record_is_never_ahead_of_the_checkpoint",
     ),
