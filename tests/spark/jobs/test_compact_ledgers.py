@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,15 +12,20 @@ import pytest
 
 pytest.importorskip("pyspark", reason="no pyspark; install the extra spark-test to test Spark")
 
+from pybk.credentials import Credentials
 from pybk.errors import UsageError
+from pybk.ledger.ledger_metadata import LedgerMetadata
 from pybk.manager.ledger_manager import LedgerManager
 from pybk.metadata.cluster import ClusterMetadata
-from pybk.spark.connection import close_connections
+from pybk.spark.connection import close_connections, connection
+from pybk.spark.jobs import copy as copying
 from pybk.spark.jobs.compact import CompactedSink, compact_ledgers
 from pybk.spark.jobs.copy import copy
 from pybk.spark.jobs.export import export
 from pybk.spark.jobs.import_ import import_
+from pybk.spark.jobs.ledgers import selected_ledgers, where_of
 from pybk.spark.jobs.retain import retain
+from pybk.spark.jobs.transfer import plan_transfer, visible_in
 from pybk.spark.sink.manifest import SINK_KEY, Sink, WrittenLedger, is_merged
 from pybk.spark.sink.sink_record import Attempt
 from tests.cluster.inside import SECRET, Inside, inside
@@ -26,6 +33,7 @@ from tests.internals import cluster_backend_of
 from tests.spark.jobs.test_commands import Commands
 from tests.spark.jobs.test_jobs import PASSWORD
 from tests.spark.secret_files import cluster_options, secret_file
+from tests.spark.sink.merging import merge
 from tests.spark.source.test_streams import Pipe
 from tests.storage.real_store import contents
 
@@ -58,7 +66,7 @@ class Batches:
     @property
     def sink(self) -> Sink:
         """The sink."""
-        return Sink(self._manager, metadata_of(self._manager), self._app)
+        return Sink(self._manager, metadata_of(self._manager), self._app, given=Credentials(self._password))
 
     def add(self, count: int, entries: int = 5) -> list[int]:
         """Commit ledgers, one by one."""
@@ -177,3 +185,92 @@ def test_the_command(spark: SparkSession, cluster: Inside, tmp_path: Path, capsy
     deleted = retain(cluster.url, "t", max_bytes=0, cluster_secret=SECRET, password=PASSWORD)
     assert deleted == {"orders": [*batches.written]}
     assert there(batches.manager) == []
+
+
+# ---- without Spark -----------------------------------------------------------------------------------------------
+
+
+def merge_at_once(cluster: Inside, batches: Batches, *, keep_s: float = 0.0) -> int:
+    """Merge all ledgers of a sink, and delete what was replaced and is not kept; return the merged ledger."""
+    merge(connection(where_of(cluster.url, SECRET)), batches.sink, keep_s=keep_s, given=Credentials(PASSWORD))
+    batches.sink.release_replaced(time.time_ns())
+    [holder] = {row.holder for row in batches.sink.rows()}
+    return holder
+
+
+def copy_without_spark(cluster: Inside, target: Inside) -> copying.Copied:
+    """Copy ledgers; the function ``spread`` of copies has to be replaced."""
+    no_session: Any = None
+    return copy(
+        no_session, cluster.url, target.url, cluster_secret=SECRET, target_secret=SECRET, password=PASSWORD, quiet=True
+    )
+
+
+def test_a_copy_takes_the_merged_ledger_while_the_old_ones_are_kept(cluster: Inside) -> None:
+    batches = Batches(cluster)
+    ids = batches.add(4)
+    holder = merge_at_once(cluster, batches, keep_s=3600.0)
+    assert there(batches.manager) == sorted([*ids, holder])
+    where, given = where_of(cluster.url, SECRET), Credentials(PASSWORD)
+    plan = plan_transfer(connection(where), given, partial(selected_ledgers, where), open_too=False)
+    assert plan.places == {each: (holder, 5 * at) for at, each in enumerate(ids)}
+    plan = plan_transfer(connection(where), given, partial(selected_ledgers, where, ids[:1]), open_too=False)
+    assert ([each.ledger_id for each in plan.headers], plan.places) == (ids[:1], {})
+
+
+def test_merges_during_the_listings_of_a_copy(cluster: Inside) -> None:
+    """Those that were committed before the first look at the record are found, wherever merges put them meanwhile."""
+    batches = Batches(cluster)
+    ids = batches.add(4)
+    where = where_of(cluster.url, SECRET)
+    holders: list[int] = []
+
+    def listing() -> list[LedgerMetadata]:
+        if len(holders) == 1:
+            batches.add(4)
+            holders.append(merge_at_once(cluster, batches))
+        listed = selected_ledgers(where)
+        if len(holders) in (0, 2):
+            batches.add(4 * len(holders))
+            holders.append(merge_at_once(cluster, batches))
+        return listed
+
+    found = visible_in(connection(where), listing)
+    assert [(each.metadata.ledger_id, each.first) for each in found] == [(each, 5 * at) for at, each in enumerate(ids)]
+    assert len(set(holders)) == 3
+    assert {each.stored.ledger_id for each in found} == {holders[-1]}
+
+
+def test_merges_while_ledgers_are_copied(cluster: Inside, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ledgers that merges move are copied; what was deleted is left out."""
+    batches, other = Batches(cluster), Batches(cluster, "other")
+    ids, [deleted] = batches.add(4), other.add(1)
+    holders: list[int] = []
+
+    def change_and_copy(_: object, work: Callable[[Any], Any], units: list[Any], **__: object) -> list[Any]:
+        if not holders:
+            other.manager.delete_ledger(deleted, password=PASSWORD)
+        if len(holders) < 2:
+            batches.add(4 * len(holders))
+            holders.append(merge_at_once(cluster, batches))
+        return [work(unit) for unit in units]
+
+    monkeypatch.setattr(copying, "spread", change_and_copy)
+    with inside(tmp_path / "target") as target:
+        found = copy_without_spark(cluster, target)
+        assert len(set(holders)) == 2
+        assert (sorted(found.copied), sorted(found.ledgers), found.failed) == (ids, ids, ())
+        wanted = [b"%d" % number for number in range(5)]
+        assert all(contents(target.connect(), each, PASSWORD) == wanted for each in found.ledgers.values())
+        close_connections()
+
+
+def test_a_ledger_that_is_there_and_was_not_copied_is_reported(
+    cluster: Inside, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    [ledger_id] = Batches(cluster).add(1)
+    monkeypatch.setattr(copying, "spread", lambda _, __, units, **___: [None] * len(units))
+    with inside(tmp_path / "target") as target:
+        [(failed, reason)] = copy_without_spark(cluster, target).failed
+        assert (failed, reason.endswith("copy again")) == (ledger_id, True)
+        close_connections()

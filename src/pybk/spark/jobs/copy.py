@@ -19,6 +19,7 @@ from pybk.spark.jobs.transfer import (
     TransferPlan,
     TransferTarget,
     finish,
+    follow_merges,
     is_there,
     plan_transfer,
     rounds,
@@ -159,24 +160,28 @@ def _copy_round(
     quiet: bool,
 ) -> list[TransferHeader]:
     """Copy one round of ledgers and commit them with a number; return the headers of those that were copied."""
-    done = spread(
-        spark,
-        partial(_copy, place, to),
-        [(header, *plan.places.get(header.ledger_id, (header.ledger_id, 0))) for header in group],
-        sizes=[header.length for header in group],
-        what=f"pybk: copy {place} to {to.where}",
-        quiet=quiet,
-    )
     written: list[WrittenLedger] = []
     copied: list[TransferHeader] = []
-    for header, outcome in zip(group, done, strict=True):
-        if outcome is None:
-            continue
-        if isinstance(outcome, str):
-            plan.failed.append((header.ledger_id, outcome))
-        else:
-            written.append(outcome)
-            copied.append(header)
+    left = group
+    while left:  # again only for ledgers that a merge has moved meanwhile
+        done = spread(
+            spark,
+            partial(_copy, place, to),
+            [(header, *plan.place(header.ledger_id)) for header in left],
+            sizes=[header.length for header in left],
+            what=f"pybk: copy {place} to {to.where}",
+            quiet=quiet,
+        )
+        gone: list[TransferHeader] = []
+        for header, outcome in zip(left, done, strict=True):
+            if outcome is None:
+                gone.append(header)
+            elif isinstance(outcome, str):
+                plan.failed.append((header.ledger_id, outcome))
+            else:
+                written.append(outcome)
+                copied.append(header)
+        left = gone and follow_merges(connection(place), plan, gone)
     if written:
         replace(to, quorums=safest_quorums(copied)).commit(number, written)
     return copied
@@ -193,7 +198,7 @@ def _copy(
         unit: The header, the ledger that has the entries, and the first entry there.
 
     Returns:
-        The copy; the reason if it failed; None if the ledger was deleted or moved meanwhile.
+        The copy; the reason if it failed; None if the ledger was deleted meanwhile, perhaps because it was merged.
     """
     header, stored_in, first = unit
     writer = None

@@ -22,13 +22,12 @@ from pybk.flags import StorageHint
 from pybk.ledger.digest import DigestType
 from pybk.ledger.ledger_metadata import LedgerState
 from pybk.spark.connection import Connection, StoreOrCluster, connection
-from pybk.spark.jobs.ledgers import exact_end_of, unlocks
+from pybk.spark.jobs.ledgers import exact_end_of, existing, unlocks
 from pybk.spark.sink.manifest import (
     SINK_KEY,
     Sink,
     WrittenLedger,
     committed_rows,
-    is_merged,
     member_metadata,
     sink_ledgers,
 )
@@ -39,6 +38,7 @@ if TYPE_CHECKING:
     from pybk.ledger.ledger_metadata import LedgerMetadata
     from pybk.manager.append_future import AppendFuture
     from pybk.manager.ledger_writer import LedgerWriter
+    from pybk.spark.sink.sink_record import ManifestRow
 
 COPY_OF: Final = "pybk.copy-of"
 """The custom metadata of a copy: the id of the source cluster or store, a slash, and the id of the original ledger."""
@@ -296,6 +296,10 @@ class TransferPlan:
         """The headers of the ledgers to transfer."""
         return [header for _, header in self.ledgers]
 
+    def place(self, ledger_id: int) -> tuple[int, int]:
+        """Return the ledger that has the entries of a ledger, and the first entry there."""
+        return self.places.get(ledger_id, (ledger_id, 0))
+
 
 def plan_transfer(
     found: Connection,
@@ -357,34 +361,68 @@ class VisibleLedger(NamedTuple):
 def visible_in(found: Connection, wanted: Listing) -> list[VisibleLedger]:
     """Return the listed ledgers, except those that a sink has written and not committed, and where their entries are.
 
-    Of the ledgers of one commit, all are returned or none. In place of a merged ledger its members are.
+    Of the ledgers of one commit, all are returned or none. In place of a merged ledger its members are, also while
+    their own ledgers are kept.
 
     Args:
         found: The connection to the source.
-        wanted: Lists the ledgers; called again if some may have been committed or merged after the first listing.
+        wanted: Lists the ledgers; called again while some may have been committed or merged after the last listing.
     """
     listed = wanted()
     if found.metadata is None:
         return [VisibleLedger(each, each, 0) for each in listed]
-    named = {app: committed_rows(found, app) for app in set(map(_app, listed)) if app is not None}
-    stored = {row.stored_in for rows in named.values() for row in rows}
-    if stored - {each.ledger_id for each in listed}:
-        listed = wanted()
-    own = {each.ledger_id: each for each in listed if not is_merged(each)}
-    counting = {app: {row.ledger_id for row in rows} for app, rows in named.items()}
-    shown = [
-        VisibleLedger(each, each, 0)
-        for each in own.values()
-        if (app := _app(each)) is None or each.ledger_id in counting.get(app, ())
-    ]
-    holders = {each.ledger_id: each for each in listed if is_merged(each)}
-    shown += [
-        VisibleLedger(member_metadata(holders[row.holder], row), holders[row.holder], row.first)
-        for rows in named.values()
-        for row in rows
-        if row.holder in holders and row.ledger_id not in own
-    ]
+    apps = {app for app in map(_app, listed) if app is not None}
+    rows = _rows(found, apps)
+    there = {each.ledger_id: each for each in listed}
+    sought: set[int] = set()
+    # Before each further listing, a ledger that was sought may have been deleted because it was merged, again perhaps.
+    while missing := {row.stored_in for row in rows.values()} - there.keys() - sought:
+        sought |= missing
+        there = {each.ledger_id: each for each in wanted()}
+        now = _rows(found, apps)
+        rows = {name: now[name] for name in rows if name in now}
+    shown = [VisibleLedger(each, each, 0) for each in there.values() if _app(each) is None]
+    for (app, ledger_id), row in rows.items():
+        holder, own = there.get(row.holder), there.get(ledger_id)
+        if holder is not None:  # the own ledger is deleted soon
+            shown.append(VisibleLedger(member_metadata(holder, row), holder, row.first))
+        elif own is not None and _app(own) == app:
+            shown.append(VisibleLedger(own, own, 0))
     return sorted(shown, key=lambda each: each.metadata.ledger_id)
+
+
+def follow_merges(found: Connection, plan: TransferPlan, gone: Sequence[TransferHeader]) -> list[TransferHeader]:
+    """Note in a plan where merges have put ledgers that were not found at their place, and return these.
+
+    Of the others, those that were deleted are left out, and those that exist are noted as failed.
+
+    Args:
+        found: The connection to the source.
+        plan: The plan; changed.
+        gone: The headers of the ledgers.
+
+    Raises:
+        PybkError: As the metadata store, and the manifests of the sinks that wrote the ledgers.
+    """
+    apps = {metadata.ledger_id: _app(metadata) for metadata, _ in plan.ledgers}
+    rows = _rows(found, {app for header in gone if (app := apps[header.ledger_id]) is not None})
+    moved: list[TransferHeader] = []
+    for header in gone:
+        ledger_id, before = header.ledger_id, plan.place(header.ledger_id)
+        row = rows.get((apps[ledger_id], ledger_id))
+        if row is not None and (row.stored_in, row.first) != before:
+            plan.places[ledger_id] = row.stored_in, row.first
+            moved.append(header)
+        elif existing(found, before[:1]):
+            plan.failed.append((ledger_id, "it exists, but it or its new copy was not found: copy again"))
+    return moved
+
+
+def _rows(found: Connection, apps: Iterable[str]) -> dict[tuple[str | None, int], ManifestRow]:
+    """Return the committed ledgers of sinks as their records name them now, by app id and ledger."""
+    if found.metadata is None:  # a store, to which no sink writes
+        return {}
+    return {(app, row.ledger_id): row for app in apps for row in committed_rows(found, app)}
 
 
 def _app(metadata: LedgerMetadata) -> str | None:
