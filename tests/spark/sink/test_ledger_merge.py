@@ -365,19 +365,19 @@ def test_an_answer_that_is_lost(place: Connection, monkeypatch: pytest.MonkeyPat
 
 def test_names_that_are_dropped_while_an_answer_is_lost(place: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
     """A retention has deleted a member before the merge, and drops its name after it."""
-    sink = filled(place, "lost", 4)
+    sink = filled(place, "unanswered", 4)
     first = sink.committed()[0]
     swap = Sink.swap
 
     def lost(self: Sink, *arguments: Any) -> bool:
         monkeypatch.setattr(Sink, "swap", swap)
         assert swap(self, *arguments)
-        sink_of(place, "lost").drop_names({first})
+        sink_of(place, "unanswered").drop_names({first})
         return False
 
     monkeypatch.setattr(Sink, "swap", lost)
     assert merge(place, sink).ledgers == 1
-    assert entries(place, sink) == expected("lost", 4)[3:]
+    assert entries(place, sink) == expected("unanswered", 4)[3:]
 
 
 def test_only_so_many_merges_are_kept_for_readers(place: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
