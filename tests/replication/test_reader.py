@@ -506,7 +506,6 @@ def test_what_covers_one_quorum_need_not_cover_another() -> None:
     comparing = Comparison((first, 7), (second, 7))
     for number in range(3):
         comparing.name(number)
-    comparing.lose(3)
     assert comparing.effects == [LacsCompared(frozenset({1, 2}))]
     comparing = Comparison((first, 7), (second, 7))
     comparing.name(0)
