@@ -252,6 +252,21 @@ def test_calls_in_a_forked_child_raise_and_it_holds_no_lock(tmp_path: Path) -> N
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_child_closes_though_a_thread_of_its_parent_was_in_the_store(store: LmdbMetadataStore) -> None:
+    with store._lock:
+        pid = os.fork()
+        if pid == 0:
+            status = 1
+            try:
+                signal.alarm(10)  # it has nothing to wait for
+                store.close()
+                status = 0
+            finally:
+                os._exit(status)
+    assert os.waitpid(pid, 0)[1] == 0, "it waited for a lock that nobody lets go of"
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_forked_child_that_lives_on_keeps_no_lease_alive(store: LmdbMetadataStore, tmp_path: Path) -> None:
     file = HostFile(str(tmp_path / "metadata" / "sessions"))
     assert file.try_lock(40)

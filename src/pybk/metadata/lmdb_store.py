@@ -391,8 +391,10 @@ class LmdbMetadataStore:
 
     def close(self) -> None:
         """See ``MetadataStore.close``; in a forked child it does nothing."""
+        if self.host_file.forked:
+            return  # without the lock, which a thread of the parent may have held at the fork
         with self._lock:
-            if self.closed or self.host_file.forked:
+            if self.closed:
                 return
             self.closed = True
             session, keeper = self.session_id, self._keeper
