@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -25,6 +26,7 @@ from pybk.manager.ledger_reader import LedgerReader
 from pybk.manager.ledger_writer import LedgerWriter, keeping_log
 from pybk.manager.local_backend import StoreBackend
 from pybk.metadata.cluster import ClusterMetadata
+from pybk.metadata.lmdb_store import LmdbMetadataStore
 from pybk.replication.inflight import Inflight
 from pybk.replication.writer import WriterMachine
 from pybk.storage.readonly import ReadOnlyStore
@@ -249,3 +251,8 @@ def resting(
 def metadata_store_of(manager: LedgerManager) -> Any:
     """Return the metadata store of a client."""
     return cluster_backend_of(manager).membership.metadata._store
+
+
+def lock_of(store: LmdbMetadataStore) -> threading.Lock:
+    """Return the lock that the threads of a process take for a moment to use a metadata store."""
+    return store._lock

@@ -30,6 +30,7 @@ from pybk.metadata.host_file import SESSION_SLOTS, HostFile, is_stopped
 from pybk.metadata.lmdb_store import LmdbMetadataStore
 from pybk.storage.io import lmdb_environment
 from pybk.storage.io.lmdb_environment import LmdbEnvironment, ReadTransaction
+from tests.internals import lock_of
 from tests.metadata.harness import wait_for
 from tests.paths import ROOT
 from tests.storage.real_store import python_path
@@ -253,7 +254,7 @@ def test_calls_in_a_forked_child_raise_and_it_holds_no_lock(tmp_path: Path) -> N
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_forked_child_closes_though_a_thread_of_its_parent_was_in_the_store(store: LmdbMetadataStore) -> None:
-    with store._lock:
+    with lock_of(store):
         pid = os.fork()
         if pid == 0:
             status = 1

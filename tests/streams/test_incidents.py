@@ -231,7 +231,7 @@ def test_pravega_6030_a_ledger_that_is_gone_and_not_needed_stops_no_recovery(
     """A writer died after it deleted an empty ledger, and before it said so; nobody could open the log."""
     with log.writer() as writer:
         writer.append(b"kept")
-    log.writer()  # leaves a segment without records
+    died = log.writer()  # leaves a segment without records, which it would end if it was dropped
     backend = backend_of(manager)
     empty = log.segments()[-1].ledger_id
 
@@ -245,6 +245,8 @@ def test_pravega_6030_a_ledger_that_is_gone_and_not_needed_stops_no_recovery(
     with log.writer(steal=True) as writer:
         writer.append(b"after")
     assert texts(iter(log.reader())) == [b"kept", b"after"]
+    with suppress(LogFencedError):
+        died.close()
 
 
 def test_pravega_2234_recoveries_that_fail_leave_no_heap_of_empty_ledgers(manager: LedgerManager, log: Log) -> None:
