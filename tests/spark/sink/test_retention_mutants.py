@@ -18,6 +18,7 @@ from pybk.spark.sink import upkeep as sink_upkeep
 from tests.cluster.inside import Inside, inside
 from tests.mutation.patterns import changed
 from tests.spark import test_consumers as consumers
+from tests.spark.sink import merging
 from tests.spark.sink import test_ledger_merge as merges
 from tests.spark.sink import test_sink_retention as rules
 from tests.spark.sink import test_upkeep as upkeep
@@ -458,7 +459,7 @@ MUTANTS: Final = [
     ),
 ]
 
-PLACES: Final = (sink_upkeep, job, rules, upkeep, merges, consumers)
+PLACES: Final = (sink_upkeep, job, rules, upkeep, merges, merging, consumers)
 """The modules, besides their own, into which functions are imported."""
 
 
