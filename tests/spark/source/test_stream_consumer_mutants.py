@@ -66,3 +66,9 @@ def test_a_broken_rule_is_noticed(
     mutate(monkeypatch, mutant)
     with pytest.raises((Exception, pytest.fail.Exception)):  # whatever the test says
         run(getattr(streams, mutant.check), request)
+
+
+@pytest.mark.sampled(one_in=4)
+@pytest.mark.parametrize("name", sorted({mutant.check for mutant in MUTANTS}))
+def test_the_checks_pass_where_no_rule_is_broken(name: str, request: pytest.FixtureRequest) -> None:
+    run(getattr(streams, name), request)
