@@ -367,10 +367,17 @@ def test_the_outcome_of_a_batch_that_was_appended_in_part_is_unknown(tmp_path: P
 def test_the_outcome_of_entries_staged_after_a_sent_part_of_their_batch_is_unknown(tmp_path: Path) -> None:
     with inside(tmp_path / "cluster", count=1) as cluster:
         writer = cluster.connect().create_ledger(password=PASSWORD, ensemble_size=1)
-        appender = writing_of(writer).appender
-        commit = appender.stage_entry(descriptor_of(writer), 0, b"prefix", b"x", 0, 6, wanted=True)
+        writing, ledger = writing_of(writer), descriptor_of(writer)
+
+        def stage_and_fail() -> Completion | None:
+            commit = writing.appender.stage_entry(ledger, 0, b"prefix", b"x", 0, 6, wanted=True)
+            writing.appender.fail(ClosedError("closed"), ClosedError("cut off", outcome_unknown=True))
+            return commit
+
+        # As the leader: another one would send the entry between the two calls, and could have it acknowledged.
+        commit = writing.driver.group.lead(stage_and_fail)
+        appender = writing.appender
         assert commit is not None
-        appender.fail(ClosedError("closed"), ClosedError("cut off", outcome_unknown=True))
         assert commit.error is not None
         assert commit.error.outcome_unknown
         assert appender.error is not None

@@ -312,7 +312,7 @@ class AppendQueue:
         return finished
 
     def fail(self, error: PybkError, under_way: PybkError | None = None) -> int:
-        """Take no more entries, and fail those that are sent or staged; called by the leader, or when closing.
+        """Take no more entries, and fail those that are sent or staged; called by the leader.
 
         May be repeated, because a batch stays in the queue until it is completed.
 
