@@ -130,12 +130,13 @@ def mutated(name: Name, source: bytes) -> ast.Module:
 def exists(name: Name) -> bool:
     """Return whether the library still has the place that a mutant changes."""
     wanted = (name.function, name.operator, name.number)
-    return any((each.function, each.operator, each.number) == wanted for each in mutations(tree_of(name.module)))
+    places = mutations(tree_of(name.module)) if path_of(name.module).exists() else []
+    return any((each.function, each.operator, each.number) == wanted for each in places)
 
 
 def fingerprint(name: Name) -> str:
     """Return a checksum of the function that a mutant is of, to find out whether a result is still about it."""
-    functions = dict(_functions(tree_of(name.module), ""))
+    functions = dict(_functions(tree_of(name.module), "")) if path_of(name.module).exists() else {}
     return f"{zlib.crc32(ast.dump(functions[name.function]).encode()):08x}" if name.function in functions else ""
 
 

@@ -184,8 +184,12 @@ def draw(seed: int, count: int) -> list[Drawn]:
 
 
 def another(seed: int, gone: Name, drawn: list[Name]) -> Name:
-    """Draw a mutant in place of one that is gone: of a larger draw, the first new one of the same modules."""
-    modules = group_of(gone.module).modules
+    """Draw a mutant in place of one that is gone: of a larger draw, the first new one of the same modules.
+
+    If the module has gone, too, any module will do.
+    """
+    groups = [group for group in GROUPS if gone.module in group.modules] or GROUPS
+    modules = {module for group in groups for module in group.modules}
     count = len(drawn)
     while True:
         count *= 2

@@ -110,6 +110,16 @@ def test_a_mutant_that_is_gone_gives_way_to_another_of_the_same_modules(tmp_path
     assert drawn_names(file, 1, 2) == [kept, instead]
 
 
+def test_a_mutant_of_a_module_that_is_gone_gives_way_to_another(tmp_path: Path) -> None:
+    file = tmp_path / "results"
+    gone = "replication.gone:f/compare.0"
+    file.write_text(json.dumps({"seed": 1, "drawn": [NAME, gone]}) + "\n")
+    assert fingerprint(parse(gone)) == ""
+    kept, instead = drawn_names(file, 1, 2)
+    assert str(kept) == NAME
+    assert exists(instead)
+
+
 def test_equivalent_mutants_are_recognised_by_the_checksum_of_their_function() -> None:
     """If the function has changed, the argument counts no more."""
     text = Path(__file__).with_name("equivalent.md").read_text()
