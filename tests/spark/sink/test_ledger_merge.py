@@ -17,7 +17,7 @@ from pybk.errors import CorruptError, IllegalOperationError, MetadataUnreachable
 from pybk.feature_level import FeatureLevel
 from pybk.ledger.ledger_metadata import LedgerMetadata
 from pybk.manager.ledger_manager import LedgerManager
-from pybk.metadata.ledgers import StoredLedger
+from pybk.metadata.ledgers import LEDGERS_KEY, StoredLedger, ledger_path
 from pybk.spark.connection import Connection, StoreOrCluster, close_connections, connection
 from pybk.spark.consumers import QueryConsumer, Selection
 from pybk.spark.finished_ledgers import FinishedLedgers
@@ -30,6 +30,7 @@ from pybk.spark.sink.sink_retention import SinkRetention, with_ages
 from pybk.spark.sink.upkeep import retain_ledgers
 from pybk.streams.list_writer import RollPolicy
 from tests.cluster.inside import SECRET, Inside, inside
+from tests.internals import metadata_store_of
 from tests.private_files import write_private
 from tests.spark.sink.merging import merge
 from tests.spark.sink.test_manifest import commit, left, look, metadata_of, sink_of, write
@@ -96,7 +97,7 @@ def test_small_ledgers_become_one_and_keep_their_numbers(place: Connection) -> N
     sink = filled(place, "plain", 20)
     before = sink.rows()
     made = merge(place, sink)
-    assert made == (1, 20, 60, sum(row.payload_bytes for row in before), 1)
+    assert made == (1, 20, 60, sum(row.payload_bytes for row in before), 1, ())
     assert [row[:4] for row in sink.rows()] == [row[:4] for row in before]
     [holder] = holders(sink)
     assert [row.first for row in sink.rows()] == [3 * number for number in range(20)]
@@ -154,9 +155,9 @@ def test_merged_ledgers_are_merged_again(place: Connection) -> None:
     [holder] = holders(sink)
     assert sink.record().replaced == (Replaced(holder, sink.record().replaced[0].until_ns, tuple(sorted(firsts))),)
     check(place, sink, 6)
-    assert sink.release_replaced(time.time_ns()) == [], "their time is not over"
+    assert sink.release_replaced(time.time_ns()) == ([], {}), "their time is not over"
     own = {row.ledger_id for row in sink.rows()}
-    assert {*sink.release_replaced(time.time_ns() + 3601 * 10**9)} == own | firsts
+    assert {*sink.release_replaced(time.time_ns() + 3601 * 10**9).deleted} == own | firsts
     assert (left(place, "again"), sink.record().replaced) == ({holder}, ())
     check(place, sink, 6)
 
@@ -201,7 +202,7 @@ def test_a_merge_keeps_quorums_and_password(place: Connection) -> None:
     assert contents(place.manager, holder, b"word") == [b"a", b"b"] * 3
     assert not place.manager.check_password(holder, b"another")
     assert place.manager.ledger_metadata(holder).ensemble_size == 1
-    assert {*sink.release_replaced(time.time_ns() + 3601 * 10**9)} == {row.ledger_id for row in sink.rows()}
+    assert {*sink.release_replaced(time.time_ns() + 3601 * 10**9).deleted} == {row.ledger_id for row in sink.rows()}
     assert given.password == b"word"
 
 
@@ -211,7 +212,7 @@ def test_sinks_that_are_not_merged(place: Connection, cluster: Inside) -> None:
     sink = sink_of(place, app)
     assert commit(sink, 0, *written, query="", run="")
     assert merge(place, sink).ledgers == 0
-    assert merge(place, sink_of(place, "nothing was committed")) == (0, 0, 0, 0, 0)
+    assert merge(place, sink_of(place, "nothing was committed")) == (0, 0, 0, 0, 0, ())
 
 
 def test_a_lower_feature_level_merges_nothing(tmp_path: Path) -> None:
@@ -413,6 +414,136 @@ def test_a_copy_that_is_incomplete_is_not_named(place: Connection) -> None:
     assert len(left(place, "short")) == 3
 
 
+# ---- many names, and commits all the time ----------------------------------------------------------------------------
+
+
+class Busy:
+    """Makes a commit each time a merge or a retention of a sink writes a manifest.
+
+    Args:
+        monkeypatch: The patches of a test.
+        sink: The sink.
+        next_commit: Commits something more.
+
+    Attributes:
+        written: The number of manifests that were written by others than commits.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, next_commit: Callable[[], object]) -> None:
+        self.written = 0
+        self._commits = next_commit
+        self._is_committing = False
+        self._create = LedgerManager.create_system_ledger
+        monkeypatch.setattr(LedgerManager, "create_system_ledger", lambda *given, **more: self._created(*given, **more))
+
+    def _created(self, *given: Any, **more: Any) -> Any:
+        if not self._is_committing and self.written < 30:  # that would never end
+            self.written += 1
+            self._is_committing = True
+            self._commits()
+            self._is_committing = False
+        return self._create(*given, **more)
+
+
+def test_a_merge_ends_although_a_commit_comes_whenever_it_writes(
+    place: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink = filled(place, "busy", 20)
+    busy = Busy(monkeypatch, lambda: filled(place, "busy", 1, at=len(sink.rows())))
+    assert merge(place, sink).replaced == 20
+    assert busy.written == 1, "what it has written serves after the commit"
+    check(place, sink, 21)
+
+
+def test_a_retention_ends_although_a_commit_comes_whenever_it_writes(
+    place: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink = filled(place, "busy names", 20)
+    first, *_ = sink.committed()
+    busy = Busy(monkeypatch, lambda: filled(place, "busy names", 1, at=len(sink.rows())))
+    deleted(sink, first)
+    assert busy.written == 1
+    monkeypatch.undo()
+    assert entries(place, sink) == expected("busy names", 21)[3:]
+    assert left(place, "busy names", manifests=True) == {each for each, _ in sink.record().chain}
+
+
+def test_after_a_fold_its_names_alone_are_written_again(place: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sink_record, "MANIFEST_ROWS", 8)
+    sink = filled(place, "folded", 23)
+    assert [tier for _, tier in sink.record().chain] == [1, 1, *[0] * 7]
+    busy = Busy(monkeypatch, lambda: filled(place, "folded", 1, at=len(sink.rows())))
+    assert merge(place, sink).replaced == 23
+    assert busy.written == 4, "one for each of the first two, which serve, and one for the others before and after"
+    check(place, sink, 27)
+
+
+def test_manifests_that_a_merge_writes_have_so_many_rows_at_most(
+    place: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sink_record, "MANIFEST_ROWS", 3)
+    sink = filled(place, "pieces", 10)
+    assert [tier for _, tier in sink.record().chain] == [1, 0, 0]
+    merge(place, sink)
+    assert [tier for _, tier in sink.record().chain] == [sink_record.WHOLE] * 3 + [0], (
+        "commits do not fold the large one"
+    )
+    check(place, sink, 10)
+    for number in range(10, 20):
+        commit(sink, number, one(place, "pieces", number), query="", run="")
+    assert [tier for _, tier in sink.record().chain] == [sink_record.WHOLE] * 3 + [1, 0, 0, 0]
+    merge(place, sink)
+    check(place, sink, 20)
+    rows = sink.rows()
+    deleted(sink, rows[0].stored_in)
+    sink.drop_names({row.ledger_id for row in rows if row.stored_in == rows[0].stored_in})
+    assert entries(place, sink) == expected("pieces", 20)[sum(row.entries for row in rows if row not in sink.rows()) :]
+
+
+def test_what_a_collection_may_have_deleted_is_written_again(
+    place: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It comes between a manifest of a retention and the compare-and-set that would name it."""
+    monkeypatch.setattr(sink_record, "FOLD", 2)
+    sink = filled(place, "collected", 4)
+    first = sink.committed()[0]
+    meanwhile(monkeypatch, lambda: sink_of(place, "collected").collect(ledgers_of(place, "collected"), time.time_ns()))
+    deleted(sink, first)
+    manifest.MANIFESTS_READ.clear()
+    assert entries(place, sink) == expected("collected", 4)[3:]
+    assert left(place, "collected", manifests=True) == {each for each, _ in sink.record().chain}
+
+
+def test_what_was_written_does_not_name_a_merge_that_became_too_old(
+    place: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sink_record, "FOLD", 2)
+    sink = filled(place, "too old", 4)
+    rows = sink.rows()
+    old, young = (copied(place.manager, Credentials(), MergePlan(tuple(part))) for part in (rows[:2], rows[2:]))
+    assert old is not None
+    assert young is not None
+    meanwhile(monkeypatch, lambda: sink_of(place, "too old").collect([], old.created_ns))
+    assert sink.merge([old, young], 0.0) == [young]
+    assert holders(sink) == {young.holder}
+    check(place, sink, 4)
+
+
+def test_rounds_are_of_so_many_members_at_most(place: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ledger_merge, "ROUND_MEMBERS", 5)
+    sink, rounds = filled(place, "rounds", 12), list[int]()
+    named = Sink.merge
+
+    def noted(self: Sink, merges: Sequence[LedgerMerge], keep_s: float) -> list[LedgerMerge]:
+        rounds.append(sum(len(each.members) for each in merges))
+        return named(self, merges, keep_s)
+
+    monkeypatch.setattr(Sink, "merge", noted)
+    assert merge(place, sink, policy=RollPolicy(records=6)).ledgers == 6
+    assert rounds == [4, 4, 4]
+    check(place, sink, 12)
+
+
 # ---- deletions -------------------------------------------------------------------------------------------------------
 
 
@@ -429,7 +560,7 @@ def test_an_orphan_is_collected_and_never_named(place: Connection) -> None:
     assert sink.collect(list(ledgers_of(place, "orphan")), everything) == []
     assert len(left(place, "orphan")) == 4
     check(place, sink, 3)
-    assert sink.release_replaced(everything) == []
+    assert sink.release_replaced(everything).deleted == []
     assert holder in left(place, "orphan")
 
 
@@ -442,7 +573,7 @@ def test_old_ledgers_stay_while_the_merged_one_is_missing(place: Connection) -> 
     merge(place, sink, keep_s=0.0)
     [holder] = holders(sink)
     place.manager.delete_ledger(holder)
-    assert sink.release_replaced(time.time_ns()) == []
+    assert sink.release_replaced(time.time_ns()) == ([], {})
     assert left(place, "lost") == {row.ledger_id for row in sink.rows()}
 
 
@@ -459,10 +590,31 @@ def test_old_ledgers_that_cannot_be_deleted_are_tried_again(place: Connection, m
 
     with monkeypatch.context() as patch:
         patch.setattr(LedgerManager, "delete_ledger", refused)
-        assert len(sink.release_replaced(time.time_ns())) == 2
+        released = sink.release_replaced(time.time_ns())
+        assert (len(released.deleted), released.stay) == (2, {stuck: "for a moment"})
+        assert merge(place, sink).stay == ((stuck, "for a moment"),), "whoever merges sees it"
     assert len(sink.record().replaced) == 1
-    assert sink.release_replaced(time.time_ns()) == [stuck]
+    assert sink.release_replaced(time.time_ns()) == ([stuck], {})
     assert sink.record().replaced == ()
+
+
+def test_old_ledgers_whose_metadata_cannot_be_read_are_kept_and_tried_again(place: Connection) -> None:
+    sink = filled(place, "unreadable", 3)
+    merge(place, sink, keep_s=0.0)
+    [holder] = holders(sink)
+    ids = sink.committed()
+    for damaged in (ids[1], holder):
+        key = f"{LEDGERS_KEY}/{ledger_path(damaged)}"
+        store = metadata_store_of(place.manager)
+        found = store.get(key)
+        version = store.put(key, b"damage", found.version)
+        assert [*sink.release_replaced(time.time_ns()).stay] == [damaged]
+        assert len(sink.record().replaced) == 1, "not forgotten"
+        store.put(key, found.value, version)
+    assert left(place, "unreadable") == {ids[1], holder}
+    assert sink.release_replaced(time.time_ns()) == ([ids[1]], {})
+    assert sink.record().replaced == ()
+    check(place, sink, 3)
 
 
 def expire(place: Connection, sink: Sink, **limits: Any) -> list[int]:

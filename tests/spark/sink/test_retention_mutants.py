@@ -14,6 +14,7 @@ pytest.importorskip("pyspark", reason="no pyspark; install the extra spark-test 
 
 from pybk.spark.connection import close_connections
 from pybk.spark.jobs import retain as job
+from pybk.spark.sink import manifest as sink_manifest
 from pybk.spark.sink import upkeep as sink_upkeep
 from tests.cluster.inside import Inside, inside
 from tests.mutation.patterns import changed
@@ -296,7 +297,7 @@ MUTANTS: Final = [
     Mutant(
         "RT6: what is kept for readers of a merged ledger goes with it",
         SINK + "drop_names",
-        "self._delete(self._left_over(record, named, kept), self._given)",
+        "self._delete(self._left_over(record, dropped, holders), self._given)",
         "pass",
         "merged",
     ),
@@ -366,22 +367,22 @@ MUTANTS: Final = [
     Mutant(
         "the name of a ledger that is only missing stays",
         UPKEEP + "_HeldLedgers.drop_names",
-        "ledger_id in self._gone or sink.is_deleted(ledger_id)",
+        "ledger_id in self._gone or is_deleted(self._metadata, ledger_id)",
         "True",
         "missing",
     ),
     Mutant(
         "the name of a ledger that a merge has moved stays",
         SINK + "drop_names",
-        "row.stored_in not in gone",
-        "row.ledger_id not in gone",
+        "row.stored_in in gone",
+        "row.ledger_id in gone",
         "released",
     ),
     Mutant(
         "a commit meanwhile is not lost",
         SINK + "drop_names",
-        "if is_done: ...",
-        "self._delete(chain, NO_CREDENTIALS)\nreturn",
+        "if now is not None: ...",
+        "record = replace(record, chain=())\nbreak",
         "raced",
     ),
     Mutant(
@@ -396,22 +397,22 @@ MUTANTS: Final = [
     Mutant(
         "names of ledgers that are left stay",
         SINK + "drop_names",
-        "row.ledger_id not in deleted and row.stored_in not in gone",
-        "False",
+        "row.ledger_id in deleted or row.stored_in in gone",
+        "True",
         "by age",
     ),
     Mutant(
         "a manifest that is named is not deleted",
         SINK + "drop_names",
-        "replaced if manifest in chain else (manifest,)",
-        "(manifest,)",
+        "change.unnamed(record.chain)",
+        "change.unnamed(())",
         "refused",
     ),
     Mutant(
         "manifests that are not named any more are deleted",
         SINK + "drop_names",
-        "if is_done: ...",
-        "if is_done:\n    return",
+        "self._delete(change.unnamed(record.chain), NO_CREDENTIALS)",
+        "pass",
         "by age",
     ),
     Mutant(
@@ -459,7 +460,7 @@ MUTANTS: Final = [
     ),
 ]
 
-PLACES: Final = (sink_upkeep, job, rules, upkeep, merges, merging, consumers)
+PLACES: Final = (sink_manifest, sink_upkeep, job, rules, upkeep, merges, merging, consumers)
 """The modules, besides their own, into which functions are imported."""
 
 

@@ -78,7 +78,8 @@ class CompactedSink:
         entries: The number of their entries.
         bytes: Payload bytes of these ledgers.
         left: The number of ledgers that have the entries of the sink afterwards; None if it was left out.
-        failed: The reasons why the sink was left out, or some of its ledgers were.
+        failed: The reasons why the sink was left out, or some of its ledgers were; and why ledgers that earlier calls
+            have replaced could not be deleted.
     """
 
     sink: str
@@ -311,6 +312,12 @@ def _compacted_sink(
         made = ledger_merge.merge_ledgers(sink, found.manager, policy, keep_s, copies, kind)
     except PybkError as error:
         return CompactedSink(app_id, failed=(*failed, str(error)))
+    if made.stay:
+        ledger_id, reason = made.stay[0]
+        failed.append(
+            f"{len(made.stay)} ledgers that earlier merges have replaced were not deleted, and the next call tries "
+            f"again; the first is {ledger_id}: {reason}"
+        )
     return CompactedSink(app_id, made.ledgers, made.replaced, made.entries, made.nbytes, made.left, tuple(failed))
 
 

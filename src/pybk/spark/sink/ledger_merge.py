@@ -50,6 +50,9 @@ MEMBERS_MAX: Final = 1 << 14
 ROUND_BYTES: Final = 4 << 30
 """The payload bytes of the copies that are named together, unless a single one has more."""
 
+ROUND_MEMBERS: Final = 100_000
+"""Likewise the number of their members, so that many small ledgers are not copied for hours before any is named."""
+
 _BATCH_BYTES: Final = 4 << 20
 
 
@@ -62,6 +65,7 @@ class MergedLedgers(NamedTuple):
         entries: The number of their entries.
         nbytes: Payload bytes of these ledgers.
         left: The number of ledgers that have the entries of the sink afterwards.
+        stay: Ledgers that earlier merges have replaced and that could not be deleted, each with the reason.
     """
 
     ledgers: int
@@ -69,6 +73,7 @@ class MergedLedgers(NamedTuple):
     entries: int
     nbytes: int
     left: int
+    stay: tuple[tuple[int, str], ...] = ()
 
 
 class MergePlan(NamedTuple):
@@ -118,7 +123,7 @@ def merge_ledgers(
         )
     made: list[LedgerMerge] = []
     with _locked(sink, manager):
-        sink.release_replaced(time.time_ns())
+        stay = sink.release_replaced(time.time_ns()).stay
         if not is_one_off(sink.app_id):  # its record, which has no manifest, names few
             # The record names the merges whose old ledgers are kept, and needs space for commits.
             space = max(0, KEPT_MERGES_MAX - len(sink.record().replaced))
@@ -131,6 +136,7 @@ def merge_ledgers(
         sum(row.entries for each in made for row in each.members),
         sum(row.payload_bytes for each in made for row in each.members),
         len({row.stored_in for row in sink.rows()}),
+        tuple(stay.items()),
     )
 
 
@@ -232,11 +238,14 @@ def _reach(parts: Sequence[_Part], low: int, policy: RollPolicy) -> int:
 def _rounds(plans: Sequence[MergePlan]) -> Iterator[list[MergePlan]]:
     """Yield plans in groups that are copied and named together."""
     group: list[MergePlan] = []
+    nbytes = members = 0
     for plan in plans:
-        if group and sum(each.nbytes for each in group) + plan.nbytes > ROUND_BYTES:
+        if group and (nbytes + plan.nbytes > ROUND_BYTES or members + len(plan.members) > ROUND_MEMBERS):
             yield group
-            group = []
+            group, nbytes, members = [], 0, 0
         group.append(plan)
+        nbytes += plan.nbytes
+        members += len(plan.members)
     if group:
         yield group
 

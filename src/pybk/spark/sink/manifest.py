@@ -32,10 +32,13 @@ finds its own commit deletes nothing.
 
 Chains of manifests stay short: seven manifests of a tier and the new one are written as one of the next tier, whose
 compare-and-set also drops the seven from the record; then they are deleted (``sink_record.fold``). The new manifest
-leaves out ledgers that were deleted since, and retention, which deletes committed ledgers, has one manifest written
-that names the rest. So what a sink keeps is in proportion to the ledgers that there are. A reader that finds a named
-manifest deleted reads the record again. If the record has changed, the manifest was folded; if not, the sink is
-damaged.
+leaves out ledgers that were deleted since, and retention, which deletes committed ledgers, has manifests written
+without them in place of those that name them. So what a sink keeps is in proportion to the ledgers that there are. A
+reader that finds a named manifest deleted reads the record again. If the record has changed, the manifest was folded;
+if not, the sink is damaged.
+
+A merge and a retention keep what they have written while commits change the record under them (``row_change``), but not
+what a collection may have deleted meanwhile: a manifest that is not newer than the floor.
 
 A *merge* has one ledger in place of many small ones. It copies the entries of committed ledgers, its *members*, into a
 new ledger, the *holder*, whose custom metadata have ``MERGED_KEY``. Then one compare-and-set of the record names a
@@ -94,11 +97,13 @@ from pybk.flags import LedgerType
 from pybk.metadata.ledgers import LEDGERS_PAGE
 from pybk.spark.connection import Connection
 from pybk.spark.places import ITSELF, MERGED_KEY, Place, of_member
+from pybk.spark.sink.row_change import Moved, RowChange, changed, pieces
 from pybk.spark.sink.sink_record import (
     NAMED_MAX,
     ORPHAN_AGE_S,
     TOO_LATE,
     Attempt,
+    Chain,
     LedgerMerge,
     ManifestRow,
     ManifestRows,
@@ -119,7 +124,6 @@ if TYPE_CHECKING:
     from pybk.ledger.ledger_metadata import LedgerMetadata
     from pybk.manager.ledger_manager import LedgerManager
     from pybk.metadata.cluster import ClusterMetadata
-    from pybk.metadata.ledgers import StoredLedger
     from pybk.metadata.pointers import Pointer
 
 SINK_KEY: Final = "pybk.sink"
@@ -152,6 +156,19 @@ class WrittenLedger(NamedTuple):
     entries: int
     payload_bytes: int
     created_ns: int
+
+
+class Released(NamedTuple):
+    """The result of deleting what merges have replaced.
+
+    Attributes:
+        deleted: The ledgers that were deleted.
+        stay: Ledgers whose time is over and that are not known to be deleted, each with the reason; tried again by the
+            next call.
+    """
+
+    deleted: list[int]
+    stay: dict[int, str]
 
 
 MANIFESTS_READ: dict[tuple[bytes, str], dict[int, ManifestRows]] = {}
@@ -291,7 +308,7 @@ class Sink:
             return None, record, ()
         kept, folded, tier = fold(record.chain)
         rows = self._not_deleted([row for ledger_id in folded for row in self._rows(ledger_id)]) + rows
-        manifest = self._write_manifest(encode_rows(number, rows))
+        manifest = self._write_manifest(encode_rows(number, rows)).ledger_id
         return manifest, replace(record, chain=(*kept, (manifest, tier))), folded
 
     def _not_deleted(self, rows: ManifestRows) -> ManifestRows:
@@ -300,28 +317,17 @@ class Sink:
         return [row for row in rows if row.stored_in not in deleted]
 
     def _deleted_of(self, ledger_ids: Iterable[int]) -> set[int]:
-        """Return those of some ledgers that were deleted."""
-        return {each for each, found in self._read_each(ledger_ids) if found is None and self.is_deleted(each)}
-
-    def _read_each(self, ledger_ids: Iterable[int]) -> Iterator[tuple[int, StoredLedger | None]]:
-        """Yield ledgers, ascending, with their metadata; None if it cannot be read or was not found."""
-        ids = sorted({*ledger_ids})
+        """Return those of some ledgers that are known to be deleted; others may be missing, or cannot be read."""
+        ids, deleted = sorted({*ledger_ids}), set[int]()
         for at in range(0, len(ids), LEDGERS_PAGE):
             page = ids[at : at + LEDGERS_PAGE]
-            yield from zip(page, self.metadata.read_ledgers(page, damaged=lambda *_: None), strict=True)
+            found = self.metadata.read_ledgers(page, damaged=lambda *_: None, deleted=deleted.add)
+            unknown = [each for each, one in zip(page, found, strict=True) if one is None and each not in deleted]
+            deleted.update(each for each in unknown if is_deleted(self.metadata, each))
+        return deleted
 
-    def is_deleted(self, ledger_id: int) -> bool:
-        """Return whether a ledger is known to be deleted; False for one that is only missing."""
-        try:
-            self.metadata.read_ledger(ledger_id)
-        except LedgerDeletedError:
-            return True
-        except (NoSuchLedgerError, CorruptError, MetadataForgedError, UnsupportedFormatError):
-            return False
-        return False
-
-    def _write_manifest(self, entries: list[bytes], *, like: int | None = None) -> int:
-        """Write a manifest, with the quorums of another one if that is given."""
+    def _write_manifest(self, entries: list[bytes], *, like: int | None = None) -> LedgerMetadata:
+        """Write a manifest, with the quorums of another one if that is given; return its metadata."""
         ensemble_size, write_quorum, ack_quorum = self._quorums
         old = None if like is None else self.metadata.read_ledgers([like])[0]
         if old is not None:
@@ -336,7 +342,7 @@ class Sink:
             insecure=True,  # members of the cluster may read manifests, as they may read its metadata
         ) as writer:
             writer.append_many(entries)
-        return writer.ledger_id
+        return writer.metadata
 
     def _rows(self, manifest: int) -> ManifestRows:
         """Read a manifest."""
@@ -355,7 +361,7 @@ class Sink:
         for low in range(0, len(ledger_ids), LEDGERS_PAGE):
             unnamed = self._give_up(ledger_ids[low : low + LEDGERS_PAGE])
             self._delete(unnamed, self._given)
-            self._forget({each for each in unnamed if self.is_deleted(each)})
+            self._forget({each for each in unnamed if is_deleted(self.metadata, each)})
 
     def _give_up(self, ledger_ids: Sequence[int]) -> list[int]:
         """Name ledgers as given up, except those that are committed; return them."""
@@ -440,24 +446,34 @@ class Sink:
 
     # ---- deleting ------------------------------------------------------------------------------------------------
 
-    def _delete(self, ledger_ids: Iterable[int], given: Credentials, *, raises: bool = False) -> list[int]:
+    def _delete(
+        self,
+        ledger_ids: Iterable[int],
+        given: Credentials,
+        *,
+        raises: bool = False,
+        failed: dict[int, str] | None = None,
+    ) -> list[int]:
         """Delete ledgers, and return those deleted; one that cannot be deleted stays, with a warning.
 
         Args:
             ledger_ids: The ledgers.
             given: Their password or secret.
             raises: Whether MetadataUnreachableError is raised, because each of many further ones would wait as long.
+            failed: Gets the reasons for ledgers that were not deleted, also for those that are not there.
         """
         deleted = []
+        failed = {} if failed is None else failed
         for ledger_id in ledger_ids:
             try:
                 self._manager.delete_ledger(ledger_id, password=given.password, secret=given.secret)
                 deleted.append(ledger_id)
-            except NoSuchLedgerError:
-                continue
+            except NoSuchLedgerError as error:
+                failed[ledger_id] = str(error)
             except PybkError as error:
                 if raises and isinstance(error, MetadataUnreachableError):
                     raise
+                failed[ledger_id] = str(error)
                 logger.warning("sink %r: ledger %d stays: %s", self.app_id, ledger_id, error)
         return deleted
 
@@ -538,9 +554,11 @@ class Sink:
         """
         return self._delete(ledger_ids, self._given, raises=True)
 
-    def _there(self, ledger_ids: Iterable[int]) -> list[StoredLedger]:
-        """Return those of some ledgers that exist."""
-        return [found for _, found in self._read_each(ledger_ids) if found is not None]
+    def _there(self, ledger_ids: Iterable[int]) -> set[int]:
+        """Return those of some ledgers that exist, and whose metadata can be read."""
+        ids = sorted({*ledger_ids})
+        pages = (ids[at : at + LEDGERS_PAGE] for at in range(0, len(ids), LEDGERS_PAGE))
+        return {each.metadata.ledger_id for page in pages for each in self.metadata.read_sound_ledgers(page)}
 
     def drop_names(self, deleted: Collection[int], gone: Collection[int] = ()) -> None:
         """Drop the names of ledgers that were deleted, and delete what is kept for readers of merged ones among them.
@@ -553,50 +571,79 @@ class Sink:
         Raises:
             PybkError: As the metadata store and ledgers; the names may stay.
 
-        Cost: A manifest of the ledgers that are left.
+        Cost: The manifests that name such ledgers are written again, without them.
         """
-        manifest: int | None = None
-        replaced: list[int] = []
+        change = RowChange(lambda row: row.ledger_id in deleted or row.stored_in in gone)
         while True:
-            record, version, named = self._read_committed()
-            chain = [ledger_id for ledger_id, _ in record.chain]
-            if manifest is not None:
-                # The compare-and-set was refused. If it took effect nevertheless, the record names the manifest.
-                self._delete(replaced if manifest in chain else (manifest,), NO_CREDENTIALS)
-            kept = [row for row in named if row.ledger_id not in deleted and row.stored_in not in gone]
-            holders = {row.holder for row in named}
+            record, version, manifests = self._read_manifests()
+            change.look(record, manifests)
+            dropped, holders = change.found, change.other_holders
             # Commits drop the names of a merged ledger that is gone as well, but not what is kept for its readers.
-            if len(kept) == len(named) and all(each.holder in holders for each in record.replaced):
-                return
-            self._delete(self._left_over(record, named, kept), self._given)
+            if not dropped and all(each.holder in holders for each in record.replaced):
+                break
+            self._delete(self._left_over(record, dropped, holders), self._given)
             before_ns = time.time_ns() - int(ORPHAN_AGE_S * 1e9)
-            is_over = not kept and not record.given_up and self._are_old(record, before_ns)
+            is_empty = len(dropped) == sum(map(len, manifests.values()))
+            is_over = is_empty and not record.given_up and self._are_old(record, before_ns)
             if is_over and version is not None:
-                is_done, manifest = self._emptied(record, version), None
+                now = replace(record, chain=()) if self._emptied(record, version) else None
             else:
-                manifest, other = self._renamed(record, kept)
-                is_done = self.swap(other, version)
-            if is_done:
-                self._delete(chain, NO_CREDENTIALS)
-                return
-            replaced = chain
+                moved = dict.fromkeys(row.ledger_id for row in dropped)
+                now = self._rewritten(without_names(record, holders), version, manifests, change, moved)
+            if now is not None:
+                record = now
+                break
+        self._delete(change.unnamed(record.chain), NO_CREDENTIALS)
 
-    def _left_over(self, record: SinkRecord, named: ManifestRows, kept: ManifestRows) -> list[int]:
-        """Return the ledgers that are still kept for readers of merged ones of which no name is kept."""
-        holders = {row.holder for row in kept}
+    def _left_over(self, record: SinkRecord, dropped: ManifestRows, holders: Collection[int]) -> list[int]:
+        """Return the ledgers that are still kept for readers of merged ones of which no name is kept.
+
+        Args:
+            record: The record.
+            dropped: The rows whose names are dropped.
+            holders: The holders of the others.
+        """
         gone = {each.holder: each.holders for each in record.replaced if each.holder not in holders}
-        own = [row.ledger_id for row in named if row.holder in gone]
-        there = self._there([*own, *(each for replaced in gone.values() for each in replaced)])
-        return [each.metadata.ledger_id for each in there]
+        kept = {row.ledger_id for row in dropped if row.holder in gone}
+        kept.update(each for replaced in gone.values() for each in replaced)
+        return sorted(kept - self._deleted_of(kept))
 
-    def _renamed(self, record: SinkRecord, kept: ManifestRows) -> tuple[int | None, SinkRecord]:
-        """Return a record that names some of its ledgers, and the manifest that it needs."""
-        other = without_names(record, kept)
-        if not record.chain or not kept:
-            return None, replace(other, chain=(), named=tuple(kept))
-        manifest = self._write_manifest(encode_rows(record.last, kept), like=record.chain[-1][0])
-        tier = max(tier for _, tier in record.chain)
-        return manifest, replace(other, chain=((manifest, tier),), named=())
+    def _rewritten(
+        self,
+        record: SinkRecord,
+        version: int | None,
+        manifests: Mapping[int, ManifestRows],
+        change: RowChange,
+        moved: Moved,
+    ) -> SinkRecord | None:
+        """Write manifests with changed rows, and the record, which then names them.
+
+        Args:
+            record: The record as it is to be, but for its manifests.
+            version: The version that it replaces.
+            manifests: The rows of its manifests.
+            change: The change; it has what was written before the record was changed by others.
+            moved: The rows in place of those of some ledgers.
+
+        Returns:
+            The record that was written; None if it was changed meanwhile.
+        """
+        chain: Chain = ()
+        for part, changes in change.parts(record.chain, manifests, moved):
+            if changes and part not in change.written:
+                rows = changed([row for ledger_id, _ in part for row in manifests[ledger_id]], moved)
+                written = [
+                    (self._write_manifest(encode_rows(record.last, each), like=part[0][0]), each)
+                    for each in pieces(rows)
+                ]
+                change.note(part, written)
+            chain += change.written[part] if changes else part
+        record = replace(record, chain=chain, named=tuple(changed(manifests[_NAMED], moved)))
+        if not self.swap(record, version):
+            return None
+        sink = (self.metadata.cluster_id, self.app_id)
+        MANIFESTS_READ[sink] = {**MANIFESTS_READ.get(sink, {}), **change.rows}
+        return record
 
     # ---- merging -------------------------------------------------------------------------------------------------
 
@@ -617,39 +664,41 @@ class Sink:
                 of those that did not are orphans.
 
         Durability: The merges are durable on return.
+        Cost: The manifests that name members are written again; after a commit that came between, those of them that
+            it has folded.
         """
-        manifest: int | None = None
-        replaced: list[int] = []
+        members = {row.ledger_id for each in merges for row in each.members}
+        change = RowChange(lambda row: row.ledger_id in members)
+        before: list[LedgerMerge] = []
         while True:
             record, version, manifests = self._read_manifests()
-            if manifest is not None:
-                # The compare-and-set was refused. If it took effect nevertheless, the record names the manifest.
-                is_named = any(manifest == ledger_id for ledger_id, _ in record.chain)
-                self._delete(replaced if is_named else (manifest,), NO_CREDENTIALS)
-            members = {row.ledger_id for each in merges for row in each.members}
-            named = {row.ledger_id: row for rows in manifests.values() for row in rows if row.ledger_id in members}
+            change.look(record, manifests)
+            found = change.found
+            named = {row.ledger_id: row for row in found}
             # Only this call names their ledgers; names may have been dropped since.
-            holders = {row.holder for rows in manifests.values() for row in rows}
+            holders = {row.holder for row in found}
             done = [each for each in merges if each.holder in holders]
             new = [each for each in merges if each.created_ns > record.floor_ns and _are_as_copied(each, named)]
             if new:
-                until_ns = time.time_ns() + int(keep_s * 1e9)
-                other, rows, span = with_merges(record, manifests, new, until_ns)
-                replaced = [ledger_id for ledger_id, _ in record.chain[span]]
-                tier = max(tier for _, tier in record.chain[span])
-                manifest = self._write_manifest(encode_rows(record.last, rows), like=replaced[0])
-                chain = (*record.chain[: span.start], (manifest, tier), *record.chain[span.stop :])
-                if not self.swap(replace(other, chain=chain), version):
+                if new != before:
+                    change.written.clear()
+                before = new
+                other = with_merges(record, new, time.time_ns() + int(keep_s * 1e9))
+                moved = {row.ledger_id: row for each in new for row in each.rows()}
+                now = self._rewritten(other, version, manifests, change, moved)
+                if now is None:
                     continue
-                self._delete(replaced, NO_CREDENTIALS)
+                record = now
+            self._delete(change.unnamed(record.chain), NO_CREDENTIALS)
             effective = [*done, *new]
             self._delete((each.holder for each in merges if each not in effective), self._given)
             return effective
 
-    def release_replaced(self, now_ns: int) -> list[int]:
-        """Delete the own ledgers of members of merged ones whose time is over; return those deleted.
+    def release_replaced(self, now_ns: int) -> Released:
+        """Delete the own ledgers of members of merged ones whose time is over.
 
-        They stay if the merged ledger does not exist, and one that cannot be deleted stays, with a warning.
+        They stay if the merged ledger does not exist. The record keeps a merge until all of them are known to be
+        deleted, so a later call tries those again that could not be deleted.
 
         Args:
             now_ns: The present time, nanoseconds since 1970.
@@ -666,16 +715,22 @@ class Sink:
                 members[row.holder].append(row.ledger_id)
         deleted: list[int] = []
         released: list[int] = []
-        for holder in self._there(due):
-            holder_id = holder.metadata.ledger_id
-            unnamed = {*members[holder_id], *due[holder_id].holders} - stored
-            left = {each.metadata.ledger_id for each in self._there(unnamed)}
-            gone = self._delete(sorted(left), self._given)
-            deleted += gone
-            if left <= {*gone}:
-                released.append(holder_id)
+        there = self._there(due)
+        unknown = due.keys() - there
+        stay = dict.fromkeys(
+            sorted(unknown - self._deleted_of(unknown)), "its metadata cannot be read, so what it replaced is kept"
+        )
+        for holder in sorted(there):
+            unnamed = {*members[holder], *due[holder].holders} - stored
+            failed: dict[int, str] = {}
+            deleted += self._delete(sorted(unnamed - self._deleted_of(unnamed)), self._given, failed=failed)
+            for each in self._deleted_of(failed):
+                del failed[each]
+            stay |= failed
+            if not failed:
+                released.append(holder)
         self._forget_replaced(released)
-        return deleted
+        return Released(deleted, stay)
 
     def _forget_replaced(self, released: Collection[int]) -> None:
         """Remove merges whose members' own ledgers are gone from those that the record keeps."""
@@ -715,6 +770,17 @@ class Sink:
 
 def _are_as_copied(merge: LedgerMerge, named: Mapping[int, ManifestRow]) -> bool:
     return all(named.get(row.ledger_id) == row for row in merge.members)
+
+
+def is_deleted(metadata: ClusterMetadata, ledger_id: int) -> bool:
+    """Return whether a ledger is known to be deleted; False for one that is only missing, or cannot be read."""
+    try:
+        metadata.read_ledger(ledger_id)
+    except LedgerDeletedError:
+        return True
+    except (NoSuchLedgerError, CorruptError, MetadataForgedError, UnsupportedFormatError):
+        return False
+    return False
 
 
 def is_merged(metadata: LedgerMetadata) -> bool:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final, NamedTuple
 
@@ -38,6 +38,12 @@ _ONE_OFF: Final = re.compile(r"write-[0-9a-f]{32}")
 
 ROWS_PER_ENTRY: Final = 10_000
 """The rows of an entry of a manifest."""
+
+MANIFEST_ROWS: Final = 100_000
+"""The most rows of a manifest that a merge or retention writes; one of a commit, which folds others, may have more."""
+
+WHOLE: Final = -1
+"""The tier of a manifest that commits do not fold, because it was cut off one that had too many rows."""
 
 TOO_LATE: Final = (
     "its ledgers took so long to be committed that they counted as orphans and may be deleted: write them again"
@@ -340,38 +346,24 @@ class LedgerMerge(NamedTuple):
             first += row.entries
 
 
-def with_merges(
-    record: SinkRecord, manifests: Mapping[int, ManifestRows], merges: Iterable[LedgerMerge], until_ns: int
-) -> tuple[SinkRecord, ManifestRows, slice]:
-    """Return the effect of merges on a record; change nothing.
+def with_merges(record: SinkRecord, merges: Iterable[LedgerMerge], until_ns: int) -> SinkRecord:
+    """Return a record that keeps what merges replace, without the new manifests; change nothing.
 
     Args:
         record: The record.
-        manifests: The rows of its manifests.
-        merges: Merges whose members are among these rows, at least one.
+        merges: The merges, at least one.
         until_ns: The time until which the members' own ledgers are kept, nanoseconds since 1970.
-
-    Returns:
-        The record, without the new manifest; the rows of that; the manifests of the chain that it replaces, which are
-        all from the first one with a member to the last.
     """
-    merges = list(merges)
-    moved = {row.ledger_id: row for each in merges for row in each.rows()}
-    chain = [ledger_id for ledger_id, _ in record.chain]
-    touched = [at for at, each in enumerate(chain) if any(row.ledger_id in moved for row in manifests[each])]
-    span = slice(touched[0], touched[-1] + 1)
-    rows = [moved.get(row.ledger_id, row) for each in chain[span] for row in manifests[each]]
     kept = {each.holder: each for each in record.replaced}
     for each in merges:
         holders = {row.holder for row in each.members if row.holder != ITSELF}
         earlier = [kept.pop(holder) for holder in sorted(holders) if holder in kept]
         holders.update(holder for one in earlier for holder in one.holders)
         kept[each.holder] = Replaced(each.holder, until_ns, tuple(sorted(holders)))
-    return replace(record, has_merged=True, replaced=tuple(kept.values())), rows, span
+    return replace(record, has_merged=True, replaced=tuple(kept.values()))
 
 
-def without_names(record: SinkRecord, kept: ManifestRows) -> SinkRecord:
-    """Return a record whose manifests name only some of their rows any more."""
-    holders = {row.holder for row in kept}
+def without_names(record: SinkRecord, holders: Collection[int]) -> SinkRecord:
+    """Return a record of whose rows only some are named any more, by the holders of these."""
     replaced = tuple(each for each in record.replaced if each.holder in holders)
     return replace(record, has_merged=any(each != ITSELF for each in holders), replaced=replaced)

@@ -38,7 +38,7 @@ from pybk.spark.connection import Connection, StoreOrCluster, connection
 from pybk.spark.consumers import read_consumers
 from pybk.spark.options import AGE_SECONDS_MAX
 from pybk.spark.places import ITSELF
-from pybk.spark.sink.manifest import SINK_KEY, SINKS, Sink, member_metadata, read_sinks, sink_ledgers
+from pybk.spark.sink.manifest import SINK_KEY, SINKS, Sink, is_deleted, member_metadata, read_sinks, sink_ledgers
 from pybk.spark.sink.sink_record import ORPHAN_AGE_S, ManifestRow, ManifestRows, is_one_off
 from pybk.spark.sink.sink_retention import (
     HeldLedger,
@@ -326,7 +326,7 @@ class _HeldLedgers:
             sink = self._sink_of[ledger_id]
             if ledger_id in self._deleted:
                 deleted.setdefault(sink.app_id, set()).update(row.ledger_id for row, _ in self._rows[ledger_id])
-            elif ledger_id in self._gone or sink.is_deleted(ledger_id):
+            elif ledger_id in self._gone or is_deleted(self._metadata, ledger_id):
                 gone.setdefault(sink.app_id, set()).add(ledger_id)
         for sink in self._sinks:
             if sink.app_id in deleted or sink.app_id in gone:
