@@ -196,6 +196,14 @@ class ClusterMetadata(
         """Record the times of the metadata store's requests, and count ends of sessions, in these metrics."""
         self._timed.measure(metrics)
 
+    def catch_up(self) -> None:
+        """Have reads that follow see every change that took effect before the call; one round trip.
+
+        Raises:
+            MetadataUnreachableError: The store does not answer in time.
+        """
+        self._store.get(CLUSTER_KEY, latest=True)  # a store does not go back behind what it has shown
+
     def _look_again(self) -> None:
         """Adopt the feature level and the secrets if they changed; the store calls this after a change of the key."""
         try:

@@ -41,8 +41,6 @@ RECORD_SECONDS: Final = 5.0
 """The least time between two records of a query; a close records what is left."""
 
 _FORMAT: Final = 1
-_NOBODY: Final = "."
-"""The name of no consumer."""
 
 logger = logging.getLogger(__name__)
 
@@ -121,7 +119,7 @@ def read_consumers(metadata: ClusterMetadata) -> list[Consumer]:
 
     Cost: A request for their names, and as ``MetadataStore.get_many`` for their records.
     """
-    metadata.read_pointer(CONSUMERS, _NOBODY)  # the latest state, so the records that are listed next are not older
+    metadata.catch_up()
     return [Consumer.decode(name, pointer.value) for name, pointer in sorted(metadata.list_pointers(CONSUMERS))]
 
 

@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("pyspark", reason="no pyspark; install the extra spark-test to test Spark")
 
 from pybk.credentials import Credentials
-from pybk.errors import UsageError
+from pybk.errors import NoSuchLedgerError, UsageError
 from pybk.ledger.ledger_metadata import LedgerMetadata
 from pybk.manager.ledger_manager import LedgerManager
 from pybk.metadata.cluster import ClusterMetadata
@@ -144,6 +144,11 @@ def test_what_cannot_be_merged_is_reported(spark: SparkSession, cluster: Inside)
     assert "has another password" in reason
     assert (found["foreign"].ledgers, found["mine"].ledgers, found["other"].ledgers) == (0, 1, 0)
     assert len(there(mine.manager)) == 7
+    merge(connection(where_of(cluster.url, SECRET)), foreign.sink, keep_s=0.0, given=Credentials(b"another password"))
+    [reason] = run(spark, cluster, "t")["foreign"].failed
+    assert reason.startswith(
+        "3 ledgers that earlier merges have replaced were not deleted, and the next call tries again"
+    )
     with pytest.raises(UsageError, match="Spark does not write ledgers to it"):
         compact_ledgers(spark, "/a/directory")
     with pytest.raises(UsageError, match="segment_bytes"):
@@ -204,6 +209,18 @@ def copy_without_spark(cluster: Inside, target: Inside) -> copying.Copied:
     return copy(
         no_session, cluster.url, target.url, cluster_secret=SECRET, target_secret=SECRET, password=PASSWORD, quiet=True
     )
+
+
+def test_a_ledger_that_was_merged_is_named_with_its_place(cluster: Inside) -> None:
+    batches = Batches(cluster)
+    ids = batches.add(4)
+    holder = merge_at_once(cluster, batches)
+    where = where_of(cluster.url, SECRET)
+    with pytest.raises(NoSuchLedgerError, match=f"ledger {holder} of sink 'app' has its entries, from entry 10 on"):
+        selected_ledgers(where, ids[2:])
+    with pytest.raises(NoSuchLedgerError, match="the cluster has none of this id"):
+        selected_ledgers(where, [holder + 1000])
+    assert [each.ledger_id for each in selected_ledgers(where, [holder])] == [holder]
 
 
 def test_a_copy_takes_the_merged_ledger_while_the_old_ones_are_kept(cluster: Inside) -> None:

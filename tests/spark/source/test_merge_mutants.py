@@ -13,6 +13,7 @@ pytest.importorskip("pyspark", reason="no pyspark; install the extra spark-test 
 from pybk.spark.connection import close_connections
 from tests.cluster.inside import Inside, inside
 from tests.spark.sink import test_ledger_merge as sinks
+from tests.spark.sink import test_row_change as changes
 from tests.spark.sink.test_manifest import place as place  # a fixture
 from tests.spark.sink.test_retention_mutants import Mutant, mutate, run
 from tests.spark.source import test_merged_ledgers as reads
@@ -45,6 +46,14 @@ CHECKS: Final[dict[str, Callable[..., None]]] = {
     "missing": sinks.test_old_ledgers_stay_while_the_merged_one_is_missing,
     "tried": sinks.test_old_ledgers_that_cannot_be_deleted_are_tried_again,
     "folds": sinks.test_folds_keep_members_of_merged_ledgers,
+    "busy": sinks.test_a_merge_ends_although_a_commit_comes_whenever_it_writes,
+    "folded": sinks.test_after_a_fold_its_names_alone_are_written_again,
+    "pieces": sinks.test_manifests_that_a_merge_writes_have_so_many_rows_at_most,
+    "collected": sinks.test_what_a_collection_may_have_deleted_is_written_again,
+    "values": changes.test_rows_that_a_record_names_itself_are_looked_at_each_time,
+    "too old": sinks.test_what_was_written_does_not_name_a_merge_that_became_too_old,
+    "rounds": sinks.test_rounds_are_of_so_many_members_at_most,
+    "unreadable": sinks.test_old_ledgers_whose_metadata_cannot_be_read_are_kept_and_tried_again,
     "batch": reads.test_a_batch_reads_the_same_before_and_after,
     "columns": reads.test_columns_of_members,
     "numbers": reads.test_ledgers_by_their_numbers,
@@ -55,11 +64,15 @@ CHECKS: Final[dict[str, Callable[..., None]]] = {
     "follows": reads.test_a_catalog_that_follows,
     "named": reads.test_a_query_of_ledgers_that_are_named,
     "opened": reads.test_a_new_read_opens_merged_ledgers_alone,
+    "missed": reads.test_a_ledger_is_not_deleted_because_a_listing_misses_the_merged_one,
+    "merged again": reads.test_a_ledger_is_not_deleted_because_it_is_merged_again,
+    "lagging": reads.test_a_look_sees_what_a_server_has_not_heard_of_yet,
 }
 
 SINK: Final = "pybk.spark.sink.manifest:Sink."
 RECORD: Final = "pybk.spark.sink.sink_record:"
 MERGE: Final = "pybk.spark.sink.ledger_merge:"
+CHANGE: Final = "pybk.spark.sink.row_change:RowChange."
 CATALOG: Final = "pybk.spark.source.ledger_catalog:LedgerCatalog."
 READING: Final = "pybk.spark.source.reading:"
 
@@ -98,6 +111,46 @@ MUTANTS: Final = [
         "None",
         "many",
     ),
+    Mutant(
+        "SK17: what was written serves after a commit",
+        SINK + "_rewritten",
+        "part not in change.written",
+        "True",
+        "busy",
+    ),
+    Mutant(
+        "SK17: what was found in a manifest serves after a commit",
+        CHANGE + "look",
+        "each in seen and each in fixed",
+        "each in seen",
+        "values",
+    ),
+    Mutant(
+        "SK17: a fold has its rows alone written again",
+        CHANGE + "parts",
+        "size + rows <= sink_record.MANIFEST_ROWS",
+        "True",
+        "folded",
+    ),
+    Mutant("SK17: what commits do not fold is not folded", CHANGE + "note", "len(written) > 1", "False", "pieces"),
+    Mutant(
+        "SK17: what may have been deleted is written again",
+        CHANGE + "look",
+        "self._created_ns[each] > record.floor_ns",
+        "True",
+        "collected",
+    ),
+    Mutant(
+        "SK17: what other merges have written is not used", SINK + "merge", "change.written.clear()", "pass", "too old"
+    ),
+    Mutant("SK17: manifests that are not named go", CHANGE + "unnamed", "sorted(_1)", "[]", "busy"),
+    Mutant(
+        "SK17: a round has so many members",
+        MERGE + "_rounds",
+        "members + len(plan.members) > ROUND_MEMBERS",
+        "False",
+        "rounds",
+    ),
     Mutant("SK14: one process merges a sink", MERGE + "_locked", "lock is None", "False", "two"),
     Mutant(
         "SK15: old ledgers are kept for a time", SINK + "release_replaced", "each.until_ns <= now_ns", "True", "again"
@@ -105,9 +158,59 @@ MUTANTS: Final = [
     Mutant(
         "SK15: old ledgers that stay are named",
         SINK + "release_replaced",
-        "left <= {*gone}",
+        "not failed",
         "True",
         "tried",
+    ),
+    Mutant(
+        "SK15: old ledgers that cannot be deleted are reported",
+        SINK + "release_replaced",
+        "stay |= failed",
+        "pass",
+        "tried",
+    ),
+    Mutant(
+        "SK15: an old ledger that cannot be read is not gone",
+        SINK + "_deleted_of",
+        "is_deleted(self.metadata, each)",
+        "True",
+        "unreadable",
+    ),
+    Mutant(
+        "SK15: a merged ledger that cannot be read is not gone",
+        SINK + "release_replaced",
+        "for holder in sorted(there): ...",
+        "for holder in due:\n    released.append(holder)",
+        "unreadable",
+    ),
+    Mutant(
+        "SK15: a ledger that a listing misses is not gone",
+        CATALOG + "deleted",
+        "gone - self._sought_in_merged(connected, gone)",
+        "gone",
+        "missed",
+    ),
+    Mutant(
+        "SK15: a merged ledger that is gone may have been merged again",
+        "pybk.spark.sink.manifest:places_in_merged",
+        "lost <= tried",
+        "True",
+        "merged again",
+    ),
+    Mutant(
+        "SK15: a ledger is in no merged ledger that is gone",
+        "pybk.spark.sink.manifest:places_in_merged",
+        "place.holder not in lost",
+        "True",
+        "merged again",
+    ),
+    Mutant("a batch sees every ledger that exists", CATALOG + "there", "found.metadata.catch_up()", "pass", "lagging"),
+    Mutant(
+        "a first look sees every ledger that exists",
+        CATALOG + "_update",
+        "changes.metadata.catch_up()",
+        "pass",
+        "lagging",
     ),
     Mutant(
         "SK15: a ledger that is gone is looked up",

@@ -16,12 +16,16 @@ pytest.importorskip("pyarrow", reason="no pyarrow; install the extra spark-test 
 
 from pyspark.sql.streaming.datasource import ReadMaxRows
 
+from pybk.client.backend import ClusterBackend
 from pybk.errors import NoSuchLedgerError, UsageError
 from pybk.ledger.ledger_metadata import LedgerMetadata
+from pybk.metadata.ledgers import LEDGERS_KEY
+from pybk.metadata.pointers import Pointer
 from pybk.spark.connection import Connection, close_connections, connection
 from pybk.spark.options import SourceOptions, source_options
 from pybk.spark.places import ITSELF, MERGED_KEY
-from pybk.spark.sink.manifest import SINK_KEY, Sink, WrittenLedger
+from pybk.spark.sink import manifest
+from pybk.spark.sink.manifest import SINK_KEY, FollowedSink, Sink, WrittenLedger
 from pybk.spark.sink.sink_record import Attempt
 from pybk.spark.sink.sink_retention import SinkRetention
 from pybk.spark.sink.upkeep import retain_ledgers
@@ -33,6 +37,7 @@ from pybk.spark.source.planning import EntryRange
 from pybk.spark.source.reading import payload_bytes
 from pybk.streams.list_writer import RollPolicy
 from tests.cluster.inside import Inside, inside
+from tests.internals import metadata_store_of
 from tests.sampling import some
 from tests.spark.secret_files import cluster_options
 from tests.spark.sink.merging import merge
@@ -315,6 +320,84 @@ def test_bytes_of_entries_of_members(pipeline: Pipeline) -> None:
     assert [payload_bytes(found, each) for each in planned] == sizes
     again = LedgerCatalog(found, follow=True).placed([EntryRange(each, 1, 1) for each in ids], lambda *_: False)
     assert [payload_bytes(found, each) for each in again] == sizes == [len(payload(each, 1)) for each in ids]
+
+
+def test_a_ledger_is_not_deleted_because_a_listing_misses_the_merged_one(
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Members go at once, and a listing has passed the place of the merged ledger when that is created."""
+    ids = pipeline.add(3, 1, 4)
+    pipeline.merge(release=True)
+    catalog = LedgerCatalog(options(pipeline.cluster, ledgers=",".join(map(str, ids))))
+    nothing: Iterator[LedgerMetadata] = iter(())
+    monkeypatch.setattr(ClusterBackend, "ledgers", lambda *_, **__: nothing)
+    assert catalog.deleted([ids[0], ids[2] + 1000]) == {ids[2] + 1000}
+    assert [*catalog.look()] == ids
+
+
+def test_a_ledger_is_not_deleted_because_it_is_merged_again(
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The merged ledger that a record names is gone when it is looked at, as one that has its entries, too, came."""
+    ids, update = pipeline.add(2, 2), FollowedSink.update
+    pipeline.merge(release=True)
+    [first] = pipeline.holders
+    pipeline.add(2, 2)
+    with monkeypatch.context() as patch:
+
+        def then_merge(followed: FollowedSink, found: Pointer | None) -> None:
+            update(followed, found)
+            patch.setattr(FollowedSink, "update", update)
+            pipeline.merge(release=True)
+
+        patch.setattr(FollowedSink, "update", then_merge)
+        places = manifest.places_in_merged(pipeline.place, ids)
+    [second] = pipeline.holders
+    assert ({place.holder for place in places.values()}, [*places]) == ({second}, ids)
+    assert second != first
+    pipeline.place.manager.delete_ledger(second)
+    assert manifest.places_in_merged(pipeline.place, ids) == {}, "its names outlive it for a while"
+
+
+class Lagging:
+    """Lists the keys of ledgers as they were, until a read asks for the latest state.
+
+    So does a server of ZooKeeper that has not heard of the latest changes.
+    """
+
+    def __init__(self, store: Any) -> None:
+        self._store, self._get, self._list = store, store.get, store.children
+        self._children: dict[str, list[str]] = {}
+        self._note(LEDGERS_KEY)
+
+    def _note(self, key: str) -> None:
+        self._children[key] = self._list(key)
+        for name in self._children[key]:
+            if self._get(f"{key}/{name}") is None:
+                self._note(f"{key}/{name}")
+
+    def begin(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Answer as of then from now on."""
+        left = dict(self._children)
+
+        def get(key: str, *, latest: bool = False) -> Any:
+            if latest:
+                left.clear()
+            return self._get(key, latest=latest)
+
+        monkeypatch.setattr(self._store, "children", lambda key: left[key] if key in left else self._list(key))
+        monkeypatch.setattr(self._store, "get", get)
+
+
+def test_a_look_sees_what_a_server_has_not_heard_of_yet(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
+    ids = pipeline.add(3, 1)
+    lagging = Lagging(metadata_store_of(pipeline.place.manager))
+    ids += Pipeline(pipeline.cluster, "a new sink").add(2, 2)
+    for follow in (False, True):
+        catalog = LedgerCatalog(options(pipeline.cluster), follow=follow)
+        lagging.begin(monkeypatch)
+        assert [*catalog.look()] == ids
+        catalog.close()
 
 
 # ---- streams ---------------------------------------------------------------------------------------------------------

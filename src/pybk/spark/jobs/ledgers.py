@@ -13,6 +13,7 @@ from pybk.ledger.keys import LedgerSeal
 from pybk.ledger.ledger_check import find_seal
 from pybk.ledger.ledger_metadata import LedgerMetadata, LedgerState
 from pybk.spark.connection import Connection, StoreOrCluster, connection, refuse_bookie_directory
+from pybk.spark.sink.manifest import places_in_merged
 
 if TYPE_CHECKING:
     from pybk.manager.ledger_manager import LedgerManager
@@ -62,13 +63,12 @@ def selected_ledgers(
         system: Also return ledgers of pybk's own types.
 
     Raises:
-        NoSuchLedgerError: A ledger of ``ledgers`` does not exist.
+        NoSuchLedgerError: A ledger of ``ledgers`` does not exist; the error names the merged one that has its entries.
         UsageError: ``where`` is the directory of a bookie.
     """
     found = connection(where)
-    manager = found.manager
     if ledgers is not None:
-        metadata = [manager.ledger_metadata(ledger_id) for ledger_id in sorted(set(ledgers))]
+        metadata = [_named(found, ledger_id) for ledger_id in sorted(set(ledgers))]
     else:
         found.backend.catch_up()
         metadata = list(found.backend.ledgers())
@@ -79,6 +79,20 @@ def selected_ledgers(
         for each in metadata
         if (wanted is None or each.ledger_type == wanted) and (system or not each.ledger_type.is_system)
     ]
+
+
+def _named(found: Connection, ledger_id: int) -> LedgerMetadata:
+    """Return the metadata of a ledger that is named; raises NoSuchLedgerError."""
+    try:
+        return found.manager.ledger_metadata(ledger_id)
+    except NoSuchLedgerError as error:
+        place = places_in_merged(found, [ledger_id]).get(ledger_id)
+        if place is None:
+            raise
+        raise NoSuchLedgerError(
+            f"ledger {ledger_id} was merged: ledger {place.holder} of sink {place.sink!r:.100} has its entries, from"
+            f" entry {place.first} on; give that number, which stands for all that were merged there, or a type"
+        ) from error
 
 
 def seal_for(found: Connection, metadata: LedgerMetadata, passwords: Passwords) -> LedgerSeal | None:

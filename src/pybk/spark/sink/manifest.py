@@ -889,10 +889,50 @@ class FollowedSink:
                 self._new.update((row.ledger_id, None) for row in rows if row.ledger_id not in self.committed)
         self._seen = {*manifests}
 
+    def has_merged(self, found: Pointer | None) -> bool:
+        """Return whether the record in a pointer says that the sink has merged ledgers."""
+        return self._sink.decoded(found)[0].has_merged
+
     def place(self, ledger_id: int) -> Place:
         """Return where the entries of a ledger lie."""
         row = self.merged.get(ledger_id)
         return Place(self.app_id) if row is None else Place(self.app_id, row.holder, row.first)
+
+
+def places_in_merged(connection: Connection, ledger_ids: Collection[int]) -> dict[int, Place]:
+    """Return where merged ledgers of any sink have the entries of some ledgers; those that none has are left out.
+
+    A ledger that was found deleted before the call, because it was merged, is among them: a record names the merged
+    ledger before members' own are deleted, and the records are read after that. A listing of ledgers would not do,
+    because it may have passed the place of a merged ledger before that was created.
+
+    Args:
+        connection: The store or cluster.
+        ledger_ids: The ledgers.
+
+    Raises:
+        CorruptError: The record or a manifest of a sink is damaged or missing, so it may have one of them.
+        PybkError: As the metadata store and ledgers.
+
+    Cost: Reads the records of all sinks but those of batch writes without an app id, and the manifests of those that
+        have merged ledgers, each once in a process.
+    """
+    metadata = connection.metadata
+    if metadata is None or not ledger_ids:
+        return {}
+    names = sorted(name for name in metadata.pointer_names(SINKS) if not is_one_off(name))
+    tried: set[int] = set()
+    while True:
+        places: dict[int, Place] = {}
+        for app, pointer in read_sinks(metadata, names).items():
+            followed = FollowedSink(connection, app)
+            if followed.has_merged(pointer):
+                followed.update(pointer)
+                places.update((each, followed.place(each)) for each in ledger_ids if each in followed.merged)
+        lost = {place.holder for place in places.values() if is_deleted(metadata, place.holder)}
+        if lost <= tried:  # else such a one may have been merged again since its record was read
+            return {each: place for each, place in places.items() if place.holder not in lost}
+        tried |= lost
 
 
 def read_sinks(metadata: ClusterMetadata, app_ids: Sequence[str]) -> dict[str, Pointer | None]:

@@ -32,7 +32,15 @@ from pybk.spark.finished_ledgers import is_selected, within
 from pybk.spark.noted_changes import NotedChanges
 from pybk.spark.options import nearest
 from pybk.spark.places import ITSELF, Place
-from pybk.spark.sink.manifest import SINK_KEY, SINKS, FollowedSink, is_merged, member_metadata, read_sinks
+from pybk.spark.sink.manifest import (
+    SINK_KEY,
+    SINKS,
+    FollowedSink,
+    is_merged,
+    member_metadata,
+    places_in_merged,
+    read_sinks,
+)
 from pybk.spark.source.ledger_changes import LedgerChanges
 from pybk.spark.source.planning import EntryRange, ReadableLedger, intersect
 from pybk.spark.source.reading import lost_ledgers_error
@@ -175,7 +183,7 @@ class LedgerCatalog:
         Raises:
             PybkError: The metadata store cannot be read.
 
-        Cost: One read of the metadata store per ledger; if one is gone, the metadata of all ledgers.
+        Cost: One read of the metadata store per ledger; if one is gone, as ``places_in_merged``.
         """
         connected = connection(self._where)
         gone = set()
@@ -326,6 +334,7 @@ class LedgerCatalog:
     def _update(self, found: Connection, changes: LedgerChanges, commits: NotedChanges[str], *, listing: bool) -> None:
         """Take in what has changed."""
         if listing:
+            changes.metadata.catch_up()
             changes.list_again()
             commits.note(None)
         committed, changed = commits.take(), changes.look()
@@ -421,20 +430,12 @@ class LedgerCatalog:
 
     def _sought_in_merged(self, found: Connection, ledger_ids: Collection[int]) -> set[int]:
         """Return those of some ledgers that merged ledgers of any sink have; the next look takes in these sinks."""
-        if found.metadata is None or not ledger_ids:
-            return set()
-        apps = sorted({_app(each) for each in found.backend.ledgers() if is_merged(each)})
-        has: dict[int, str] = {}
-        for app, pointer in read_sinks(found.metadata, apps).items():
-            sink = FollowedSink(found, app)
-            sink.update(pointer)
-            for each in ledger_ids:
-                if each in sink.merged and self._holder(found, sink.merged[each].holder):
-                    has[each] = app
-                    self._sinks.pop(app, None)
-                    self._merging.add(app)
-        self._sought.update({each: has.get(each, "") for each in ledger_ids})
-        return {*has}
+        places = places_in_merged(found, ledger_ids)
+        for place in places.values():
+            self._sinks.pop(place.sink, None)
+            self._merging.add(place.sink)
+        self._sought.update({each: places[each].sink if each in places else "" for each in ledger_ids})
+        return {*places}
 
     def _drop(self, ledger_id: int) -> None:
         """Leave out a ledger that does not exist any more, or was finished."""
@@ -574,6 +575,8 @@ class LedgerCatalog:
         left = set(self._named)
         if not self._all_named:
             found.backend.catch_up()
+            if found.metadata is not None:
+                found.metadata.catch_up()
             for metadata in found.backend.ledgers():
                 left.discard(metadata.ledger_id)
                 yield metadata
