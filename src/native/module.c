@@ -1,6 +1,7 @@
 /* The module pybk._native: the digests of batches, entries as objects, their places in records, and the commit of one
    entry, for pybk/ledger/digest.py, pybk/ledger/entry.py, pybk/storage/store_reader.py and
-   pybk/storage/format/log_file.py, which do the same without it.
+   pybk/storage/format/log_file.py, which do the same without it; and the messages of wire_module.c, for
+   pybk/transport/client_links.py and server.py.
 
    Functions let the interpreter lock go while they compute digests over RELEASE_BYTES or more, and large batches are
    checked by several threads then. What they use then cannot go
@@ -14,6 +15,7 @@
 #include "digests.h"
 #include "framing.h"
 #include "spread.h"
+#include "wire_module.h"
 
 #if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
 #error "headers and digests are written for little-endian processors; on others pybk computes in Python"
@@ -555,11 +557,15 @@ static int set_up(PyObject *module)
 static PyMethodDef METHODS[] = {
     {"decode", (PyCFunction)(void (*)(void))decode, METH_FASTCALL, decode_doc},
     {"entry_commit", entry_commit, METH_VARARGS, entry_commit_doc},
+    {"make_answer", (PyCFunction)(void (*)(void))make_answer, METH_FASTCALL, make_answer_doc},
+    {"make_read", (PyCFunction)(void (*)(void))make_read, METH_FASTCALL, make_read_doc},
     {"matches", matches, METH_VARARGS, matches_doc},
     {"open", (PyCFunction)(void (*)(void))open_entry, METH_FASTCALL, open_doc},
     {"prefix", prefix, METH_VARARGS, prefix_doc},
     {"prefixes", prefixes, METH_VARARGS, prefixes_doc},
     {"span", (PyCFunction)(void (*)(void))span, METH_FASTCALL, span_doc},
+    {"take_answer", (PyCFunction)(void (*)(void))take_answer, METH_FASTCALL, take_answer_doc},
+    {"take_read", (PyCFunction)(void (*)(void))take_read, METH_FASTCALL, take_read_doc},
     {NULL, NULL, 0, NULL},
 };
 
@@ -579,7 +585,7 @@ static PyModuleDef MODULE = {
     .m_name = "pybk._native",
     .m_doc = "The digests of entries; TYPES are the digest types that this processor computes here, and ALONE those of "
              "them that it computes for one entry as fast as others do. "
-             "And the commit of one entry.",
+             "And the commit of one entry, and the messages of a read of one.",
     .m_size = 0,
     .m_methods = METHODS,
     .m_slots = SLOTS,

@@ -14,6 +14,10 @@ EntryTuple = TypeVar("EntryTuple", bound=tuple[int, int, int, int, bytes])
 """A named tuple of the numbers of an entry's header and its payload."""
 
 
+ReadTuple = TypeVar("ReadTuple", bound=tuple[int, int, int, int, int, bool, bool])
+"""A named tuple of a read."""
+
+
 class NativeCore(Protocol):
     """The functions of the core; its docstrings say what they do."""
 
@@ -33,6 +37,34 @@ class NativeCore(Protocol):
         /,
     ) -> EntryTuple:
         """Return an encoded entry that was verified, as a named tuple."""
+
+    def make_answer(
+        self,
+        key: bytes,
+        instance: bytes,
+        version: int,
+        request_id: int,
+        entry_id: int,
+        stride: int,
+        entry: bytes | memoryview,
+        /,
+    ) -> bytes:
+        """Return the message of an answer with one entry."""
+
+    def make_read(
+        self,
+        key: bytes,
+        instance: bytes,
+        version: int,
+        request_id: int,
+        counter: int,
+        taken_bytes: int,
+        ledger_id: int,
+        entry_id: int,
+        stride: int,
+        /,
+    ) -> bytes:
+        """Return the message of a read of one entry."""
 
     def matches(
         self,
@@ -91,6 +123,14 @@ class NativeCore(Protocol):
         self, file: memoryview, table: bytes | None, words: tuple[int, int, int, int], entry_id: int, /
     ) -> tuple[int, int]:
         """Return where an entry of a run starts and ends in its file; raise ValueError if it is not there."""
+
+    def take_answer(self, message: object, key: bytes, instance: bytes, /) -> tuple[int, int, int, int, int] | None:
+        """Return request id, entry id, stride, start and end of the entry in an answer; None for another message."""
+
+    def take_read(
+        self, message: bytes | memoryview, key: bytes, instance: bytes, read_type: type[ReadTuple], /
+    ) -> tuple[int, int, int, ReadTuple] | None:
+        """Return request id, counter, bytes taken and the read in a request; None for another message."""
 
     def entry_commit(
         self,
