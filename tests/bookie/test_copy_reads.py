@@ -77,12 +77,11 @@ def test_a_read_is_not_held_back_until_its_client_gives_up() -> None:
 def test_an_add_waits_for_the_turn_before_only_if_it_came_during_it() -> None:
     latency = AppendLatency()
     assert not latency.take().count
-    latency.note_turn(0, 0, 40_000_000)  # copies
-    latency.note_turn(3, 0, 2_000_000)
+    latency.before_ns = 40_000_000  # of copies
+    latency.note_adds(3, 0, 2_000_000)
     found = latency.take()
     assert found.count == 3
     assert 42_000_000 <= found.quantile(0.99) <= 42_000_000 * 1.13
-    latency.note_turn(0, 0, 40_000_000)
-    latency.note_turn(3, 5_000_000, 2_000_000)
+    latency.note_adds(3, 5_000_000, 2_000_000)
     assert 2_000_000 <= latency.take().quantile(0.99) <= 2_000_000 * 1.13
     assert not latency.take().count

@@ -23,7 +23,7 @@ from pybk.replication.bookie import BookieEffect
 from pybk.replication.messages import Add, EntryRun, Read, ReadLac, Reply, Status
 from pybk.transport.client_links import Links, Outcome
 from pybk.transport.cluster_keys import ClusterKeys, RightsKey
-from pybk.transport.codec import WireReply, WireRequest
+from pybk.transport.codec import OneEntry, WireReply, WireRequest
 from pybk.transport.logging_limit import LINES_MAX
 from pybk.transport.server import Server
 from tests.client.test_limbo_repair import PASSWORD, check, fill
@@ -90,6 +90,7 @@ class Member:
         while True:
             for _, number, reply in self.links.poll(1000):
                 if number == self._number:
+                    assert not isinstance(reply, OneEntry)
                     return reply
 
     def entry(self, entry_id: int, lac: int | None = None) -> bytes:
@@ -193,7 +194,7 @@ def test_a_client_cannot_store_a_verifier_of_its_own(tmp_path: Path) -> None:
         ]
         for number, request in enumerate(wrong):
             assert link.send(number, request)
-            (status,) = [reply.status for _, _, reply in outcomes(links) if reply is not None]
+            (status,) = statuses(links)
             assert status is Status.UNAUTHORIZED
         assert service.replicas.state(ledger_id) is None
         # The writer comes to that bookie when one of its own is lost, and an owner can fence there.
@@ -203,6 +204,12 @@ def test_a_client_cannot_store_a_verifier_of_its_own(tmp_path: Path) -> None:
         other = cluster.connect().open_ledger(ledger_id, password=PASSWORD)
         assert other.is_closed
         other.close()
+
+
+def statuses(links: Links) -> list[Status]:
+    """Return those of the next replies."""
+    replies = [reply for _, _, reply in outcomes(links) if reply is not None]
+    return [reply.status for reply in replies if not isinstance(reply, OneEntry)]
 
 
 def outcomes(links: Links) -> list[Outcome]:
@@ -228,7 +235,7 @@ def test_an_owner_fences_a_bookie_that_never_saw_the_ledger(tmp_path: Path) -> N
         link = links.connect(service.bookie, service.addresses[0], service.server.public_key)
         links.grant(writer.ledger_id, metadata.describe(writer.metadata), RightsKey(ledger.keys.right_key))
         assert link.send(1, ReadLac(writer.ledger_id, fence=True))
-        assert [reply.status for _, _, reply in outcomes(links) if reply is not None] == [Status.NO_SUCH_LEDGER]
+        assert statuses(links) == [Status.NO_SUCH_LEDGER]
         state = service.replicas.state(writer.ledger_id)
         assert state is not None
         assert state.fenced

@@ -20,6 +20,7 @@ from pybk.ledger import CORE
 from pybk.ledger.digest import KEY_BYTES, DigestType, EntryDigest, entry_digest
 from pybk.ledger.entry import ENTRY_HEADER_BYTES, Entry, EntryBatch
 from pybk.storage.format.log_file import BLOCK_BYTES, COMMIT_HEADER_BYTES, encode_commit_header, encode_entries, padding
+from tests.native import messages
 
 if TYPE_CHECKING:
     from pybk.ledger.native import NativeCore
@@ -187,8 +188,8 @@ def main() -> int:
     compared = 0
     end = time.monotonic() + float(sys.argv[1])
     while time.monotonic() < end:
-        compared += compare(CORE, source)
-    sys.stdout.write(f"{compared} batches are equal\n")
+        compared += compare(CORE, source) + messages.compare(CORE, source)
+    sys.stdout.write(f"{compared} batches and messages are equal\n")
     return 0
 
 

@@ -26,6 +26,7 @@ from pybk.ledger.digest import KEY_BYTES, DigestType
 from pybk.ledger.entry import Entry
 from pybk.storage import store_reader
 from pybk.storage.format.log_file import RECORD_HEADER_BYTES
+from tests.native import messages
 from tests.native.fuzz import IDS, compare
 from tests.paths import ROOT
 from tests.waiting import PROCESS_S
@@ -47,6 +48,11 @@ def core() -> NativeCore:
 def test_random_batches_have_the_same_digests_and_the_same_verdict(core: NativeCore) -> None:
     source = random.Random(7)
     assert sum(compare(core, source) for _ in range(300)) == 300 * 10
+
+
+def test_messages_are_those_of_python_and_hostile_ones_are_left_to_it(core: NativeCore) -> None:
+    source = random.Random(11)
+    assert sum(messages.compare(core, source) for _ in range(300)) == 300 * 14
 
 
 def test_batches_of_many_threads_are_right_without_the_lock(core: NativeCore) -> None:

@@ -6,8 +6,6 @@ from array import array
 from dataclasses import replace
 from typing import Any
 
-import pytest
-
 from pybk.ledger.ledger_metadata import Bookie, LedgerMetadata, LedgerState
 from pybk.replication.fragments import fragment_ranges
 from pybk.replication.messages import (
@@ -32,7 +30,7 @@ from pybk.replication.messages import (
     WakeAt,
     Woken,
 )
-from pybk.replication.reader import NO_LIMIT, EntryMachine, LacComparisonMachine, LacMachine, ReadMachine
+from pybk.replication.reader import NO_LIMIT, LacComparisonMachine, LacMachine, ReadMachine
 from tests.replication.driving import LEDGER, Driven, bookie, metadata, run
 
 NO = ReadReply(Status.NO_SUCH_ENTRY)
@@ -558,39 +556,3 @@ def test_entries_exhausted_later_are_tried_with_the_latest_metadata() -> None:
     reading.feed(MetadataUnreachable())
     assert (8, 2, 3) in reading.asked()
     assert reading.machine.metadata.fragments[0].ensemble[3] == bookie(8)
-
-
-# ---- one entry -------------------------------------------------------------------------------------------------------
-
-
-class OneRead(Driven):
-    def __init__(self) -> None:
-        super().__init__(EntryMachine(LEDGER, bookie(1), 4, stride=3, patience_ns=100))
-        self.take(self.machine.start(0))
-
-
-def test_one_entry_is_asked_of_one_bookie_and_given_as_it_came() -> None:
-    reading = OneRead()
-    assert [(send.bookie, send.request) for send in reading.sends] == [(bookie(1), Read(LEDGER, 4, 4, 3, 1))]
-    assert reading.only(WakeAt) == WakeAt(100)
-    reading.answer(1, ReadReply(Status.OK, run(4, 4, 3)))
-    assert reading.effects == [EntriesRead(run(4, 4, 3)), ReadEnded(None, Status.OK, ())]
-    assert reading.feed(Woken()) == []
-
-
-@pytest.mark.parametrize(
-    "reply",
-    [NO, UNKNOWN, Reply(Status.DELETED), ReadReply(Status.OK), ReadReply(Status.OK, run(5, 5, 3)),
-     ReadReply(Status.UNKNOWN, run(4, 4, 3), damaged=True), ReadReply(Status.OK, run(4, 7, 3))],
-)  # fmt: skip
-def test_whatever_else_a_bookie_says_of_one_entry_proves_nothing(reply: Any) -> None:
-    reading = OneRead()
-    reading.answer(1, reply)
-    assert reading.effects == [ReadEnded(4, Status.UNKNOWN, ())]
-    assert reading.feed(Woken()) == []
-
-
-def test_a_bookie_that_is_late_or_away_is_not_waited_for() -> None:
-    late, away = OneRead(), OneRead()
-    assert late.wake_up() == away.lose(1) == [ReadEnded(4, Status.UNKNOWN, ())]
-    assert late.answer(1, ReadReply(Status.OK, run(4, 4, 3))) == []

@@ -157,7 +157,7 @@ class Liar:
                 entry_id = request.first + number * request.stride
                 if entry_id % 3 == 1 or self.how == "hides":
                     entries[number] = self.made[entry_id] = entries[number][:-1] + b"!"
-            return replace(reply, run=run_of(request.first, request.stride, entries))
+            return reply._replace(run=run_of(request.first, request.stride, entries))
         if self.how == "denies" and request.fence:
             kept = [entry for entry in entries if int.from_bytes(entry[8:16], "big") % 3 != 1]
             if len(kept) < len(entries):

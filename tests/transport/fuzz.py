@@ -30,7 +30,7 @@ from pybk.flags import StorageHint
 from pybk.metrics import REQUEST_FAULTS
 from pybk.replication.messages import Add, AskWriter, CompareLacs, EntryRun, Force, Move, Read, ReadLac
 from pybk.transport import client_links, curve, heartbeat
-from pybk.transport.cluster_keys import MAC_BYTES, ClusterKeys, Mac, RightsKey, greeting_mac, session_mac
+from pybk.transport.cluster_keys import MAC_BYTES, ClusterKeys, Mac, RightsKey, greeting_mac, mac_of, session_key
 from pybk.transport.codec import (
     NONCE_BYTES,
     SESSION_BYTES,
@@ -105,7 +105,7 @@ class Fuzzer:
             return False
         both = head[header.head_bytes + MAC_BYTES :]
         self._session_id = both[:SESSION_BYTES]
-        self._mac = session_mac(self._keys, self._session_id, (nonce, both[SESSION_BYTES:]), header.instance)
+        self._mac = mac_of(session_key(self._keys, self._session_id, (nonce, both[SESSION_BYTES:]), header.instance))
         self.say(encode(self._proof(self.ledger_id)))
         return True
 

@@ -16,12 +16,12 @@ import zmq
 from pybk.errors import UsageError
 from pybk.replication.messages import EntryRun, Force, Read, ReadLac, Reply, Status
 from pybk.transport import client_links, codec, frames, heartbeat
-from pybk.transport.client_links import Link, Links
+from pybk.transport.client_links import Link, LinkCounters, Links
 from pybk.transport.cluster_keys import ClusterKeys, greeting_mac
-from pybk.transport.codec import Answer, MessageKind
+from pybk.transport.codec import Answer, EntryRead, MessageKind, OneEntry
 from pybk.transport.frames import Outgoing
 from pybk.transport.in_process import NEVER_NS
-from pybk.transport.server import Server
+from pybk.transport.server import Server, ServerCounters
 from tests.paths import ROOT
 from tests.transport.wire_harness import BOOKIE, INSTANCE, KEYS, OK, TCP, Tap, World, add, entries, flat, world
 from tests.waiting import WAIT_S, stop, wait_until
@@ -409,6 +409,84 @@ def test_a_damaged_reply_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> 
         assert flat(here.ask(here.link(), Read(7, 0, 0, 1, 1000))) == flat(answer)
         assert len(here.arrived) == 2
         assert here.links.counters.damaged == 1
+
+
+def read_entry(here: World, link: Link, run: EntryRun) -> Any:
+    """Return the outcome of a read of one entry."""
+    here.answer = lambda _peer, _number, _request: Answer(Status.OK, run)
+    here.outcomes.clear()
+    assert link.read(2, EntryRead(7, run.first, run.stride), int(WAIT_S * 10**9))
+    here.until(lambda: here.outcomes)
+    ((_, number, outcome),) = here.outcomes
+    assert number == 2
+    assert here.arrived[-1][2] == Read(7, run.first, run.first, run.stride, 1)
+    return outcome
+
+
+@pytest.mark.parametrize("size", [32, 1000, frames.INLINE_BYTES_MAX, frames.INLINE_BYTES_MAX + 1])
+@pytest.mark.parametrize("pure", [False, True], ids=["core", "pure"])
+def test_an_entry_that_is_read_alone_comes_as_it_was_sent(
+    keys: ClusterKeys | None, monkeypatch: pytest.MonkeyPatch, size: int, *, pure: bool
+) -> None:
+    if pure:
+        monkeypatch.setattr(client_links, "WIRE_CORE", None)
+    run = entries(5, (size,), 3)
+    with world(keys) as here:
+        link = here.link()
+        assert not link.read(2, EntryRead(7, 5, 3), 1), "there is no session yet"
+        assert here.ask(link, Force(7)) == OK
+        outcome = read_entry(here, link, run)
+        if isinstance(outcome, OneEntry):
+            assert bytes(outcome.buffer[outcome.start : outcome.end]) == run.body[0]
+        else:
+            assert flat(outcome) == Answer(Status.OK, run)
+        assert isinstance(outcome, OneEntry) == (
+            not (pure or frames.WIRE_CORE is None) and size <= frames.INLINE_BYTES_MAX
+        )
+        assert link.outstanding == link.outstanding_bytes == 0
+        assert here.server.counters == ServerCounters(received=2)
+        assert here.links.counters == LinkCounters()
+
+
+def test_a_read_of_one_entry_is_sent_again_in_a_new_session_and_if_it_came_damaged(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run = EntryRun(5, 1, array("q", [100]), (bytes(range(100)),))
+    with world() as here:
+        link = here.link()
+        assert here.ask(link, Force(7)) == OK
+        here.server.peers.clear()
+        assert read_entry(here, link, run) is not None
+        assert here.links.counters.forgotten == 1
+        broken = damage(b"".join(run.body), 1)(MessageKind.ANSWER, runs=(run,))
+        with monkeypatch.context() as patch:
+            patch.setitem(codec.ENCODERS, Answer, lambda _answer: broken)
+            assert read_entry(here, link, run) is not None
+        assert here.links.counters.damaged == 1
+        assert here.server.counters.damaged == 0
+
+
+def test_a_late_entry_is_counted_and_dropped() -> None:
+    with world() as here:
+        link = here.link()
+        assert here.ask(link, Force(7)) == OK
+        silent(here)
+        assert link.read(2, EntryRead(7, 5, 1), 1)
+        here.until(lambda: (link, 2, None) in here.outcomes)
+        peer, number, _ = here.arrived[-1]
+        here.server.reply_entry(peer, number, entries(5))
+        here.until(lambda: here.links.counters.late)
+        assert here.links.counters == LinkCounters(late=1)
+
+
+def test_no_more_reads_are_sent_than_may_be_outstanding() -> None:
+    with world(outstanding_bytes_max=1000) as here:
+        link = here.link()
+        assert here.ask(link, Force(7)) == OK
+        silent(here)
+        assert [link.read(number, EntryRead(7, number, 1), int(WAIT_S * 10**9)) for number in range(2, 7)] == (
+            [True] * 3 + [False] * 2
+        )
 
 
 def test_forged_replies_are_dropped() -> None:

@@ -11,10 +11,11 @@ from pybk.transport.cluster_keys import (
     ClusterKeys,
     MemberKey,
     RightsKey,
+    mac_of,
     prove_lac,
     proven_lac,
     proves_right,
-    session_mac,
+    session_key,
 )
 from tests.transport.wire_harness import CLUSTER, INSTANCE, KEYS, SECRET
 
@@ -98,12 +99,12 @@ def test_session_keys_depend_on_all_that_makes_a_session() -> None:
     nonces = (b"c" * 16, b"b" * 16)
     said = b"said"
     macs = {
-        session_mac(KEYS, SESSION, nonces, INSTANCE)(said),
-        session_mac(KEYS, b"t" * 16, nonces, INSTANCE)(said),
-        session_mac(KEYS, SESSION, nonces[::-1], INSTANCE)(said),
-        session_mac(KEYS, SESSION, nonces, INSTANCE[::-1])(said),
-        session_mac(ClusterKeys.derive(SECRET[::-1], CLUSTER), SESSION, nonces, INSTANCE)(said),
-        session_mac(None, SESSION, nonces, INSTANCE)(said),
+        mac_of(session_key(KEYS, SESSION, nonces, INSTANCE))(said),
+        mac_of(session_key(KEYS, b"t" * 16, nonces, INSTANCE))(said),
+        mac_of(session_key(KEYS, SESSION, nonces[::-1], INSTANCE))(said),
+        mac_of(session_key(KEYS, SESSION, nonces, INSTANCE[::-1]))(said),
+        mac_of(session_key(ClusterKeys.derive(SECRET[::-1], CLUSTER), SESSION, nonces, INSTANCE))(said),
+        mac_of(session_key(None, SESSION, nonces, INSTANCE))(said),
     }
     assert len(macs) == 6
     assert {len(mac) for mac in macs} == {cluster_keys.MAC_BYTES}

@@ -17,13 +17,14 @@ from pybk.ledger.ledger_metadata import Bookie
 from pybk.replication.messages import Add, EntryRun, Reply, Status
 from pybk.transport import curve
 from pybk.transport.client_links import Link, Links, Outcome
-from pybk.transport.cluster_keys import MAC_BYTES, ClusterKeys, Mac, greeting_mac, session_mac
+from pybk.transport.cluster_keys import MAC_BYTES, ClusterKeys, Mac, greeting_mac, mac_of, session_key
 from pybk.transport.codec import (
     NONCE_BYTES,
     SESSION_BYTES,
     Authorize,
     AuthorizeMember,
     MessageKind,
+    OneEntry,
     WireReply,
     WireRequest,
     encode,
@@ -104,6 +105,7 @@ class World:
         self.until(lambda: self.outcomes)
         (outcome,) = self.outcomes
         assert outcome[:2] == (link, number)
+        assert not isinstance(outcome[2], OneEntry)
         return outcome[2]
 
 
@@ -188,7 +190,7 @@ class RawClient:
         assert header.kind == MessageKind.WELCOME
         both = self.last_head[header.head_bytes + MAC_BYTES :]
         session_id, bookie_nonce = both[:SESSION_BYTES], both[SESSION_BYTES:]
-        self.mac = session_mac(self.keys, session_id, (nonce, bookie_nonce), header.instance)
+        self.mac = mac_of(session_key(self.keys, session_id, (nonce, bookie_nonce), header.instance))
         return session_id
 
 

@@ -20,7 +20,7 @@ from pybk.errors import PybkError, UsageError
 from pybk.feature_level import FeatureLevel
 from pybk.flags import StorageHint
 from pybk.ledger.digest import EntryDigest
-from pybk.ledger.entry import EntryBatch
+from pybk.ledger.entry import Entry, EntryBatch
 from pybk.ledger.keys import KeyRing, LedgerKeys, LedgerSeal
 from pybk.ledger.ledger_metadata import DEFAULT_ACK_QUORUM, DEFAULT_ENSEMBLE_SIZE, DEFAULT_WRITE_QUORUM, LedgerMetadata
 from pybk.metrics import Metrics
@@ -238,8 +238,11 @@ class LedgerReads(Protocol):
     ) -> EntryBatch:
         """Return entries ``first`` to at most ``last``, at least one, about ``max_bytes``, each verified."""
 
-    def locate(self, descriptor: LedgerDescriptor, entry_id: int) -> tuple[memoryview, int, int] | None:
-        """Return a buffer, and the start and end of an entry in it; None if ``read_verified`` must read it."""
+    def locate(self, descriptor: LedgerDescriptor, entry_id: int) -> Entry | tuple[memoryview, int, int] | None:
+        """Return an entry, verified, or a buffer, and the start and end of the entry in it.
+
+        None if ``read_verified`` must read it. An entry that is compared with a seal is never returned alone.
+        """
 
     def write_buffered(self, descriptor: LedgerDescriptor) -> None:
         """Write the entries that appends to a ledger have buffered, without confirming them."""

@@ -15,24 +15,25 @@ class AppendLatency:
 
     Adds of recoveries and re-replications do not count, because they are the ones that may be slowed down.
 
-    Threads: the serving thread notes; any one other thread takes.
+    Attributes:
+        before_ns: The time for which the serving thread worked in the turn before.
+
+    Threads: the serving thread notes, and sets ``before_ns``; any one other thread takes.
     """
 
     def __init__(self) -> None:
         self._histogram = Histogram()
-        self._before_ns = 0
+        self.before_ns = 0
 
-    def note_turn(self, adds: int, waited_ns: int, took_ns: int) -> None:
-        """Note a turn of the serving thread.
+    def note_adds(self, adds: int, waited_ns: int, took_ns: int) -> None:
+        """Note a turn of the serving thread in which adds arrived.
 
         Args:
             adds: The number of adds of writers that it received.
             waited_ns: The time for which it waited for messages.
             took_ns: The time for which it worked on them, until the replies were sent.
         """
-        if adds:
-            self._histogram.record(took_ns + (self._before_ns if waited_ns < _QUEUED_NS else 0), adds)
-        self._before_ns = took_ns
+        self._histogram.record(took_ns + (self.before_ns if waited_ns < _QUEUED_NS else 0), adds)
 
     def take(self) -> HistogramSnapshot:
         """Return the latencies of the adds since the last call, and begin again."""

@@ -11,7 +11,6 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, Final
 
 from pybk.replication.bookie import BookieEffect, Respond
@@ -63,7 +62,7 @@ class CopyReads:
 
     def _answered(self, sender: Any, request: Read, now_ns: int) -> list[BookieEffect]:
         if self.pace is not None:
-            request = replace(request, bytes_max=min(request.bytes_max, self.pace.piece_bytes))
+            request = request._replace(bytes_max=min(request.bytes_max, self.pace.piece_bytes))
         effects = self._answer(sender, request, now_ns)
         if self.pace is not None:
             replies = [effect.reply for effect in effects if isinstance(effect, Respond)]

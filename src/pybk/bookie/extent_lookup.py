@@ -94,9 +94,14 @@ class Extents:
             if extent.first <= entry_id <= extent.last_staged and (entry_id - extent.first) % extent.stride == 0:
                 return extent
         for stride in self._strides:
-            found = self._before(entry_id, stride)
-            if found is not None and entry_id <= found.last_staged:
-                return found
+            lane = self._lanes.get((stride, entry_id % stride), ())
+            for place in range(bisect_right(lane, entry_id, key=_first_of) - 1, -1, -1):
+                extent = lane[place]
+                last = extent.descriptor.last_pushed
+                if last >= 0:  # no other one of the lane can hold it
+                    if entry_id <= extent.first + last * extent.stride:
+                        return extent
+                    break
         return None
 
     def bound(self, extent: ReplicaExtent, entry_id: int) -> int:
@@ -109,14 +114,6 @@ class Extents:
             if other is not extent and other.last_staged >= entry_id:
                 bound = min(bound, max(entry_id, other.first - 1))
         return bound
-
-    def _before(self, entry_id: int, stride: int) -> ReplicaExtent | None:
-        """Return the last non-empty extent that begins at or before an entry, in the entry's lane of a stride."""
-        lane = self._lanes.get((stride, entry_id % stride), ())
-        for place in range(bisect_right(lane, entry_id, key=_first_of) - 1, -1, -1):
-            if lane[place].descriptor.last_pushed >= 0:
-                return lane[place]
-        return None
 
     def end(self, entry_id: int, stride: int) -> ReplicaExtent | None:
         """Return the extent that ends right before an entry, if none holds an entry of its lane from there on.

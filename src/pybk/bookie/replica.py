@@ -367,6 +367,16 @@ class Replica:
         self, first: int, last: int, stride: int, bytes_max: int, *, checked: bool, recovery: bool
     ) -> tuple[Status, EntryRun | None]:
         """See ``Replicas.read``."""
+        if first == last and not checked:
+            with self.lock:
+                extent = None if self.deleted else self.extents.holder(first)
+            if extent is not None and first <= extent.first + extent.descriptor.last_durable * extent.stride:
+                try:
+                    entry = self._one(extent, first)
+                except PybkError:
+                    entry = None  # what follows tries again, and reports it
+                if entry is not None:
+                    return Status.OK, _new_tuple(EntryRun, (first, stride, array("q", (len(entry),)), (entry,)))
         sizes = array("q")
         body: list[View] = []
         left, entry_id = bytes_max, first
@@ -378,12 +388,6 @@ class Replica:
                 break
             extent, upto = found
             try:
-                if first == last and not checked:
-                    entry = self._one(extent, entry_id)
-                    if entry is not None:
-                        sizes.append(len(entry))
-                        body.append(entry)
-                        break
                 read = self._checked_batch if checked else self._batch
                 batch = read(extent, entry_id, min(last, upto), stride, left)
             except PybkError as error:

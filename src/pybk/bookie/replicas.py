@@ -614,7 +614,7 @@ class Replicas:
 
         Cost: 10 microseconds for one entry, 100 for a batch; entries are copied from the SSD tier alone.
         """
-        replica = self.replica(ledger_id)
+        replica = self._replicas.get(ledger_id) or self.replica(ledger_id)
         if replica is None:
             return Status.NO_SUCH_LEDGER, None
         return replica.read(first, last, stride, bytes_max, checked=checked, recovery=recovery)

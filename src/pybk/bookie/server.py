@@ -538,11 +538,13 @@ class BookieServer:
     def _turn(self) -> None:
         """Receive the requests that have arrived, make their entries durable with one sync, and reply."""
         asked_ns = time.monotonic_ns()
-        arrived = self.server.receive(self.timeout_ms())
+        waits = self.posted or self.wake_ns is not None or self.copy_reads.due_ns is not None
+        arrived = self.server.receive(self.timeout_ms() if waits else _WAIT_MS)
         if self.registered is not None and self.registered.superseded:
             raise CookieError(f"another process serves as bookie {self.bookie} now; this one answers nothing more")
         now_ns = time.monotonic_ns()
         works = bool(arrived or self.posted)
+        commits = bool(self.posted)
         while self.posted:
             self._do(self.posted.popleft())
         machine = self.machine
@@ -553,10 +555,13 @@ class BookieServer:
         for peer, request_id, message in arrived:
             adds += type(message) is Add and not message.recovery
             self._take(peer, request_id, message, now_ns)
-            if type(message) not in _COMMITTED:
+            if type(message) in _COMMITTED:
+                commits = True
+            else:
                 self._meters[type(message)].collect(BOOKIE_REQUEST, time.monotonic_ns() - now_ns)
         self._served += len(arrived)
-        self._perform(machine.commit())
+        if commits:
+            self._perform(machine.commit())
         if works and self._keeper_rests:
             self._keeper_rests = False
             self._keeper_wakes.set()
@@ -569,9 +574,11 @@ class BookieServer:
         self.turned_ns = now_ns + took_ns
         if adds:
             self.last_add_ns = now_ns
-        self.append_latency.note_turn(adds, now_ns - asked_ns, took_ns)
+            self.append_latency.note_adds(adds, now_ns - asked_ns, took_ns)
+        self.append_latency.before_ns = took_ns
         if arrived:
             self._turns.collect(BOOKIE_TURN, took_ns)
+        if commits:
             for _, _, message in arrived:
                 if type(message) in _COMMITTED:
                     self._meters[type(message)].collect(BOOKIE_REQUEST, took_ns)
@@ -583,9 +590,9 @@ class BookieServer:
         the store turns that into ``StorageFailedError``, after which it accepts no more adds.
         """
         try:
-            if (type(message) is Read and not message.fence and not message.checked) or (
-                type(message) is Add and peer.may_write(message.ledger_id)
-            ):
+            if type(message) is Read and not message.fence and not message.checked:
+                self._perform(self.machine.receive((peer, request_id), message, None, now_ns))
+            elif type(message) is Add and peer.may_write(message.ledger_id):
                 self._pass(peer, request_id, message, now_ns)
             elif type(message) is CompareLacs:
                 self._reply(peer, request_id, self.machine.compare_lacs(message))
@@ -797,7 +804,15 @@ class BookieServer:
             if type(effect) is Respond:
                 peer, request_id = effect.sender
                 reply = effect.reply
-                self._reply(peer, request_id, reply if type(reply) is Reply else _wire(reply))
+                if (
+                    type(reply) is ReadReply
+                    and reply.status is Status.OK
+                    and reply.run is not None
+                    and len(reply.run.sizes) == 1
+                ):
+                    self.server.reply_entry(peer, request_id, reply.run)
+                else:
+                    self._reply(peer, request_id, reply if type(reply) is Reply else _wire(reply))
             elif type(effect) is LookUp:
                 self._looking.submit(partial(self._look_up, effect.ledger_id))
             else:

@@ -50,7 +50,7 @@ from pybk.client.driver import Driver
 from pybk.client.followed_report import FollowedReport
 from pybk.client.follower import Followers
 from pybk.client.limbo_repair import LimboBookie, LimboRepair
-from pybk.client.reader import EntryReading, LacComparing, LacReading, Reading, Recovering
+from pybk.client.reader import LacComparing, LacReading, Reading, Recovering
 from pybk.client.remote_ledger import RemoteLedger
 from pybk.client.rereplication import Rereplicator
 from pybk.client.wire import BookieWire
@@ -81,7 +81,6 @@ from pybk.ledger.keys import KeyRing
 from pybk.ledger.ledger_metadata import Bookie, Fragment, LedgerMetadata, LedgerState
 from pybk.metrics import READ_REPAIRS, Gauge, MetricKey
 from pybk.replication.fragments import fragment_of
-from pybk.replication.quorum import Quorum
 from pybk.threads.group_commit import Completion
 from pybk.transport.cluster_keys import RightsKey
 
@@ -91,7 +90,7 @@ if TYPE_CHECKING:
     from pybk.config import StoreConfig
     from pybk.flags import StorageHint
     from pybk.ledger.digest import EntryDigest
-    from pybk.ledger.entry import EntryBatch
+    from pybk.ledger.entry import Entry, EntryBatch
     from pybk.ledger.keys import LedgerKeys, LedgerSeal
     from pybk.metadata.registration import BookieRegistration
     from pybk.metadata.store import Watch
@@ -797,26 +796,31 @@ class ClusterBackend(ReplicatedLedgers):
             return max(1, max_bytes // ledger.entry_bytes)
         return min(_ENTRIES_GUESSED, max_bytes)
 
-    def locate(self, descriptor: LedgerDescriptor, entry_id: int) -> tuple[memoryview, int, int] | None:
+    def locate(self, descriptor: LedgerDescriptor, entry_id: int) -> Entry | tuple[memoryview, int, int] | None:
         """Return an entry that one bookie returned; None if ``read_verified`` is to read it.
 
-        If that bookie returned no sound copy, ``read_verified`` asks it again and then the others, and a damaged copy
-        is repaired.
+        If that bookie returned no sound copy, it is asked again and then the others, and a damaged copy is repaired.
         """
-        ledger = _remote(descriptor)
-        if self.local_reader is not None or self.config.on_span is not None or ledger.newest_from(entry_id) is not None:
-            return None  # ``read_verified`` needs no request, or reports one
-        metadata = ledger.metadata
-        size = metadata.ensemble_size
-        quorum = Quorum(size, metadata.write_quorum, metadata.ack_quorum)
-        ensemble = fragment_of(metadata.fragments, entry_id).ensemble
-        bookie = self.membership.nearest([ensemble[place] for place in quorum.write_set(entry_id)])
-        stride = 1 if size == metadata.write_quorum else size
-        reading = EntryReading(self.driver, ledger, bookie, entry_id, stride=stride)
-        self.driver.run(reading, reading.machine.start)
-        if reading.entry is not None:
-            return reading.entry, 0, len(reading.entry)
-        batch = self._read(ledger, entry_id, entry_id, 1, {**self.membership.rank(), bookie: 0})
+        assert isinstance(descriptor, RemoteLedger), "descriptors of a cluster backend are its own"
+        metadata = descriptor.metadata
+        newest = descriptor.newest
+        if (
+            entry_id
+            == metadata.last_entry_id  # ``read_verified`` is for the last entry, which is compared with the seal
+            or self.local_reader is not None
+            or self.config.on_span is not None
+            or (newest is not None and newest.first == entry_id)
+        ):
+            return None  # the others need no request, or report one
+        fragment = metadata.fragments[-1]
+        if entry_id < fragment.first_entry_id:
+            fragment = fragment_of(metadata.fragments, entry_id)
+        size, copies = metadata.ensemble_size, metadata.write_quorum
+        bookie = self.membership.nearest(fragment.ensemble, entry_id % size, copies)
+        entry = self.driver.read_entry(descriptor, bookie, entry_id, 1 if size == copies else size)
+        if entry is not None:
+            return entry
+        batch = self._read(descriptor, entry_id, entry_id, 1, {**self.membership.rank(), bookie: 0})
         return batch.buffer, int(batch.offsets[0]), int(batch.offsets[0] + batch.sizes[0])
 
     def write_buffered(self, descriptor: LedgerDescriptor) -> None:

@@ -8,10 +8,14 @@ ledger and the completion that callers wait for. ``start`` begins one: its machi
 them, and each outcome (reply, missing reply, metadata, time) comes back through ``pass_event``, which returns effects
 again. The conversation ends when its machine says so, or when the driver gives it up.
 
+**Reads of one entry** have no machine (``entry_reading``): the leader sends the request, and the wire passes the
+reply to the ``EntryReading``. When conversations are given up, such a read ends without an entry, and its caller begins
+a conversation, which says why.
+
 **One thread at a time.** The leader of the client's group commit calls ``step``: make the posted calls, send formed
 batches, receive, handle replies. So machines, ``_asked`` and the wire need no lock. Other threads hand work to the
-leader through ``posted``, ``_formed`` and ``_fresh``, whose single operations are atomic in CPython, and interrupt its
-pause. Metadata requests may take long, so they run in threads of their own, which post the outcome.
+leader through ``posted``, ``_begun``, ``_formed`` and ``_fresh``, whose single operations are atomic in CPython, and
+interrupt its pause. Metadata requests may take long, so they run in threads of their own, which post the outcome.
 
 **Interrupts.** An exception in the middle of a step may leave machines half changed. ``broken`` marks that; the next
 step gives up all conversations with errors that say that outcomes are unknown, and drops all links. An interrupt of
@@ -35,6 +39,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, Protocol, TypeVar
 from weakref import ReferenceType, WeakValueDictionary, ref
 
+from pybk.client.entry_reading import EntryReading
 from pybk.client.missing_entries import PendingReports, Unrecorded
 from pybk.errors import EntryUnknownError, LedgerRecoveryError, PybkError
 from pybk.replication.messages import (
@@ -54,7 +59,7 @@ from pybk.replication.messages import (
     Woken,
     WriteMetadata,
 )
-from pybk.replication.reader import EntryMachine, LacComparisonMachine, LacMachine, ReadMachine
+from pybk.replication.reader import LacComparisonMachine, LacMachine, ReadMachine
 from pybk.replication.recovery import RecoveryMachine
 from pybk.replication.writer import WriterMachine
 from pybk.threads import Workers, start_thread
@@ -62,6 +67,7 @@ from pybk.threads.group_commit import Completion, GroupCommit
 
 if TYPE_CHECKING:
     from pybk.client.remote_ledger import RemoteLedger
+    from pybk.ledger.entry import Entry
     from pybk.ledger.ledger_metadata import Bookie
 
 logger = logging.getLogger(__name__)
@@ -99,6 +105,9 @@ class Wire(Protocol):
 
     def send(self, request_id: int, bookie: Bookie, ledger: RemoteLedger, request: Request | CompareLacs) -> bool:
         """Send a request, now or when the link has space; return False if the bookie cannot be reached."""
+
+    def read(self, request_id: int, bookie: Bookie, reading: EntryReading) -> None:
+        """Send the request of a read that is not done; ``poll`` passes the reply to it, or None for none."""
 
     def poll(self, timeout_ms: int) -> list[tuple[int, AnyReply | None]]:
         """Return replies by request id, None for those that will not come; wait ``timeout_ms`` for the first."""
@@ -214,6 +223,10 @@ class Driver:
         """Conversations that have begun and not ended. Changed by the leader alone."""
         self._fresh: dict[AnyConversation, Callable[[], None]] = {}
         """The calls that begin conversations, until they are made; an interrupt may lose one after it was posted."""
+        self._readings: set[EntryReading] = set()
+        """The reads of one entry that threads wait for. Changed by these threads."""
+        self._begun: deque[tuple[Bookie, EntryReading]] = deque()
+        """Those whose requests the leader has to send, with their bookies. Added by any thread, taken by the leader."""
         self._unmet: set[Completion] = set()
         """Completions that threads wait for in ``do``."""
         self.broken = False
@@ -271,6 +284,27 @@ class Driver:
         error = conversation.completion.error
         if error is not None:
             raise error.with_traceback(None)
+
+    def read_entry(self, ledger: RemoteLedger, bookie: Bookie, entry_id: int, stride: int) -> Entry | None:
+        """Read one entry from one bookie.
+
+        Args:
+            ledger: The ledger.
+            bookie: The bookie, one of the entry's write set.
+            entry_id: The entry.
+            stride: As ``Read.stride``.
+
+        Returns:
+            The entry, verified; None if the bookie returned no sound copy in time, or the driver is closed.
+        """
+        reading = EntryReading(self.group, ledger, entry_id, stride)
+        self._readings.add(reading)
+        self._begun.append((bookie, reading))
+        try:
+            self.group.wait(reading)
+        finally:
+            self._readings.discard(reading)
+        return reading.entry
 
     def do(self, call: Callable[[], None], completion: Completion) -> None:
         """Have the leader make ``call``, which completes ``completion`` now or later, and wait for that.
@@ -336,6 +370,8 @@ class Driver:
                 return
             if self._formed:
                 self.submit(now_ns)
+            while self._begun:
+                self._wire.read(next(self._request_ids), *self._begun.popleft())
             # Do not pause after completing anything, because the leader's own completion may be done.
             timeout_ms = 0 if group.completed or self.posted else WAIT_MS
             if timeout_ms and self.wakes:
@@ -380,9 +416,11 @@ class Driver:
                 self._formed.pop(writer, None)  # a writer that another thread attached meanwhile stays
         lost = [conversation for conversation, first in list(self._fresh.items()) if first not in self.posted]
         for conversation in (*self._waited, *lost):
-            reads = isinstance(conversation.machine, ReadMachine | EntryMachine | LacMachine | LacComparisonMachine)
+            reads = isinstance(conversation.machine, ReadMachine | LacMachine | LacComparisonMachine)
             conversation.end(error if reads else of_changes)
             self._fresh.pop(conversation, None)
+        for reading in list(self._readings):
+            self.group.finish(reading)
         for completion in list(self._unmet):
             if not completion.done:
                 completion.error = of_changes

@@ -109,7 +109,9 @@ class Membership:
         self._lock = threading.Lock()
         """Guards the draw of a seed for a placement."""
         self.bookies: Mapping[str, BookieRegistration] = {}
-        self._places: Mapping[Bookie, tuple[str, bytes | None]] = {}
+        places: dict[Bookie, tuple[str, bytes | None]] = {}
+        self.find: Callable[[Bookie], tuple[str, bytes | None] | None] = places.get
+        """Returns a bookie's address and CURVE key; None if it, or this instance of it, is not registered."""
         self._candidates: tuple[Candidate, ...] = ()
         self._located: Mapping[Bookie, Location] = {}
         """The locations of bookies: of those that were registered at some time, and of others by their cookies."""
@@ -196,16 +198,13 @@ class Membership:
                 level,
             )
         self._unusable = tuple(unusable)
-        self._places = {found.bookie: (found.addresses[0], found.public_key or None) for found in there.values()}
+        places = {found.bookie: (found.addresses[0], found.public_key or None) for found in there.values()}
+        self.find = places.get  # a method would be one more call for each request
         self._candidates = tuple(map(self._candidate, there.values()))
         self._located = {**self._located, **{each.bookie: each.location for each in self._candidates}}
         self.bookies = there
         self.seen_ns = seen_ns
         self.reads_are_shared = self.near is None and any(found.public_key for found in there.values())
-
-    def find(self, bookie: Bookie) -> tuple[str, bytes | None] | None:
-        """Return a bookie's address and CURVE key; None if it, or this instance of it, is not registered."""
-        return self._places.get(bookie)
 
     @property
     def seen_before(self) -> frozenset[str]:
@@ -222,13 +221,20 @@ class Membership:
         found = self.bookies.get(bookie.bookie_id)
         return found is not None and found.bookie == bookie and not found.read_only
 
-    def nearest(self, bookies: Sequence[Bookie]) -> Bookie:
-        """Return the bookie to read from among several: the near one, or one at random, which shares the load."""
+    def nearest(self, ensemble: Sequence[Bookie], first: int, copies: int) -> Bookie:
+        """Return the bookie to read an entry from: the near one if it has it, or one at random, which shares the load.
+
+        Args:
+            ensemble: The ensemble.
+            first: The first place of the entry's write set.
+            copies: The places of the write set.
+        """
+        size = len(ensemble)
         if self.near is not None:
-            for bookie in bookies:
-                if bookie.bookie_id == self.near:
-                    return bookie
-        return bookies[int(self._random.random() * len(bookies))]
+            for place in range(first, first + copies):
+                if ensemble[place % size].bookie_id == self.near:
+                    return ensemble[place % size]
+        return ensemble[(first + int(self._random.random() * copies)) % size]
 
     def rank(self) -> dict[Bookie, int]:
         """Return each bookie's rank for reads, lowest first: the near one, then the others at random to share load."""

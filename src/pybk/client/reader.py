@@ -24,7 +24,7 @@ from pybk.replication.messages import (
     Status,
     UnderReplicated,
 )
-from pybk.replication.reader import EntryMachine, LacComparisonMachine, LacMachine, ReadMachine
+from pybk.replication.reader import LacComparisonMachine, LacMachine, ReadMachine
 from pybk.replication.recovery import RecoveryMachine
 
 if TYPE_CHECKING:
@@ -48,36 +48,6 @@ _MARGIN_BYTES: Final = PART_BYTES // 16
 
 SPECULATIVE_NS: Final = 500_000_000
 """Time without an answer after which another replica is asked, too."""
-
-
-class EntryReading(Conversation[EntryMachine]):
-    """Reads one entry from one bookie.
-
-    Args:
-        driver: Runs it.
-        ledger: The ledger.
-        bookie: The bookie, one of the entry's write set.
-        entry_id: The entry.
-        stride: As ``Read.stride``.
-
-    Attributes:
-        entry: The entry, encoded; None if the bookie did not return a sound copy.
-    """
-
-    def __init__(self, driver: Driver, ledger: RemoteLedger, bookie: Bookie, entry_id: int, *, stride: int) -> None:
-        super().__init__(
-            driver,
-            ledger,
-            EntryMachine(ledger.ledger_id, bookie, entry_id, stride=stride, patience_ns=SPECULATIVE_NS),
-        )
-        self.entry: memoryview | None = None
-
-    def take(self, effect: Effect) -> None:
-        """Keep the entry; end when the read has ended."""
-        if type(effect) is EntriesRead:
-            self.entry = whole(effect.run)
-        elif type(effect) is ReadEnded:
-            self.end()
 
 
 class Reading(Conversation[ReadMachine]):

@@ -36,6 +36,7 @@ from collections.abc import Callable
 from struct import Struct
 from typing import TYPE_CHECKING, Final, Protocol
 
+from pybk.client.entry_reading import EntryReading
 from pybk.errors import PybkError
 from pybk.replication.entry_runs import lac_at, whole
 from pybk.replication.messages import (
@@ -55,7 +56,7 @@ from pybk.replication.messages import (
 )
 from pybk.transport.client_links import TIMEOUT_NS, Link, Links
 from pybk.transport.cluster_keys import RightsKey, prove_lac, proven_lac
-from pybk.transport.codec import Answer, LacPacket, WireReply, WireRequest
+from pybk.transport.codec import Answer, EntryRead, LacPacket, OneEntry, WireReply, WireRequest
 from pybk.transport.in_process import InProcessLink
 
 if TYPE_CHECKING:
@@ -70,9 +71,13 @@ _GRACE_NS: Final = 1_000_000_000
 GRANTS_MAX: Final = 4096
 """Ledgers whose rights the links keep; the right to an older one is granted again at its next request."""
 
+ENTRY_NS: Final = 500_000_000
+"""The time for which a read of one entry waits for its bookie; then several are asked."""
+
 MOVE_NS: Final = 3600 * 10**9
 """The time that a bookie may take to move a ledger between tiers; a lost connection is noticed long before."""
 
+_new_tuple = tuple.__new__
 _named_lac: Final = Struct(">8xq").unpack_from
 
 Address = tuple[str, bytes | None]
@@ -110,7 +115,7 @@ class BookieWire:
         """The link to each bookie, and the address that it was made for."""
         self._granted: dict[int, bool] = {}
         """Ledgers whose rights the links have, the oldest first: whether by their passwords, or only as a member."""
-        self._asked: dict[int, tuple[RemoteLedger, Request | CompareLacs, int]] = {}
+        self._asked: dict[int, tuple[RemoteLedger, Request | CompareLacs | EntryReading, int]] = {}
         """Requests that have not ended, by id, each with the time at which ``_sweep`` ends it."""
         self.queued: dict[Bookie, deque[tuple[int, WireRequest, int]]] = {}
         """Requests that the links refused, in order; a bookie is a key only while it has any."""
@@ -181,6 +186,27 @@ class BookieWire:
             self.queued.setdefault(bookie, deque()).append((request_id, message, timeout_ns))
         self._asked[request_id] = ledger, request, time.monotonic_ns() + timeout_ns + _GRACE_NS
         return True
+
+    def read(self, request_id: int, bookie: Bookie, reading: EntryReading) -> None:
+        """Send the request of a read of one entry; the reading ends at once if the bookie cannot be asked now.
+
+        It takes no right to the ledger. It is not queued, because the caller asks other bookies as well then. A reading
+        that has ended before is left alone.
+        """
+        if reading.done:
+            return
+        address = self._addresses.find(bookie)  # as in ``_link_to``, which would be one more call for each read
+        found = self.by_bookie.get(bookie)
+        if found is not None and (address is None or address == found[1]):
+            link: AnyLink | None = found[0]
+        else:
+            link = self._connect(bookie, address)
+        ledger = reading.ledger
+        request = _new_tuple(EntryRead, (ledger.ledger_id, reading.entry_id, reading.stride))
+        if link is None or bookie in self.queued or not link.read(request_id, request, ENTRY_NS):
+            reading.take(None)
+            return
+        self._asked[request_id] = ledger, reading, time.monotonic_ns() + ENTRY_NS + _GRACE_NS
 
     def send_queued(self) -> list[tuple[int, None]]:
         """Send queued requests until the links refuse; return those whose bookie cannot be reached any more."""
@@ -265,9 +291,12 @@ class BookieWire:
             if asked is None:
                 continue
             ledger, request, _ = asked
-            if reply is None or (type(request) is Add and type(reply) is Reply):
+            if isinstance(request, EntryReading):
+                request.take(reply)
+            elif reply is None or (type(request) is Add and type(reply) is Reply):
                 replies.append((request_id, reply))
             else:
+                assert not isinstance(reply, OneEntry), "a link returns it for reads of one entry alone"
                 replies.append((request_id, _checked(ledger, request, reply)))
         if self.queued:
             replies += self.send_queued()
@@ -281,7 +310,9 @@ class BookieWire:
         """End requests whose end the links did not report in time, because an interrupt may have lost it."""
         late = [request_id for request_id, asked in self._asked.items() if asked[2] < now_ns]
         for request_id in late:
-            del self._asked[request_id]
+            request = self._asked.pop(request_id)[1]
+            if type(request) is EntryReading:
+                request.take(None)
         return [(request_id, None) for request_id in late]
 
     def close(self) -> None:

@@ -58,6 +58,7 @@ class LedgerReader(Handle):
         self._seal = seal
         self._check_end = check_end
         self._digest = digest = seal.digest
+        self._prefix_bytes = ENTRY_HEADER_BYTES + digest.size
         self._direct = ReadFlag.DONT_CACHE in read_flags
         self._plain = not self._direct and digest.size > 0
         self._closed = False
@@ -312,15 +313,19 @@ class LedgerReader(Handle):
             raise
         if found is None:
             return self._batch(entry_id, entry_id, 1)[0]
-        buffer, start, end = found
-        try:
-            entry = self._digest.open(buffer, start, end, entry_id)
-            if entry_id == self._sealed_last:
-                self._seal.check_digest(self._descriptor.metadata, buffer, start)
-        except PybkError as error:
-            self._failed(error)
-            raise
-        singles.append(end - start)
+        if isinstance(found, Entry):
+            entry = found
+            singles.append(self._prefix_bytes + len(entry.payload))
+        else:
+            buffer, start, end = found
+            try:
+                entry = self._digest.open(buffer, start, end, entry_id)
+                if entry_id == self._sealed_last:
+                    self._seal.check_digest(self._descriptor.metadata, buffer, start)
+            except PybkError as error:
+                self._failed(error)
+                raise
+            singles.append(end - start)
         if began_ns:
             self._meter.observe(READ_LATENCY, time.monotonic_ns() - began_ns)
         elif len(singles) >= SINGLE_READS_MAX:

@@ -273,7 +273,8 @@ class RegisteredBookie:
         self._lock = threading.RLock()
         self._closed = False
         self._owner = secrets.token_hex(OWNER_BYTES)
-        self._superseded = False
+        self.superseded = False
+        """True if another process has registered as this bookie, as of the last notification from the store."""
         self._watches: list[Watch] = []
         store = bookies._store
         self._session, self._version = bookies._write_registration(self.key, registration, self._owner, old=True)
@@ -290,11 +291,6 @@ class RegisteredBookie:
     def registered(self) -> bool:
         """True if others see the registration, as far as this process knows without a round trip to the store."""
         return not self._closed and self._bookies._store.alive(self._session)
-
-    @property
-    def superseded(self) -> bool:
-        """True if another process has registered as this bookie, as of the last notification from the store."""
-        return self._superseded
 
     def update(self, registration: BookieRegistration) -> None:
         """Replace the registration by another one of the same instance of the bookie.
@@ -319,9 +315,9 @@ class RegisteredBookie:
                     self.written = registration
                 except MetadataVersionError:
                     store = self._bookies._store
-                    self._superseded = store.alive(self._session) and store.get(self.key, latest=True) is not None
+                    self.superseded = store.alive(self._session) and store.get(self.key, latest=True) is not None
                     self._check()
-            if self._superseded:
+            if self.superseded:
                 raise CookieError(
                     f"{registration.bookie}: another process has registered as this bookie; end one of the two"
                 )
@@ -357,8 +353,8 @@ class RegisteredBookie:
                 return  # unchanged: most notifications are of this process's own writes
             if node is not None:
                 _, owner = self._bookies.registration(self.key, node)
-                if owner != self._owner and not self._superseded:
-                    self._superseded = True
+                if owner != self._owner and not self.superseded:
+                    self.superseded = True
                     bookie = self._registration.bookie
                     logger.warning(
                         "%s is registered by another process now",
@@ -381,11 +377,11 @@ class RegisteredBookie:
                 self._session, self._version = self._bookies._write_registration(
                     self.key, self._registration, self._owner, old=False
                 )
-                self._superseded = False
+                self.superseded = False
                 self.written = self._registration
             except CookieError as error:
                 # Two processes have directories of one instance. Replacing each other's registration would never end.
-                self._superseded = True
+                self.superseded = True
                 logger.warning(
                     "%s is registered by another process now: %s",
                     bookie,

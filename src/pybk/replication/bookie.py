@@ -523,7 +523,9 @@ class BookieMachine:
             status, run = self._read_entries(request)
         if before.limbo and status in NEGATIVE and (before.gap or not request.fence):
             status = Status.UNKNOWN  # D6: an entry that was never forced will never be confirmed after the fence
-        return [*effects, Respond(sender, ReadReply(status, run, before.lac))]
+        reply = _new_tuple(ReadReply, (status, run, before.lac, False))
+        effects.append(_new_tuple(Respond, (sender, reply)))
+        return effects
 
     def _read_entries(self, request: Read) -> tuple[Status, EntryRun | None]:
         """Read from the storage; an entry that cannot be read is unknown, and not absent (I17)."""

@@ -125,8 +125,7 @@ class ReadLac:
     wait_ns: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Read:
+class Read(NamedTuple):
     """Read entries ``first``, ``first + stride``, … up to ``last``.
 
     Attributes:
@@ -278,8 +277,7 @@ class LacsAbove:
     status: Status = Status.OK
 
 
-@dataclass(frozen=True, slots=True)
-class ReadReply:
+class ReadReply(NamedTuple):
     """The reply to ``Read``: entries from the first one on, up to the first one that is missing or does not fit.
 
     Attributes:

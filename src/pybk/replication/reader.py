@@ -6,9 +6,7 @@ asked as well (speculation); if it fails or denies, the next one is asked instea
 failed or denied, the metadata is read again once, because the ensemble may have changed (C17). An entry is denied only
 if every bookie of its write set denies it under current metadata; otherwise it is unknown (K5). ``LacMachine`` asks the
 last ensemble until the answers cover every write set; or it waits at enough bookies for each ack quorum to include one
-of them. ``LacComparisonMachine`` compares those of many ledgers, with one request for each bookie. ``EntryMachine`` is
-for single entries, because they are read often: it asks one replica, and leaves every case without a sound answer to a
-``ReadMachine``.
+of them. ``LacComparisonMachine`` compares those of many ledgers, with one request for each bookie.
 """
 
 from __future__ import annotations
@@ -57,9 +55,6 @@ from pybk.replication.quorum import Quorum, places
 NO_RANK: Final[Mapping[Bookie, int]] = MappingProxyType({})
 NO_LIMIT: Final = (1 << 63) - 1
 """A number of bytes that is larger than any read returns."""
-
-_READ: Final = ReadEnded(None, Status.OK, ())
-_new_tuple = tuple.__new__
 
 
 @dataclass(slots=True, eq=False)
@@ -346,55 +341,6 @@ class ReadMachine:
             return [ReadEnded(None, Status.OK, bad)]
         strand = min(unread, key=lambda strand: strand.next)
         return [ReadEnded(strand.next, strand.missing, bad)]
-
-
-class EntryMachine:
-    """Reads one entry from one replica.
-
-    Ends with ``ReadEnded``, preceded by ``EntriesRead`` if the replica returned a sound copy in time. If it did not,
-    the entry may be missing, damaged or only late; a ``ReadMachine`` finds out which.
-
-    Args:
-        ledger_id: The ledger.
-        bookie: A bookie of the entry's write set.
-        entry_id: The entry.
-        stride: As ``Read.stride``.
-        patience_ns: Nanoseconds to wait for the answer.
-
-    Threads: one at a time.
-    """
-
-    def __init__(self, ledger_id: int, bookie: Bookie, entry_id: int, *, stride: int, patience_ns: int) -> None:
-        self._bookie = bookie
-        self._request = Read(ledger_id, entry_id, entry_id, stride, 1)
-        self._patience_ns = patience_ns
-        self._ended = False
-
-    def start(self, now_ns: int) -> list[Effect]:
-        """Begin.
-
-        Args:
-            now_ns: The time.
-        """
-        return [_new_tuple(Send, (1, self._bookie, self._request)), WakeAt(now_ns + self._patience_ns)]
-
-    def step(self, event: Event, now_ns: int) -> list[Effect]:
-        """Handle an event; return the effects to perform.
-
-        Args:
-            event: What happened.
-            now_ns: The time.
-        """
-        if self._ended:
-            return []
-        self._ended = True
-        entry_id = self._request.first
-        reply = event.reply if type(event) is Answered else None
-        if type(reply) is ReadReply and reply.status is Status.OK and reply.run is not None:
-            run = reply.run
-            if run.first == entry_id and len(run.sizes) == 1:
-                return [EntriesRead(run), _READ]
-        return [ReadEnded(entry_id, Status.UNKNOWN, ())]
 
 
 class LacMachine:

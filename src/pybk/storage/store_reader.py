@@ -370,6 +370,13 @@ class StoreReader:
         except (OSError, ValueError):
             self.volumes.populate(view, start, stop)
         if table is None:
+            if CORE is not None:  # as in ``entry_span``, which would be one more call for each entry
+                try:
+                    start, stop = CORE.span(view, None, words, entry_id)
+                except ValueError:
+                    pass
+                else:
+                    return view, start, stop
             start, stop = entry_span(view, words, entry_id)
         return view, start, stop
 

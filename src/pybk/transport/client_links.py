@@ -25,7 +25,9 @@ or that is silent after a ping (``_look_after``).
 returned yet, the rights that are proved in each session, and the time of the next check (``due_ns``). A link adds its
 sockets to the epoll set (``_watch``) and appends its outcomes. A ZeroMQ descriptor signals once when something arrives,
 and sending or receiving may consume that signal; so a link that has sent a message, or has a new socket, is in
-``_touched``, and the next ``poll`` reads it without a signal.
+``_touched``, and the next ``poll`` asks ZeroMQ for it. ``poll`` waits by one call for these sockets and for the epoll
+descriptor, which has the signals of all others. A link whose last reply was received is in ``_touched``, too, because
+it hardly ever has another message at once.
 
 The bookie of the client's own process has an ``InProcessLink`` instead, which has no socket: ``poll`` flushes the
 requests that were handed over to it, and takes its replies.
@@ -41,6 +43,7 @@ import os
 import secrets
 import select
 import time
+from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Self
@@ -50,7 +53,7 @@ from zmq.utils.monitor import parse_monitor_message
 
 from pybk.errors import TooManyRequestsError, UsageError
 from pybk.ledger.ledger_metadata import Bookie
-from pybk.replication.messages import Read, Reply, Status
+from pybk.replication.messages import EntryRun, Read, Reply, Status
 from pybk.transport import curve, frames, heartbeat
 from pybk.transport.cluster_keys import (
     ClusterKeys,
@@ -60,15 +63,19 @@ from pybk.transport.cluster_keys import (
     RightsKey,
     greeting_mac,
     held_keys,
-    session_mac,
+    mac_of,
+    session_key,
 )
 from pybk.transport.codec import (
     HELLO_ID,
     NONCE_BYTES,
     SESSION_BYTES,
+    Answer,
     Authorize,
     AuthorizeMember,
+    EntryRead,
     MessageKind,
+    OneEntry,
     Ping,
     WireReply,
     WireRequest,
@@ -80,6 +87,7 @@ from pybk.transport.codec import (
 from pybk.transport.frames import (
     MESSAGE_BYTES_MAX,
     RUNS_MAX,
+    WIRE_CORE,
     FrameError,
     Header,
     Outgoing,
@@ -107,9 +115,15 @@ _RESENT_MAX: Final = 3
 _RECONNECT_MS: Final = 24 * 3600 * 1000
 """The time after which ZeroMQ would reconnect: a day, so it never does, because a link that broke gets a new socket."""
 
-_RETRY_NS: Final = 20_000_000
+RETRY_NS: Final = 20_000_000
+"""The least time between two attempts to connect."""
+
 HANDSHAKE_NS: Final = curve.HANDSHAKE_MS * 10**6
 """The time that a connection may take until its session begins."""
+
+_new_tuple = tuple.__new__
+_READ_BYTES: Final = 256
+"""The bytes that a read of one entry counts while it is outstanding."""
 
 _READABLE: Final = int(zmq.POLLIN)
 _DONT_WAIT: Final = int(zmq.NOBLOCK)
@@ -131,8 +145,11 @@ _REASONS: Final = {
     int(zmq.EVENT_CLOSED): "no process listens at the address",
 }
 
-Outcome = tuple["Link | InProcessLink", int, WireReply | None]
+Outcome = tuple["Link | InProcessLink", int, WireReply | OneEntry | None]
 """Link, request id, and reply; None instead of a reply if none came, and the request's effect is unknown."""
+
+Sent = Outgoing | EntryRead
+"""A request as a link keeps it until it ends."""
 
 _contexts: Final[set[curve.Context]] = set()
 """The contexts of links that are not closed. This set keeps them alive, because the garbage collector must not collect
@@ -186,6 +203,8 @@ class Link:
         self.monitor: curve.Socket | None = None
         """The monitor, which reports the events of the connection; None without a connection."""
         self._mac: Mac | None = None
+        self._key = b""
+        """The key of ``_mac``, as ``session_key`` returns it."""
         self._keys: ClusterKeys | None = None
         """The keys of the secret with which the connection began; None without a secret."""
         self._nonce = b""
@@ -194,7 +213,7 @@ class Link:
         self._proved: set[int] = set()
         self._counter = 0
         self._taken_bytes = 0
-        self._outstanding: dict[int, tuple[int, int, Outgoing, int]] = {}
+        self._outstanding: dict[int, tuple[int, int, Sent, int]] = {}
         self._resent: dict[int, int] = {}
         self._forgotten = 0
         self._first_deadline_ns = NEVER_NS
@@ -255,8 +274,8 @@ class Link:
         if self._outstanding and self.outstanding_bytes + size > links._outstanding_bytes_max:
             return False
         now_ns = time.monotonic_ns()
-        if links._keys is not None and links._keys.current is not links._current:
-            links._follow_keys(links._keys.current)
+        if links._keys is not None and links._keys.all[0] is not links._current:
+            links._follow_keys(links._keys.all[0])
         if self.socket is None and not self._reopen(now_ns):
             links._outcomes.append((self, request_id, None))
             return True
@@ -277,12 +296,51 @@ class Link:
             links._look_at(deadline_ns)
         return True
 
+    def read(self, request_id: int, request: EntryRead, timeout_ns: int) -> bool:
+        """Send a read of one entry, as ``send`` does; no right is proved for it.
+
+        Args:
+            request_id: As of ``send``.
+            request: The read.
+            timeout_ns: As of ``send``.
+
+        Returns:
+            False if nothing was sent, because there is no session, or too much is outstanding.
+        """
+        links = self._links
+        now_ns = time.monotonic_ns()
+        if links._keys is not None and links._keys.all[0] is not links._current:
+            links._follow_keys(links._keys.all[0])
+        full = self._outstanding and self.outstanding_bytes + _READ_BYTES > links._outstanding_bytes_max
+        if self._mac is None or self.socket is None or full:
+            return False
+        counter = self._counter + 1
+        instance = self.bookie.instance
+        if WIRE_CORE is None:
+            head = request.head(request_id, counter, self._taken_bytes, instance, self._mac, self.version)
+        else:
+            version, taken_bytes = self.version, self._taken_bytes
+            head = WIRE_CORE.make_read(self._key, instance, version, request_id, counter, taken_bytes, *request)
+        links._touched.add(self)
+        self._counter = counter
+        try:
+            send_frame(self.socket, head, _DONT_WAIT)
+        except zmq.Again:
+            return False
+        deadline_ns = now_ns + timeout_ns
+        self._outstanding[request_id] = (deadline_ns, _READ_BYTES, request, -1)
+        self.outstanding_bytes += _READ_BYTES
+        if deadline_ns < self._first_deadline_ns:
+            self._first_deadline_ns = deadline_ns
+            links._look_at(deadline_ns)
+        return True
+
     def close(self) -> None:
         """Close the connection and remove the link; its outstanding requests are reported as unanswered."""
         self.lose("closed")
         self._links._remove(self)
 
-    def _transmit(self, request_id: int, outgoing: Outgoing, ledger_id: int = -1) -> bool:
+    def _transmit(self, request_id: int, outgoing: Sent, ledger_id: int = -1) -> bool:
         """Send a request, and before it the proof of the right to its ledger if that was not sent in this session.
 
         Args:
@@ -326,8 +384,8 @@ class Link:
     # ---- the connection ----------------------------------------------------------------------------------------------
 
     def _reopen(self, now_ns: int) -> bool:
-        """Connect again; return False if that fails at once, or the last attempt is less than ``_RETRY_NS`` ago."""
-        if now_ns - self._opened_ns < _RETRY_NS:
+        """Connect again; return False if that fails at once, or the last attempt is less than ``RETRY_NS`` ago."""
+        if now_ns - self._opened_ns < RETRY_NS:
             return False
         try:
             self._open()
@@ -473,6 +531,11 @@ class Link:
         """Receive one message, which has arrived at the socket of this link, verify it and act on it."""
         recv = socket.recv
         frame = recv(_DONT_WAIT, copy=False)
+        if WIRE_CORE is not None and self._mac is not None and not frame.more:
+            found = WIRE_CORE.take_answer(frame, self._key, self._instance)
+            if found is not None:
+                self._take_entry(frame, *found)
+                return
         head = frame.bytes
         bodies: list[memoryview] = []
         more = frame.more
@@ -512,6 +575,25 @@ class Link:
         self.outstanding_bytes -= noted[1]
         if self._resent:
             self._resent.pop(request_id, None)
+        self._links._outcomes.append((self, request_id, reply))
+
+    def _take_entry(self, frame: zmq.Frame, request_id: int, first: int, stride: int, start: int, end: int) -> None:
+        """Handle an authentic answer that is one entry, and whole."""
+        self.heard_ns = time.monotonic_ns()
+        self.pinged_ns = NEVER_NS
+        self._forgotten = 0
+        self._taken_bytes += end
+        noted = self._outstanding.pop(request_id, None)
+        if noted is None:
+            self._links.counters.late += request_id < OWN_IDS
+            return
+        self.outstanding_bytes -= noted[1]
+        if self._resent:
+            self._resent.pop(request_id, None)
+        reply: WireReply | OneEntry = _new_tuple(OneEntry, (frame.buffer, start, end))
+        if type(noted[2]) is not EntryRead:
+            entry = memoryview(frame.bytes)[start:end]
+            reply = Answer(Status.OK, EntryRun(first, stride, array("q", (end - start,)), (entry,)))
         self._links._outcomes.append((self, request_id, reply))
 
     def _take_greeting(self, header: Header, head: bytes) -> None:
@@ -566,7 +648,8 @@ class Link:
         except FrameError:
             both = b""
         session_id, nonce = both[:SESSION_BYTES], both[SESSION_BYTES:]
-        mac = session_mac(self._keys, session_id, (self._nonce, nonce), header.instance)
+        key = session_key(self._keys, session_id, (self._nonce, nonce), header.instance)
+        mac = mac_of(key)
         known = len(nonce) == NONCE_BYTES and is_whole(header, head, ()) and is_authentic(header, head, mac)
         if not known or header.kind != MessageKind.WELCOME or not frames.VERSION_MIN <= header.a <= frames.VERSION:
             self._links.counters.forged += 1
@@ -578,6 +661,7 @@ class Link:
         self._message_bytes_max = min(self._links._message_bytes_max, header.b)
         self._counter = 0
         self._taken_bytes = 0
+        self._key = key
         self._mac = mac
         self.why_down = ""
         for request_id, (_, _, outgoing, ledger_id) in self._outstanding.items():
@@ -654,6 +738,8 @@ class Links:
         """The time when deadlines are checked next."""
         self._epoll = select.epoll()
         self._epoll.register(self._wake, select.EPOLLIN)
+        self._signals: tuple[Any, int] = (self._epoll.fileno(), _READABLE)
+        """The epoll descriptor, as ``zmq_poll`` takes it."""
         self._by_socket: dict[Any, Link] = {}
         """The links, by their sockets."""
         self._by_descriptor: dict[int, Link] = {}
@@ -661,6 +747,8 @@ class Links:
         self._by_monitor: dict[int, Link] = {}
         """The links, by the descriptors of their monitors."""
         self._touched: set[Link] = set()
+        self._omitted = False
+        """Whether the last ``poll`` left signals to this one."""
         self.encoded: tuple[WireRequest | None, Outgoing] = (None, encode(Ping()))
         """The message that was sent last, and its encoding."""
 
@@ -777,42 +865,54 @@ class Links:
         Cost: 10 microseconds, and for each reply 7 more and the checksum of its entries.
         """
         now_ns = time.monotonic_ns()
-        if self._keys is not None and self._keys.current is not self._current:
-            self._follow_keys(self._keys.current)
+        if self._keys is not None and self._keys.all[0] is not self._current:
+            self._follow_keys(self._keys.all[0])
         if now_ns >= self.due_ns:
             self._look_after(now_ns)
         # No signal announces messages that arrived there: sending consumes signals, and a new socket has none until it
-        # was read.
-        touched = self._touched
-        if touched:
-            self._touched = set()
-            self._take(touched)
-            for link in touched:
-                if link._mac is None:
-                    link.hear()
+        # was read. They are forgotten after the wait, because an interrupt of the wait loses nothing.
+        asked = [self._signals]
+        for link in self._touched:
+            if link._mac is None:
+                link.hear()
+            if link.socket is not None:
+                asked.append((link.socket, _READABLE))
         own = self._in_process
         if own is not None:
             own.flush()
             own.take()
         timeout_ms = 0 if self._outcomes else min(timeout_ms, (self.due_ns - now_ns) // 10**6 + 1)
         self.waiting = True
-        ready = self._epoll.poll(timeout_ms / 1000)
+        ready: list[tuple[Any, int]] = zmq.zmq_poll(asked, timeout_ms)
         self.waiting = False
+        self._touched = set()
+        if ready:
+            signalled = type(ready[0][0]) is int
+            self._read(ready[signalled:])
+            # The descriptor also has the signals of the sockets that were just read, and mostly no others, so every
+            # second look is left to the next call.
+            self._omitted = signalled and len(ready) > 1 and not self._omitted
+            if signalled and not self._omitted:
+                self._look_at_signals()
+        if own is not None:
+            own.take()
+        outcomes = self._outcomes
+        self._outcomes = []
+        return outcomes
+
+    def _look_at_signals(self) -> None:
+        """Receive and handle what the epoll descriptor announces, also of monitors and of ``wake``."""
         signalled = []
-        for descriptor, _ in ready:
+        for descriptor, _ in self._epoll.poll(0):
             if descriptor == self._wake:
                 os.eventfd_read(self._wake)
             elif descriptor in self._by_descriptor:
                 signalled.append(self._by_descriptor[descriptor])
             elif descriptor in self._by_monitor:  # otherwise its link was lost in this turn
                 self._by_monitor[descriptor].hear()
+        signalled = [link for link in signalled if link not in self._touched]  # the next ``poll`` asks for these
         if signalled:
             self._take(signalled)
-        if own is not None:
-            own.take()
-        outcomes = self._outcomes
-        self._outcomes = []
-        return outcomes
 
     def _look_after(self, now_ns: int) -> None:
         """End requests and connections that timed out, ping silent bookies, and set the time of the next check."""
@@ -831,24 +931,31 @@ class Links:
         self.due_ns = min(self.due_ns, time_ns)
 
     def _take(self, links: Iterable[Link]) -> None:
-        """Receive and handle all messages that have arrived at some links.
+        """Receive and handle all messages that have arrived at some links."""
+        asked = [(link.socket, _READABLE) for link in links if link.socket is not None]
+        self._read(zmq.zmq_poll(asked, 0))
 
-        Each round asks ZeroMQ once for all links, because asking for each costs more than receiving a message.
+    def _read(self, readable: list[tuple[Any, int]]) -> None:
+        """Receive and handle all messages that have arrived at readable sockets of links.
+
+        Each round asks ZeroMQ once for all links, because asking for each costs more than receiving a message. A link
+        that has no request outstanding is left to the next ``poll``.
         """
         by_socket = self._by_socket
-        asked: list[tuple[Any, int]] = []
-        for link in links:
-            if link.socket is not None:
-                asked.append((link.socket, _READABLE))  # noqa: PERF401  # a comprehension would be a call
-        while asked:
-            readable: list[tuple[Any, int]] = zmq.zmq_poll(asked, 0)
-            for socket, _ in readable:
-                if socket in by_socket:  # otherwise it was lost in this turn
-                    by_socket[socket].take(socket)
+        while readable:
             asked = []
             for each in readable:
-                if each[0] in by_socket:
+                link = by_socket.get(each[0])
+                if link is None:  # it was lost in this turn
+                    continue
+                link.take(each[0])
+                if link._outstanding or link._mac is None:
                     asked.append(each)
+                else:
+                    self._touched.add(link)
+            if not asked:
+                return
+            readable = zmq.zmq_poll([each for each in asked if each[0] in by_socket], 0)
 
     def _watch(self, socket: curve.Socket, link: Link) -> None:
         """Make ``poll`` wait for the socket of a link as well."""

@@ -163,8 +163,13 @@ def greeting_mac(keys: ClusterKeys | None) -> Mac:
     return xxh3_128_digest if keys is None else keyed_mac(keys.session_key)
 
 
-def session_mac(keys: ClusterKeys | None, session_id: bytes, nonces: tuple[bytes, bytes], instance: bytes) -> Mac:
-    """Return the MAC of one session's messages.
+def mac_of(key: bytes) -> Mac:
+    """Return the MAC with a key, or a checksum if the key is empty."""
+    return keyed_mac(key) if key else xxh3_128_digest
+
+
+def session_key(keys: ClusterKeys | None, session_id: bytes, nonces: tuple[bytes, bytes], instance: bytes) -> bytes:
+    """Return the key of the MAC of one session's messages, ``KEY_BYTES`` bytes; empty without a secret.
 
     Args:
         keys: The cluster's keys; None without a secret, for a checksum that detects only damage.
@@ -173,9 +178,9 @@ def session_mac(keys: ClusterKeys | None, session_id: bytes, nonces: tuple[bytes
         instance: The bookie's instance.
     """
     if keys is None:
-        return xxh3_128_digest
+        return b""
     scope = b"".join(len(part).to_bytes(4, "big") + part for part in (b"session", session_id, *nonces, instance))
-    return keyed_mac(hashlib.blake2b(scope, key=keys.session_key, digest_size=KEY_BYTES).digest())
+    return hashlib.blake2b(scope, key=keys.session_key, digest_size=KEY_BYTES).digest()
 
 
 # ---- rights ----------------------------------------------------------------------------------------------------------

@@ -14,8 +14,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from struct import Struct
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
+import zmq
 from xxhash import xxh3_128_digest
 
 from pybk.errors import UsageError
@@ -36,7 +37,7 @@ from pybk.replication.messages import (
     Status,
 )
 from pybk.storage.format.extent import STRIDE_MAX
-from pybk.transport.cluster_keys import LAC_PACKET_BYTES, MEMBER_MAC_BYTES, SIGNATURE_BYTES
+from pybk.transport.cluster_keys import LAC_PACKET_BYTES, MEMBER_MAC_BYTES, SIGNATURE_BYTES, Mac
 from pybk.transport.frames import MESSAGE_BYTES_MAX, FrameError, Header, Outgoing, blob, runs
 
 NONCE_BYTES: Final = 16
@@ -151,6 +152,47 @@ WireRequest = (
     Add | ReadLac | Read | Force | Move | AskWriter | CompareLacs | LacPacket | Authorize | AuthorizeMember | Ping
 )
 WireReply = Reply | Answer | LacsAbove
+
+
+class EntryRead(NamedTuple):
+    """A ``Read`` of one entry, which is encoded for each session in one step; see ``Outgoing``.
+
+    Attributes:
+        ledger_id: The ledger.
+        entry_id: The entry.
+        stride: As ``Read.stride``.
+    """
+
+    ledger_id: int
+    entry_id: int
+    stride: int
+
+    @property
+    def frames(self) -> list[zmq.Frame]:
+        """The frames after the head's frame: none."""
+        return []
+
+    def request(self) -> Read:
+        """Return the request."""
+        return Read(self.ledger_id, self.entry_id, self.entry_id, self.stride, 1)
+
+    def head(self, request_id: int, counter: int, taken_bytes: int, instance: bytes, mac: Mac, version: int) -> bytes:
+        """Return the message for one session; see ``Outgoing.head``."""
+        return _encode_read(self.request()).head(request_id, counter, taken_bytes, instance, mac, version)
+
+
+class OneEntry(NamedTuple):
+    """The answer to ``EntryRead`` if it is one entry, not verified.
+
+    Attributes:
+        buffer: Holds the entry.
+        start: Where it starts.
+        end: Where it ends.
+    """
+
+    buffer: memoryview
+    start: int
+    end: int
 
 
 # ---- to frames -------------------------------------------------------------------------------------------------------

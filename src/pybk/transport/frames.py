@@ -18,6 +18,7 @@ from xxhash import xxh3_128, xxh3_128_digest
 from zmq.backend import Socket as ZmqSocket
 
 from pybk.errors import PybkError, UsageError
+from pybk.ledger import CORE
 from pybk.ledger.entry import ENTRY_HEADER_BYTES
 from pybk.replication.messages import EntryRun
 from pybk.storage.format.extent import STRIDE_MAX
@@ -51,6 +52,10 @@ _unpack_header = _HEADER.unpack_from
 _pack_run = _RUN.pack
 _pack_size = Struct("<I").pack
 _new_tuple = tuple.__new__
+
+WIRE_CORE: Final = CORE if hasattr(CORE, "take_read") else None
+"""The native core, which makes and takes the messages of a read of one entry; None without it, or if it was built from
+older sources, as in a working tree."""
 
 send_frame: Final = ZmqSocket.send
 """Sends one frame of a message: socket, frame, flags, and whether to copy it, which is the default.

@@ -37,7 +37,7 @@ from pybk.errors import UsageError
 from pybk.ledger.ledger_metadata import Bookie
 from pybk.replication.messages import Add, Read, Reply, Status
 from pybk.transport.cluster_keys import MemberKey, RightsKey
-from pybk.transport.codec import Authorize, AuthorizeMember, WireReply, WireRequest
+from pybk.transport.codec import Authorize, AuthorizeMember, EntryRead, WireReply, WireRequest
 from pybk.transport.server import Caller
 
 _HEAD_BYTES: Final = 256
@@ -170,6 +170,10 @@ class InProcessLink:
             self._first_deadline_ns = deadline_ns
             self._look_at(deadline_ns)
         return True
+
+    def read(self, request_id: int, request: EntryRead, timeout_ns: int) -> bool:
+        """Hand over a read of one entry, as ``send`` does."""
+        return self.send(request_id, request.request(), timeout_ns)
 
     def _prove(self, ledger_id: int) -> None:
         """Prove the right to a ledger."""

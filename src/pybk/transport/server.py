@@ -13,8 +13,9 @@ session. A session ends when its client is gone or does not read, when it sends 
 is idle and another client needs a session. ``take_ended`` returns the ended sessions. A request without a session is
 answered NO_SESSION, and the client greets again.
 
-``receive`` waits for the socket and for three more descriptors: ``wake``, the authentication handler (``curve``), and
-the monitor that bounds the connections (``connection_limit``). One thread uses a server at a time; ``wake``, ``call``
+``receive`` waits for the socket and, by an epoll descriptor, for three more: ``wake``, the authentication handler
+(``curve``), and the monitor that bounds the connections (``connection_limit``). A message that arrived alone, while no
+lane is busy, is served without passing through its lane. One thread uses a server at a time; ``wake``, ``call``
 and ``wake_called`` may be called by any thread.
 
 A client in the bookie's own process hands its requests over by ``call`` (``in_process``). They need no check of their
@@ -38,7 +39,7 @@ from typing import Any, Final, NamedTuple, Self
 import zmq
 
 from pybk.errors import UsageError
-from pybk.replication.messages import Reply, Status
+from pybk.replication.messages import EntryRun, Read, Reply, Status
 from pybk.transport import curve, frames, heartbeat
 from pybk.transport.cluster_keys import (
     ClusterKeys,
@@ -48,7 +49,8 @@ from pybk.transport.cluster_keys import (
     MemberKey,
     greeting_mac,
     held_keys,
-    session_mac,
+    mac_of,
+    session_key,
 )
 from pybk.transport.codec import (
     DAMAGED,
@@ -56,6 +58,7 @@ from pybk.transport.codec import (
     NONCE_BYTES,
     PROBE_ID,
     SESSION_BYTES,
+    Answer,
     Authorize,
     AuthorizeMember,
     MessageKind,
@@ -67,8 +70,10 @@ from pybk.transport.codec import (
 )
 from pybk.transport.connection_limit import GREETING_LOOK_MS, Connections
 from pybk.transport.frames import (
+    INLINE_BYTES_MAX,
     MESSAGE_BYTES_MAX,
     RUNS_MAX,
+    WIRE_CORE,
     FrameError,
     Header,
     Outgoing,
@@ -105,6 +110,9 @@ UNREAD_SHARE_BYTES: Final = 1 << 20
 
 _SMALL_BYTES: Final = 1 << 10
 """The largest replies that are never refused for unread bytes, because ZeroMQ bounds their number."""
+
+_ANSWER_BYTES: Final = 256
+"""At least the bytes of an answer with one entry that are not the entry's."""
 
 RECEIVED_MAX: Final = 1024
 """The bound on the messages that are received before some are served."""
@@ -162,6 +170,7 @@ class Peer:
         "_seen_ns",
         "_sent_bytes",
         "_taken_bytes",
+        "key",
         "keys",
         "mac",
         "rights",
@@ -172,7 +181,7 @@ class Peer:
     )
 
     def __init__(
-        self, routing_id: bytes, session_id: bytes, mac: Mac, version: int, keys: ClusterKeys | None = None
+        self, routing_id: bytes, session_id: bytes, key: bytes, version: int, keys: ClusterKeys | None = None
     ) -> None:
         self.session_id = session_id
         self.rights: dict[int, Right] = {}
@@ -180,7 +189,9 @@ class Peer:
         self._rights_bytes = 0
         self.routing_id = routing_id
         """ZeroMQ's name of the client's connection."""
-        self.mac = mac
+        self.key = key
+        """The key of ``mac``, as ``session_key`` returns it."""
+        self.mac = mac_of(key)
         """The function that authenticates the session's messages."""
         self.version = version
         """The version of the protocol that the greeting agreed on."""
@@ -228,7 +239,7 @@ class Caller(Peer):
     __slots__ = ("deliver", "end")
 
     def __init__(self, deliver: Callable[[int, WireReply], None], end: Callable[[], None]) -> None:
-        super().__init__(b"", secrets.token_bytes(SESSION_BYTES), greeting_mac(None), frames.VERSION)
+        super().__init__(b"", secrets.token_bytes(SESSION_BYTES), b"", frames.VERSION)
         self.deliver: Final = deliver
         self.end: Final = end
 
@@ -358,17 +369,18 @@ class Server:
         except BaseException:
             self.close()
             raise
-        self._asked = [(self.socket, _READABLE)]
-        """The sockets that are polled for messages."""
+        self._asked: list[tuple[Any, int]] = [(self.socket, _READABLE)]
+        """The socket, which is asked for further messages."""
+        self._awaited: list[tuple[Any, int]] = [(self._epoll.fileno(), _READABLE), *self._asked]
+        """What ``receive`` waits for."""
         self.watched: dict[int, Callable[[], object]] = {}
         """The function to call when a descriptor becomes readable, by descriptor."""
         if self.authenticator is not None:
             self.watched[self.authenticator.socket.fileno()] = self.authenticator.serve
         if self.connections is not None:
             self.watched[self.connections.monitor.fileno()] = partial(self.connections.look, self.addresses)
-        for descriptor in (self.socket.fileno(), *self.watched):
+        for descriptor in (self._wake, *self.watched):
             self._epoll.register(descriptor, select.EPOLLIN)
-        self._epoll.register(self._wake, select.EPOLLIN)
 
     def __enter__(self) -> Self:
         """Return the server."""
@@ -462,27 +474,41 @@ class Server:
         lanes = self.lanes
         if self._keys is not None and self._keys.all is not self._valid:
             self._follow_keys(self._keys.all)
-        more = bool(zmq.zmq_poll(self._asked, 0)) and self.drain()  # sending replies may have consumed the signal
         connections = self.connections
         if connections is not None and connections.greeting:
             connections.check_greeting(self.addresses)
             timeout_ms = min(timeout_ms, GREETING_LOOK_MS)
-        ready = self._epoll.poll(0 if more or lanes.busy_lanes or self._called else timeout_ms / 1000)
-        for descriptor, _ in ready:
+        # ZeroMQ is asked for the socket, because sending replies may have consumed its signal.
+        ready: list[tuple[Any, int]] = zmq.zmq_poll(
+            self._awaited, 0 if lanes.busy_lanes or self._called else timeout_ms
+        )
+        alone = None
+        if ready:
+            if type(ready[0][0]) is int:
+                self._look_at_signals()
+            if type(ready[-1][0]) is not int:
+                alone = self.drain()
+        now_ns = time.monotonic_ns()
+        arrived = list(self._take_called(*lanes.share(now_ns, 1))) if self._called else []
+        if alone is not None:
+            request = self._admit(*alone, now_ns)
+            if request is not None:
+                arrived.append(request)
+        elif lanes.busy_lanes:
+            for routing_id, message in lanes.turn(now_ns, len(arrived) > 0):
+                request = self._admit(routing_id, message, now_ns)
+                if request is not None:
+                    arrived.append(request)
+        self.counters.received += len(arrived)
+        return arrived
+
+    def _look_at_signals(self) -> None:
+        """Handle what the descriptors other than the socket announce."""
+        for descriptor, _ in self._epoll.poll(0):
             if descriptor == self._wake:
                 os.eventfd_read(self._wake)
             elif descriptor in self.watched:
                 self.watched[descriptor]()
-        if ready and not lanes.busy_lanes:
-            self.drain()
-        now_ns = time.monotonic_ns()
-        arrived = list(self._take_called(*lanes.share(now_ns, 1))) if self._called else []
-        for routing_id, message in lanes.turn(now_ns, len(arrived) > 0):
-            request = self._admit(routing_id, message.head, message.bodies, now_ns)
-            if request is not None:
-                arrived.append(request)
-        self.counters.received += len(arrived)
-        return arrived
 
     def _follow_keys(self, valid: tuple[ClusterKeys, ...]) -> None:
         """End the sessions of secrets that are no longer valid; clients that have another secret begin new ones."""
@@ -515,22 +541,21 @@ class Server:
         writers = [peer for peer in self.peers.values() if ledger_id in peer.writes]
         return any(self._answer(peer, PROBE_ID, encode(_OK)) for peer in writers)
 
-    def drain(self) -> bool:
-        """Receive messages from the socket into the lanes, up to a bound.
+    def drain(self) -> tuple[bytes, Waiting] | None:
+        """Receive messages from the socket, which has one, into the lanes, up to a bound.
 
         Returns:
-            Whether the socket may have more; the caller must then drain it again without waiting for a signal.
+            If there was one message, and all lanes are empty, it and its connection: it was put into no lane.
         """
         asked = self._asked
         recv = self.socket.recv
         peers = self.peers
         lanes = self.lanes
-        drained = 0
-        for _ in range(RECEIVED_MAX):
-            if not zmq.zmq_poll(asked, 0):  # a third quicker than the option EVENTS
-                return False
+        drained = count = 0
+        more_waits = True
+        while more_waits and count < RECEIVED_MAX:
             if drained >= _RECEIVED_BYTES_MAX or lanes.waiting_bytes >= WAITING_BYTES_MAX:
-                return True
+                break
             routing_id = recv(_DONT_WAIT)
             frame = recv(_DONT_WAIT, copy=False)
             if routing_id not in peers and self.connections is not None:
@@ -547,11 +572,16 @@ class Server:
                     bodies.append(frame.buffer)
                     kept = size
             drained += size
-            if not lanes.put(routing_id, _new_tuple(Waiting, (head, bodies, kept))):
+            count += 1
+            message = _new_tuple(Waiting, (head, bodies, kept))
+            more_waits = bool(zmq.zmq_poll(asked, 0))  # a third quicker than the option EVENTS
+            if count == 1 and not more_waits and not lanes.busy_lanes:
+                return routing_id, message
+            if not lanes.put(routing_id, message):
                 self.counters.flooded += 1
                 if routing_id in self.peers:
                     self._drop(self.peers[routing_id])
-        return True
+        return None
 
     def refusals(self) -> Mapping[str, int]:
         """Return the numbers of refused connections and messages of peers since the server was opened, by reason.
@@ -564,10 +594,16 @@ class Server:
             found |= {"ended": connections.ended, "unheard": connections.unheard}
         return found
 
-    def _admit(
-        self, routing_id: bytes, head: bytes, bodies: Sequence[memoryview], now_ns: int
-    ) -> tuple[Peer, int, WireRequest] | None:
+    def _admit(self, routing_id: bytes, received: Waiting, now_ns: int) -> tuple[Peer, int, WireRequest] | None:
         """Check one message; answer it here if that is possible, otherwise return it for the bookie to answer."""
+        head, bodies, _ = received
+        peer = self.peers.get(routing_id)
+        if WIRE_CORE is not None and peer is not None and not bodies:
+            found = WIRE_CORE.take_read(head, peer.key, self.instance, Read)
+            if found is not None and found[1] > peer._counter:
+                request_id, peer._counter, peer._taken_bytes, read = found
+                peer._seen_ns = now_ns
+                return peer, request_id, read
         try:
             header = decode_head(head)
         except FrameError:
@@ -576,7 +612,6 @@ class Server:
         if header.kind == MessageKind.HELLO:
             self._greet(routing_id, header, head)
             return None
-        peer = self.peers.get(routing_id)
         if peer is None:
             self.counters.strangers += 1
             # The client verifies it by any secret that it has; the server does not know the client's.
@@ -657,15 +692,15 @@ class Server:
             return
         session_id = secrets.token_bytes(SESSION_BYTES)
         nonce = secrets.token_bytes(NONCE_BYTES)
-        mac = session_mac(keys, session_id, (client_nonce, nonce), self.instance)
+        key = session_key(keys, session_id, (client_nonce, nonce), self.instance)
         version = min(header.a, frames.VERSION)
         if routing_id in self.peers:
             self.ended.append(self.peers[routing_id])
-        self.peers[routing_id] = Peer(routing_id, session_id, mac, version, keys)
+        peer = self.peers[routing_id] = Peer(routing_id, session_id, key, version, keys)
         welcome = Outgoing(
             MessageKind.WELCOME, numbers=(version, self.message_bytes_max, 0, 0), blob=session_id + nonce
         )
-        self.send(routing_id, welcome, header.request_id, mac, header.version)
+        self.send(routing_id, welcome, header.request_id, peer.mac, header.version)
 
     def _free_session_slot(self, routing_id: bytes) -> bool:
         """Return whether another session can begin; end sessions whose clients are gone, or an idle one, if need be.
@@ -708,6 +743,42 @@ class Server:
             peer.deliver(request_id, message)
             return True
         return self._answer(peer, request_id, encode(message))
+
+    def reply_entry(self, peer: Peer, request_id: int, run: EntryRun) -> bool:
+        """Answer a read with a run of one entry, as ``reply`` does.
+
+        Cost: With the native core, a third of that of ``reply``.
+        """
+        size = run.sizes[0] + _ANSWER_BYTES
+        lanes = self.lanes
+        lane = lanes.lanes.get(peer.routing_id)
+        claimed = peer._sent_bytes - peer._taken_bytes
+        if (
+            WIRE_CORE is None
+            or size > INLINE_BYTES_MAX
+            or len(run.body) > 1
+            or lane is None  # also of a caller in this process
+            or self.peers.get(peer.routing_id) is not peer
+            or lane.unmarked + size >= MARK_BYTES
+            or claimed + size > UNREAD_BYTES_MAX  # these are checked again, less strictly, by ``reply``
+            or lane.unwritten + size > UNWRITTEN_BYTES_MAX
+            or lanes.unwritten + size > UNREAD_TOTAL_BYTES_MAX
+        ):
+            return self.reply(peer, request_id, Answer(Status.OK, run))
+        frame = WIRE_CORE.make_answer(
+            peer.key, self.instance, peer.version, request_id, run.first, run.stride, run.body[0]
+        )
+        try:
+            send_frame(self.socket, peer.routing_id, _MORE)
+            send_frame(self.socket, frame, _DONT_WAIT)
+        except zmq.ZMQError as error:
+            if error.errno not in (zmq.EAGAIN, zmq.EHOSTUNREACH):
+                raise
+            self._drop(peer)
+            return False
+        lane.unmarked += len(frame)
+        peer._sent_bytes += len(frame)
+        return True
 
     def _answer(self, peer: Peer, request_id: int, answer: Outgoing) -> bool:
         if self.peers.get(peer.routing_id) is not peer:
