@@ -8,9 +8,7 @@ before the close waits for anything; appends do not pay for that.
 signal handlers (KeyboardInterrupt, SystemExit) in the main thread alone, so an interrupt ends the wait for the close,
 but not the close. Managers that are still open when the interpreter ends are closed by ``atexit``.
 
-A forked child has none of its parent's threads. The functions that ``in_children`` was given run first in the child:
-they empty buffers, replace locks that a thread of the parent may hold, and close connections. So other calls need not
-check whether the process was forked.
+A forked child has none of its parent's threads; ``pybk.threads.forks`` has what handles do in it.
 """
 
 from __future__ import annotations
@@ -29,8 +27,7 @@ from collections.abc import Callable
 from enum import Enum
 from functools import partial, wraps
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, ParamSpec, Protocol, Self, TypeVar
-from weakref import WeakKeyDictionary
+from typing import TYPE_CHECKING, Final, ParamSpec, Protocol, Self, TypeVar
 
 from pybk.deferral import LateModule
 from pybk.errors import ForkedProcessError, IllegalOperationError, LogFencedError
@@ -44,7 +41,6 @@ else:
 
 logger = logging.getLogger(__name__)
 
-T = TypeVar("T")
 P = ParamSpec("P")
 H = TypeVar("H", bound="Closing")
 
@@ -392,27 +388,6 @@ def close_all() -> None:
 os.register_at_fork(after_in_child=open_endings.clear)
 
 
-_DISABLED_BY: Final[WeakKeyDictionary[Any, Callable[[Any], None]]] = WeakKeyDictionary()
-
-
-def in_children(handle: T, disable: Callable[[T], None]) -> None:
-    """Call a function with a handle in each forked child, as long as the handle exists.
-
-    Args:
-        handle: It is hashed by identity, and not kept alive.
-        disable: The function; it must not refer to the handle, wait, or raise.
-    """
-    _DISABLED_BY[handle] = disable
-
-
 def fork_error(what: str) -> ForkedProcessError:
     """Return the error that a forked child gets for a handle of its parent."""
     return ForkedProcessError(f"{what} was opened before the fork that made this process; open it again here")
-
-
-def _after_fork() -> None:
-    for handle, disable in list(_DISABLED_BY.items()):
-        disable(handle)
-
-
-os.register_at_fork(after_in_child=_after_fork)

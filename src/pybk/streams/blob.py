@@ -21,11 +21,12 @@ from xxhash import xxh3_128
 
 from pybk.errors import ClosedError, CorruptError, DigestMismatchError, PybkError, UnsupportedFormatError, UsageError
 from pybk.ledger.entry import EntryBatch
-from pybk.manager.handle import WithBlock, fork_error, in_children
+from pybk.manager.handle import WithBlock, fork_error
 from pybk.manager.ledger_manager import LedgerManager, backend_of
 from pybk.manager.ledger_reader import LedgerReader
 from pybk.manager.ledger_writer import LedgerWriter
 from pybk.threads.call_threads import asyncio_form
+from pybk.threads.forks import in_children
 
 R = TypeVar("R")
 

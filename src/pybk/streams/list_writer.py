@@ -43,7 +43,6 @@ from pybk.errors import (
     not_done,
 )
 from pybk.manager.append_future import AppendFuture, CoroutineBacklog
-from pybk.manager.handle import in_children
 from pybk.manager.ledger_manager import LedgerManager, backend_of
 from pybk.streams import ledger_list
 from pybk.streams.appender import LOSSES, Appender, Batch, RecordFuture, bookies_error, fenced_error
@@ -53,6 +52,7 @@ from pybk.streams.ledger_steps import LedgerSteps
 from pybk.streams.list_record import SEQ_MAX, Detached, ListKind, ListRecord, Segment, title_of
 from pybk.threads import background, weakly
 from pybk.threads.call_threads import in_thread
+from pybk.threads.forks import in_children
 
 if TYPE_CHECKING:
     from pybk.manager.atomic_group import GroupPart

@@ -11,7 +11,6 @@ from typing import Final, NamedTuple
 from pybk.errors import ClosedError, LogSealedError, TruncatedError, UsageError
 from pybk.manager.append_future import seconds_of
 from pybk.manager.arguments import whole_from
-from pybk.manager.handle import in_children
 from pybk.streams.format import Position, Records
 from pybk.streams.ledger_steps import LedgerSteps
 from pybk.streams.list_record import SEQ_MAX
@@ -19,6 +18,7 @@ from pybk.streams.log_record import LogRecord, RecordSource, log_records
 from pybk.streams.record_reader import RecordReader
 from pybk.streams.record_search import first_seq_at_time, first_seq_of_txid
 from pybk.threads.call_threads import asyncio_form, in_thread
+from pybk.threads.forks import in_children
 from pybk.values import whole
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)

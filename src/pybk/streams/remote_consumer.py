@@ -35,7 +35,7 @@ from pybk.errors import (
     UsageError,
 )
 from pybk.manager.append_future import seconds_of
-from pybk.manager.handle import Handle, fork_error, in_children, opening_form
+from pybk.manager.handle import Handle, fork_error, opening_form
 from pybk.streams.format import Position
 from pybk.streams.log_record import LogRecord, RecordSource
 from pybk.streams.subscription import (
@@ -50,6 +50,7 @@ from pybk.streams.subscription import (
     taken_async,
 )
 from pybk.threads.call_threads import asyncio_form
+from pybk.threads.forks import in_children
 from pybk.values import decode_json, encode_json, from_base64, to_base64
 
 _LENGTHS: Final = struct.Struct("<II")

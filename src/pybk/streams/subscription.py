@@ -40,7 +40,7 @@ from pybk.errors import (
 )
 from pybk.manager.arguments import whole_from
 from pybk.manager.atomic_group import GroupMember, GroupPart
-from pybk.manager.handle import fork_error, in_children, where_called
+from pybk.manager.handle import fork_error, where_called
 from pybk.manager.ledger_manager import backend_of
 from pybk.streams.appender import RecordFuture, done_future
 from pybk.streams.cursor import Cursor, MemoryCursor
@@ -56,6 +56,7 @@ from pybk.streams.log_writer import LogWriter
 from pybk.streams.range_set import Ranges
 from pybk.streams.record_reader import RecordReader
 from pybk.threads.call_threads import WakeUp, asyncio_form, begun_in_own_thread, begun_in_thread, call_in, in_thread
+from pybk.threads.forks import in_children
 from pybk.values import whole
 
 logger = logging.getLogger(__name__)
