@@ -17,6 +17,7 @@ from pybk.replication.messages import CompareLacs, LacReply, LacsAbove, ReadLac,
 from pybk.storage.descriptor import LedgerDescriptor
 from pybk.storage.format.log_file import RunLocations
 from pybk.storage.repair.verify import verify_store
+from pybk.storage.store import Store
 from pybk.storage.tiers import ENTRIES
 from tests.bookie.replica_harness import (  # noqa: F401  # fixtures among them
     LEDGER,
@@ -84,6 +85,24 @@ def test_no_last_add_confirmed_is_taken_from_a_damaged_record(
     assert add(replicas, make_run(COUNT, 1)) is Status.OK
     assert state_of(replicas).lac == COUNT - 1
     assert machine.compare_lacs(compared) == named, "an earlier entry may say more"
+
+
+def test_a_last_add_confirmed_that_could_not_be_read_for_lack_of_memory_is_read_by_the_next_request(
+    fs: SimFileSystem, replicas: Replicas, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise MemoryError
+
+    add(replicas, make_run(0, COUNT))
+    replicas.close()
+    replicas = open_replicas(fs)
+    with monkeypatch.context() as patch:
+        patch.setattr(Store, "read_batch", refuse)
+        with pytest.raises(MemoryError):
+            state_of(replicas)
+    compared = CompareLacs(array("q", (LEDGER,)), array("q", (-1,)))
+    assert BookieMachine(replicas).compare_lacs(compared) == LacsAbove(compared.ledger_ids)
+    assert state_of(replicas).lac == COUNT - 2
 
 
 @pytest.mark.parametrize("stride", [1, 2])

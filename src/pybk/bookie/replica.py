@@ -513,15 +513,13 @@ class Replica:
         The caller holds the lock. Cost: the first call reads the last entry.
         """
         if self._lac is None:
-            self._lac = -1
             try:
                 last = self.last_entry(checked=True)  # no client verifies a digest of this value
             except PybkError as error:
                 logger.error("the last add confirmed of ledger %d cannot be read: %s", self.ledger_id, error)
-                self._lac_unread = True
+                self._lac, self._lac_unread = -1, True
             else:
-                if last is not None:
-                    self._lac = _LAC_AND_LENGTH.unpack_from(last[1], _LAC_AT)[0]
+                self._lac = -1 if last is None else _LAC_AND_LENGTH.unpack_from(last[1], _LAC_AT)[0]
         return self._lac
 
     def known_lac(self) -> int | None:
