@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import socket
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 
-from pybk import BlobStore, Log, LogEnd, WriteAheadLog
+from pybk import BlobStore, Log, LogEnd, Namespace, WriteAheadLog
 from pybk.admin.http import AdminServer
+from pybk.admin.http.application import AdminApplication
 from pybk.errors import ForkedProcessError, StoreLockedError
 from pybk.flags import StorageHint
 from pybk.manager.ledger_manager import LedgerManager
+from pybk.manager.ledger_reader import woken_by
 from tests.admin.http.test_server import Client
-from tests.internals import descriptor_of, store_of
+from tests.cluster.inside import inside
+from tests.forking import all_locks_held, in_child
+from tests.internals import backend_of, descriptor_of, metadata_of, store_of
 from tests.storage.log.test_interrupts import APPEND_PATH
 from tests.storage.real_store import contents, numbered, open_quick, stop_syncing
 from tests.test_signals import handled
@@ -32,25 +37,6 @@ pytestmark = [
     pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork"),
     pytest.mark.filterwarnings("ignore:This process.*is multi-threaded:DeprecationWarning"),
 ]
-
-
-def in_child(work: Callable[[], object]) -> None:
-    """Call in a forked child; fail if it raises, or takes longer than ten seconds."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    pid = os.fork()
-    if pid == 0:
-        status = 1
-        try:
-            signal.alarm(10)
-            work()
-            status = 0
-        except BaseException:  # noqa: BLE001  # nothing may get out of a child into the test run of its parent
-            traceback.print_exc()
-        finally:
-            sys.stderr.flush()
-            os._exit(status)
-    assert os.waitpid(pid, 0)[1] == 0, "the forked child failed, or waited for somebody who is not there"
 
 
 def all_refused(calls: list[Callable[[], Any]]) -> None:
@@ -183,6 +169,85 @@ def test_a_child_never_waits_whatever_the_parent_was_doing(tmp_path: Path, monke
         waiting.join(WAIT_S)
         assert (future.result(), many.result()) == (0, range(1, 4))
         assert contents(manager, 0) == numbered(4)
+
+
+def closed(handles: list[Any]) -> None:
+    """Close handles, and drop them; a writer of a ledger says why it cannot be closed here."""
+    for each in handles:
+        with suppress(ForkedProcessError):
+            each.close()
+    dropped(handles)
+
+
+def dropped(handles: list[Any]) -> None:
+    """Let go of all handles."""
+    handles.clear()
+    gc.collect()
+
+
+def opened(manager: LedgerManager) -> list[Any]:
+    """Open some of all kinds of handles."""
+    log = Log.open(manager, "log", insecure=True)
+    log_writer = log.writer()
+    log_writer.append_many(numbered(5))
+    subscription = log.subscribe("sub", start=LogEnd.EARLIEST, mode="shared")
+    reader = log.reader()
+    wal = WriteAheadLog.open(manager, "wal", insecure=True)
+    wal.append_many(numbered(5))
+    follower = wal.follow(timeout=0)
+    assert subscription.read() is not None
+    assert reader.read() is not None
+    assert next(follower).lsn == 1
+    blobs = BlobStore.open(manager, insecure=True)
+    blobs.put("a", bytes(3 << 20))
+    file, upload = blobs.open_blob("a"), blobs.create_blob("b")
+    file.read(1)
+    upload.write(b"x")
+    names = Namespace.open(manager, insecure=True)
+    watch = CancelledByClose(names.watch(lambda *_: None))
+    writer = manager.create_ledger(insecure=True)
+    writer.append(b"x")
+    alone = manager.open_ledger(writer.ledger_id, recover=False)
+    with woken_by(alone, lambda: None):  # which watches the ledger
+        pass
+    application = AdminApplication(manager)
+    application.view.seen()
+    ends = [watch, reader, follower, subscription, log_writer, log, wal, file, upload, blobs, names, alone, writer]
+    return [*ends, application]
+
+
+class CancelledByClose:
+    """A watch that ends as handles do."""
+
+    def __init__(self, watch: Any) -> None:
+        self.close = watch.cancel
+
+
+@pytest.mark.parametrize("ending", [closed, dropped])
+def test_a_child_ends_every_handle_whatever_threads_of_its_parent_were_doing(
+    tmp_path: Path, ending: Callable[[list[Any]], None]
+) -> None:
+    with open_quick(tmp_path) as manager:
+        handles = opened(manager)
+        with all_locks_held():
+            in_child(lambda: ending(handles))
+        in_child(manager.close)
+        closed(handles)
+
+
+@pytest.mark.parametrize("ending", [closed, dropped])
+def test_a_child_ends_every_handle_of_a_cluster_too(tmp_path: Path, ending: Callable[[list[Any]], None]) -> None:
+    with inside(tmp_path) as cluster, cluster.connect() as manager:
+        lock = backend_of(manager).try_lock("name", "owner")
+        assert lock is not None
+        handles = opened(manager)
+        with all_locks_held():
+            in_child(lambda: ending(handles))
+            in_child(manager.close)
+            in_child(metadata_of(manager).close)
+            in_child(lock.release)
+        assert lock.held, "the parent has it"
+        closed(handles)
 
 
 def test_a_child_may_read_while_its_parent_writes(tmp_path: Path) -> None:

@@ -23,9 +23,9 @@ from pybk.spans import SPANS, current_operation, operation, part, report
 from pybk.storage.descriptor import StagedEntries
 from pybk.storage.io.filesystem import OsFile
 from pybk.testing import SECRET, TestCluster, small_config
+from tests.forking import in_child
 from tests.internals import store_of
 from tests.paths import ROOT
-from tests.test_fork import in_child
 from tests.waiting import WAIT_S, wait_until
 
 REQUEST: contextvars.ContextVar[str] = contextvars.ContextVar("request", default="")

@@ -136,6 +136,35 @@ def test_a_forked_child_ends_at_once_and_its_parent_continues(tmp_path: Path) ->
         assert contents(client, ledger_id, recover=True) == [b"entry %d" % number for number in range(count)]
 
 
+_FORKED_AMID_WORK = """
+import warnings
+from pybk.manager.ledger_reader import woken_by
+from tests.forking import all_locks_held
+warnings.simplefilter("ignore", DeprecationWarning)  # of forking beside threads, which is the point
+manager = LedgerManager.connect(url, cluster_secret=secret)
+writer = manager.create_ledger(insecure=True)
+writer.append(b"entry 0")
+reader = manager.open_ledger(writer.ledger_id, recover=False)
+with woken_by(reader, lambda: None):  # which watches the ledger
+    pass
+sys.stdout.flush()
+with all_locks_held():
+    pid = os.fork()
+    if pid == 0:
+        signal.alarm(60)
+        sys.exit(7)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+manager.close()
+print(writer.ledger_id, 1)
+"""
+
+
+def test_a_forked_child_ends_whatever_threads_of_its_parent_were_doing(tmp_path: Path) -> None:
+    with inside(tmp_path) as cluster, cluster.connect() as client:
+        ((ledger_id, count),) = run(_FORKED_AMID_WORK, cluster)
+        assert contents(client, ledger_id, recover=True) == [b"entry %d" % number for number in range(count)]
+
+
 def test_a_bookie_without_a_close_is_closed_at_the_end_of_the_program(tmp_path: Path) -> None:
     program = """
 manager = LedgerManager.open(sys.argv[3], listen="tcp://127.0.0.1:*", metadata=url, cluster_secret=secret)

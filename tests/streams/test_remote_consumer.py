@@ -32,8 +32,9 @@ from pybk import (
 )
 from pybk.streams import remote_consumer
 from pybk.streams.subscription import give_back
+from tests.forking import in_child
 from tests.paths import ROOT
-from tests.test_fork import all_refused, in_child
+from tests.test_fork import all_refused
 from tests.waiting import wait_until
 
 SOON = 60.0

@@ -24,6 +24,7 @@ from pybk.storage.log.log import Log
 from pybk.storage.named_records import NamedChange, NamedRecords
 from pybk.storage.store import Store
 from pybk.threads import start_thread
+from pybk.threads.forks import in_children
 
 if TYPE_CHECKING:
     from pybk import health
@@ -121,6 +122,12 @@ class LocalLocks:
         self._guard = threading.RLock()
         self._held: WeakValueDictionary[str, LocalLock] = WeakValueDictionary()
         self._watches: dict[str, dict[LocalLockWatch, None]] = {}
+        in_children(self, LocalLocks._disable)
+
+    def _disable(self) -> None:
+        """Replace the guard in a forked child, because a thread of the parent may hold it, and forget the watches."""
+        self._guard = threading.RLock()
+        self._watches = {}
 
     def try_take(self, name: str, lock: LocalLock) -> bool:
         """Take a lock unless another one of its name is held; return whether it was taken."""

@@ -14,6 +14,7 @@ from typing import Final
 
 from pybk.errors import ClosedError, MetadataUnreachableError, StorageRefusedError
 from pybk.threads import start_thread
+from pybk.threads.forks import in_children
 
 logger = logging.getLogger(__name__)
 
@@ -56,6 +57,11 @@ class Callbacks:
         self._due: dict[Callback, float] = {}
         self._thread: threading.Thread | None = None
         self._closed = False
+        in_children(self, Callbacks._disable)
+
+    def _disable(self) -> None:
+        """Replace the lock in a forked child, because a thread of the parent may hold it; nothing is called there."""
+        self._changed = threading.Condition()
 
     def add(self, key: str | None, call: Callable[[], None]) -> Callback:
         """Register a callback; raises ClosedError once closed.
@@ -80,7 +86,7 @@ class Callbacks:
     def watched(self) -> list[Callback]:
         """Return the callbacks that watch keys."""
         with self._changed:
-            return [callback for callback in self._known if callback.key is not None]
+            return [callback for callback in self._known.copy() if callback.key is not None]
 
     def schedule(self, callback: Callback, after_s: float = 0.0) -> None:
         """Run a callback soon, or after some seconds; scheduling it again before it runs can only bring it forward."""
@@ -102,7 +108,7 @@ class Callbacks:
     def session_ended(self) -> None:
         """Schedule the callbacks for the end of the session."""
         with self._changed:
-            ended = [callback for callback in self._known if callback.key is None]
+            ended = [callback for callback in self._known.copy() if callback.key is None]
         for callback in ended:
             self.schedule(callback)
 
@@ -121,12 +127,12 @@ class Callbacks:
         """Wait for the next callback that is due; None once closed."""
         with self._changed:
             while not self._closed:
-                now = time.monotonic()
-                for callback, at in self._due.items():
-                    if at <= now:
-                        del self._due[callback]
+                # A copy, because a finaliser may cancel a callback at any moment.
+                due, now = self._due.copy(), time.monotonic()
+                for callback, at in due.items():
+                    if at <= now and self._due.pop(callback, None) is not None:
                         return callback
-                self._changed.wait(min(self._due.values()) - now if self._due else None)
+                self._changed.wait(min(due.values()) - now if due else None)
         return None
 
     def _run(self) -> None:

@@ -21,6 +21,7 @@ from pybk.metadata.authenticated_values import AuthenticatedValues, ValueKind
 from pybk.metadata.metadata_keys import MetadataKeys
 from pybk.metadata.registration import OWNER_BYTES, name_in_key
 from pybk.metadata.store import MetadataStore, Node, Watch
+from pybk.threads.forks import in_children
 from pybk.values import decode_json, encode_json
 
 logger = logging.getLogger(__name__)
@@ -55,12 +56,12 @@ class Lease:
         return not self._released and self._locks._store.alive(self._session)
 
     def release(self) -> None:
-        """Release the lock; a second call does nothing.
+        """Release the lock; a second call does nothing, nor does one in a forked child, which does not hold it.
 
         Raises:
             MetadataUnreachableError: It could not be released; try again, or close the store.
         """
-        if not self._released:
+        if not (self._released or self._locks._forked):
             self._locks._release(self)
             self._released = True
 
@@ -140,6 +141,13 @@ class Locks(AuthenticatedValues):
         super().__init__(store, keys)
         self._by = secrets.token_hex(OWNER_BYTES)  # in each lock's value, so that this client recognises its own locks
         self._leases: dict[str, Lease] = {}
+        self._leases_lock = threading.Lock()
+        self._forked = False
+        in_children(self, Locks._disable)
+
+    def _disable(self) -> None:
+        """Replace the lock in a forked child, because a thread of the parent may hold it during a request."""
+        self._forked = True
         self._leases_lock = threading.Lock()
 
     def try_lock(self, name: str, owner: str) -> Lease | None:

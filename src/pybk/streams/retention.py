@@ -29,6 +29,7 @@ from pybk.streams.ledger_steps import LedgerSteps, cancel_elsewhere
 from pybk.streams.list_record import SEQ_MAX, Bounds, ListRecord, Segment
 from pybk.streams.list_writer import ListWriter
 from pybk.threads import background, weakly
+from pybk.threads.forks import in_children
 from pybk.values import FrozenDict, decode_json, encode_json
 
 logger = logging.getLogger(__name__)
@@ -287,6 +288,11 @@ class Watches:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._watches: list[Watch] | None = []
+        in_children(self, Watches._disable)
+
+    def _disable(self) -> None:
+        """Replace the lock in a forked child, because a thread of the parent may hold it."""
+        self._lock = threading.Lock()
 
     def add(self, watch: Watch) -> None:
         """Add one."""

@@ -30,6 +30,7 @@ from pybk.manager.ledger_manager import LedgerManager
 from pybk.operations.cluster_admin import ClusterAdmin
 from pybk.operations.cluster_checks import BookieStatus, ClusterStatus, ClusterVerdict, space_by_tiers
 from pybk.threads import start_thread
+from pybk.threads.forks import in_children
 
 if TYPE_CHECKING:
     from pybk.bookie.server import BookieServer
@@ -129,6 +130,12 @@ class View:
         self._asked = 0.0
         self._closed = False
         self._thread: threading.Thread | None = None
+        in_children(self, View.after_fork)
+
+    def after_fork(self) -> None:
+        """End it in a forked child, without a lock that a thread of the parent may hold."""
+        self._closed, self._loads = True, None
+        self._condition = threading.Condition()
 
     @property
     def admin(self) -> ClusterAdmin:
