@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 import pytest
@@ -37,6 +37,9 @@ from pybk.streams.list_writer import ListWriter
 from pybk.streams.log import Log
 from pybk.streams.log_writer import LogWriter
 from tests.waiting import WAIT_S, wait_until
+
+if TYPE_CHECKING:
+    from pybk.adapters.eventsourcing.event_log import EventLog
 
 
 def backend_of(manager: LedgerManager) -> LedgerBackend:
@@ -256,3 +259,13 @@ def metadata_store_of(manager: LedgerManager) -> Any:
 def lock_of(store: LmdbMetadataStore) -> threading.Lock:
     """Return the lock that the threads of a process take for a moment to use a metadata store."""
     return store._lock
+
+
+def inserts_in_flight(events: EventLog) -> int:
+    """Return the number of inserts that are staged and not durable yet."""
+    return events._in_flight
+
+
+def has_inserts_wait(events: EventLog) -> bool:
+    """Return whether inserts have to wait, because a thread waits for those in flight."""
+    return events._paused

@@ -40,6 +40,7 @@ from pybk import (
 )
 from pybk.adapters.blob_filesystem import BlobFileSystem
 from pybk.credentials import write_new_secret
+from tests.forking import all_locks_held, in_child
 from tests.paths import ROOT
 from tests.waiting import PROCESS_S
 
@@ -214,6 +215,14 @@ def test_file_systems_of_the_same_options_share_a_store(fs: BlobFileSystem, opti
     for wrong in ({}, {"store": "x", "blob_store": fs.blob_store}):
         with pytest.raises(UsageError):
             BlobFileSystem(**wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_child_closes_a_file_system_whatever_threads_of_its_parent_were_doing(fs: BlobFileSystem) -> None:
+    fs.pipe("a", b"1")
+    with all_locks_held():
+        in_child(fs.close)
+    assert fs.cat("a") == b"1"
 
 
 def test_options_that_are_not_known_are_refused(options: dict[str, Any]) -> None:

@@ -30,9 +30,12 @@ from pybk.adapters.eventsourcing.event_record import decode_event, encode_event
 from pybk.adapters.eventsourcing.tracking_log import CHECKPOINT_RECORDS, TrackingLog
 from pybk.errors import CorruptError, PybkError, StorageFailedError, StorageFullError, UnsupportedFormatError
 from pybk.streams.appender import RecordFuture
+from tests.forking import in_child
+from tests.internals import has_inserts_wait, inserts_in_flight
 from tests.sampling import every, sample
 from tests.simdisk import SimCrash, SimFileSystem
 from tests.simdisk.faults import ErrorName
+from tests.storage.real_store import stop_syncing
 from tests.storage.store_harness import abandon, open_world
 from tests.waiting import WAIT_S, wait_until
 
@@ -170,6 +173,25 @@ def test_one_of_many_that_insert_the_same_version_wins(manager: LedgerManager) -
     assert [each.id for each in notifications] == list(range(1, 81))
     for shared, own in zip(notifications[::2], notifications[1::2], strict=True):  # inserts do not interleave
         assert (shared.originator_id, own.originator_id) == ("one", shared.state.decode())
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_child_closes_it_while_a_thread_of_its_parent_writes_the_index(
+    manager: LedgerManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events = opened(manager)
+    events.insert([event("one", 1)])
+    monkeypatch.setattr("pybk.adapters.eventsourcing.event_log.CHECKPOINT_EVENTS", 1)
+    go = stop_syncing(monkeypatch)
+    with ThreadPoolExecutor(2) as pool:
+        inserting = pool.submit(events.insert, [event("one", 2)])
+        wait_until(lambda: inserts_in_flight(events))
+        closing = pool.submit(events.close)
+        wait_until(lambda: has_inserts_wait(events))
+        in_child(events.close)
+        go.set()
+        assert inserting.result(WAIT_S) == [2]
+        closing.result(WAIT_S)
 
 
 def test_a_subscriber_sees_every_notification_in_order(manager: LedgerManager) -> None:

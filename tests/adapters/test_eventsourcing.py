@@ -28,6 +28,8 @@ from pybk.adapters.eventsourcing import (
     PybkProcessRecorder,
     PybkTrackingRecorder,
 )
+from tests.cluster.inside import inside
+from tests.forking import all_locks_held, in_child
 
 
 class InStore:
@@ -175,3 +177,40 @@ class TestProjection(InStore, projection_cases.AggregateEventCountersProjectionT
 
 class TestEventSourcedProjection(InStore, projection_cases.EventSourcedProjectionTestCase):
     pass
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_child_closes_a_factory_whatever_threads_of_its_parent_were_doing(tmp_path: Path) -> None:
+    def factory_in(name: str) -> PybkFactory:
+        return PybkFactory(Environment("Cases", {"PYBK_STORE": str(tmp_path / name), "PYBK_INSECURE": "y"}))
+
+    def work() -> None:
+        factory.close()
+        factory_in("own").close()
+
+    factory = factory_in("store")
+    factory.application_recorder()
+    with all_locks_held():
+        in_child(work)
+    factory.close()
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_child_has_stores_of_its_own(tmp_path: Path) -> None:
+    with inside(tmp_path, secret=None) as cluster:
+        settings = {"PYBK_STORE": cluster.url, "PYBK_INSECURE": "y"}
+        factory = PybkFactory(Environment("Cases", settings))
+        factory.application_recorder()
+
+        def work() -> None:
+            environment = Environment("Own", settings)
+            own = PybkFactory(environment)
+            own.aggregate_recorder()
+            factory.close()
+            again = PybkFactory(environment)
+            again.aggregate_recorder()  # of the same store, which has the log of that name open
+            again.close()
+            own.close()
+
+        in_child(work)
+        factory.close()

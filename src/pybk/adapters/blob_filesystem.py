@@ -25,6 +25,7 @@ from pybk.errors import PybkError, UsageError
 from pybk.manager.ledger_manager import LedgerManager
 from pybk.streams.blob import BlobReader
 from pybk.streams.blob_store import BlobInfo, BlobStore, BlobUpload
+from pybk.threads.forks import in_children
 
 __all__ = ["BlobFileSystem"]
 
@@ -66,6 +67,11 @@ class _Stores:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._stores: dict[tuple[object, ...], tuple[BlobStore, LedgerManager]] = {}
+        in_children(self, _Stores._disable)
+
+    def _disable(self) -> None:
+        """Replace the lock in a forked child, because a thread of the parent may hold it while it opens a store."""
+        self._lock = threading.Lock()
 
     def open(
         self, where: str, cluster_file: str | None, name: str, given: _Given, *, read_only: bool, insecure: bool

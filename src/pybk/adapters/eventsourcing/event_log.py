@@ -33,6 +33,7 @@ from pybk.adapters.eventsourcing.event_index import EventIndex
 from pybk.adapters.eventsourcing.event_record import Originator, decode_event, encode_event, originator_of
 from pybk.errors import CorruptError, PybkError
 from pybk.streams.wal import WriteAheadLog
+from pybk.threads.forks import in_children
 
 logger = logging.getLogger(__name__)
 
@@ -68,11 +69,20 @@ class EventLog:
         self._stale_from: int | None = self._durable + 1
         """The first event of the log that the index may lack; None if it lacks none."""
         self._listeners: set[threading.Event] = set()
+        self._forked = False
+        in_children(self, EventLog._disable)
         self.refresh()
 
+    def _disable(self) -> None:
+        """Wait in a forked child for no thread of the parent."""
+        self._forked = True
+        self._changed = threading.Condition()
+        self._in_flight, self._paused = 0, False
+
     def close(self) -> None:
-        """Write the index if it has grown enough, and close the log."""
-        self._checkpoint_if_due()
+        """Write the index if it has grown enough, and close the log; in a forked child, do nothing."""
+        if not self._forked:
+            self._checkpoint_if_due()
         self._wal.close()
 
     # ---- the index -----------------------------------------------------------------------------------------------

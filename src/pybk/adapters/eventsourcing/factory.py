@@ -29,6 +29,7 @@ from pybk.credentials import CLUSTER_SECRET, PASSWORD, SECRET, Credentials, Secr
 from pybk.errors import UsageError
 from pybk.manager.ledger_manager import LedgerManager
 from pybk.streams.wal import WriteAheadLog
+from pybk.threads.forks import in_children
 
 STORE: Final = "PYBK_STORE"
 """The setting of the directory of a store, or the metadata URL of a cluster."""
@@ -54,6 +55,11 @@ class _Store:
         self._lock = threading.Lock()
         self._logs: dict[str, tuple[EventLog | TrackingLog, Credentials]] = {}
         """The logs by name, with their passwords or secrets."""
+        in_children(self, _Store._disable)
+
+    def _disable(self) -> None:
+        """Replace the lock in a forked child, because a thread of the parent may hold it while it opens a log."""
+        self._lock = threading.Lock()
 
     def log(self, name: str, kind: Callable[[WriteAheadLog, object], T], given: Credentials, *, insecure: bool) -> T:
         """Return a log, and open it if needed."""
@@ -83,7 +89,17 @@ class _Store:
 
 
 _stores: Final = WeakValueDictionary[str, _Store]()
-_stores_lock: Final = threading.Lock()
+_stores_lock = threading.Lock()
+
+
+def _after_fork() -> None:
+    """Begin with no stores in a forked child, where those of the parent are of no use."""
+    global _stores_lock
+    _stores_lock = threading.Lock()
+    _stores.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 class PybkFactory(InfrastructureFactory[PybkTrackingRecorder]):
@@ -139,7 +155,8 @@ class PybkFactory(InfrastructureFactory[PybkTrackingRecorder]):
                 return
             store.users.discard(self)
             if not store.users:
-                _stores.pop(self._key, None)
+                if _stores.get(self._key) is store:  # not so in a forked child, which may have opened another one
+                    del _stores[self._key]
                 store.close()
 
     def _log(self, purpose: str, kind: Callable[[WriteAheadLog, object], T]) -> T:
