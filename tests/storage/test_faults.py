@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import signal
+import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import product
+from typing import Literal
 
 import pytest
 
@@ -41,6 +44,25 @@ def operations() -> tuple[list[tuple[str, str]], range]:
 
 
 OPERATIONS, AT_WORK = operations()
+
+
+def committers() -> int:
+    """Return the number of threads that commit."""
+    return sum(each.name.startswith("pybk-committer") for each in threading.enumerate())
+
+
+@pytest.mark.parametrize("error", ["EIO", "ENOSPC", "crash"])
+def test_an_open_that_fails_at_any_operation_leaves_no_thread(error: ErrorName | Literal["crash"]) -> None:
+    for operation in range(AT_WORK.start):
+        before, fs = committers(), SimFileSystem(operation)
+        if error == "crash":
+            fs.crash_at(operation)
+        else:
+            fs.fail_at(operation, error, forever=True)
+        with suppress(PybkError, SimCrash):
+            manager = open_world(fs)
+            abandon(manager)
+        assert committers() == before, f"operation {operation}: {OPERATIONS[operation]}"
 
 
 def must_name_a_place(error: PybkError) -> None:

@@ -329,12 +329,15 @@ class Store(StoreReader):
             on_span=config.on_span,
         )
         self.named.log = self.log
-        policy = config.tier_policy
-        self.tier_queue = None if policy is None else storage.TierQueue(self, policy)
-        self.scheduler = Scheduler(self, catalog_and_index, self.tier_queue)
-        metrics.add_gauges(catalog_and_index.gauges)
-        if self.salvage is None:
-            self.scheduler.start()
+        with ExitStack() as undo:
+            undo.callback(self.log.group.stop)  # else its thread keeps a store that does not open
+            policy = config.tier_policy
+            self.tier_queue = None if policy is None else storage.TierQueue(self, policy)
+            self.scheduler = Scheduler(self, catalog_and_index, self.tier_queue)
+            metrics.add_gauges(catalog_and_index.gauges)
+            if self.salvage is None:
+                self.scheduler.start()
+            undo.pop_all()
 
     def _become_live(self, recovered: RecoveredLog, catalog_and_index: CatalogAndIndex) -> None:
         """Change the store for the first time, now that its parts are proven to fit each other."""
