@@ -400,6 +400,16 @@ def test_polls_that_were_answered_leave_nothing() -> None:
     assert len(polls.deadlines) <= 100
 
 
+def test_a_poll_beside_many_that_wait_costs_no_pass_over_them() -> None:
+    bookie = Bookie(polls_max=1 << 20)
+    bookie.ask("p", ReadLac(LEDGER, beyond=0, wait_ns=1000))
+    deadlines = bookie.machine.polls.deadlines
+    for lac in range(1, 300):
+        bookie.ask("p", ReadLac(LEDGER, beyond=lac, wait_ns=1000))
+    assert bookie.machine.polls.deadlines is deadlines
+    assert len(deadlines) == 300
+
+
 def test_a_fence_that_failed_is_made_again_until_it_is_durable() -> None:
     """AB3: in memory it may be there, and refuse adds; the bookie must not answer that it is."""
     for request in (ReadLac(LEDGER, fence=True), read(fence=True)):

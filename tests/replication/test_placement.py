@@ -144,11 +144,14 @@ def test_racks_are_mixed() -> None:
         assert chosen(candidates, (1,), ensemble=ensemble, excluded=[bookie(4)], seed=seed) == {1: bookie(5)}
 
 
-def test_free_space_and_load_weigh_but_not_without_bound() -> None:
-    candidates = [*plain(0, 1, 2, 3), Candidate(bookie(4), {NVME: 1 << 60}), Candidate(bookie(5), {NVME: 1 << 30}, 9.0)]
-    drawn = Counter(chosen(candidates, (0,), seed=seed)[0] for seed in range(3000))
+@pytest.mark.parametrize("hints", [[], [NVME]])
+def test_free_space_and_load_weigh_but_not_without_bound(hints: list[StorageHint]) -> None:
+    busy = [Candidate(bookie(5), {NVME: 1 << 30}, 9.0), Candidate(bookie(6), {NVME: 1 << 30}, 0.5)]
+    candidates = [*plain(0, 1, 2, 3), Candidate(bookie(4), {NVME: 1 << 60}), *busy]
+    drawn = Counter(chosen(candidates, (0,), hints=hints, seed=seed)[0] for seed in range(3000))
     assert 2 < drawn[bookie(4)] / drawn[bookie(0)] < 4
     assert drawn[bookie(5)] < drawn[bookie(0)] / 5
+    assert drawn[bookie(0)] / 2 < drawn[bookie(6)] < drawn[bookie(0)]
 
 
 # ---- zones -----------------------------------------------------------------------------------------------------------
