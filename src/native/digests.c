@@ -335,6 +335,8 @@ static size_t lanes_of(int type)
     return type == DIGEST_HMAC_SHA256 ? 2 : type == DIGEST_CRC32C ? CRC32C_LANES : 1;
 }
 
+size_t digest_lanes(int type) { return is_wide(type) ? sha256_lanes() : lanes_of(type); }
+
 static void compute(int type, const hmac_key *key, const entry *entries, size_t lanes, digest *into)
 {
     if (type == DIGEST_HMAC_SHA256)

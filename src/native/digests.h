@@ -29,6 +29,9 @@ int digests_are_there_alone(int type);
 /* The size of a digest, 0 for none. */
 size_t digest_bytes(int type);
 
+/* The number of entries whose digests are computed at a time. */
+size_t digest_lanes(int type);
+
 /* Compute the digests of some entries, and write each to its place. The key is that of HMAC_SHA256; others ignore it. */
 void make_digests(int type, const uint8_t key[HMAC_KEY_BYTES], const entry *entries, size_t count);
 

@@ -1,5 +1,5 @@
-/* The module pybk._native: the digests of batches, entries as objects, their places in records, and the commit of one
-   entry, for pybk/ledger/digest.py, pybk/ledger/entry.py, pybk/storage/store_reader.py and
+/* The module pybk._native: the digests of batches, their bytes in records, entries as objects, their places in records,
+   and the commit of one entry, for pybk/ledger/digest.py, pybk/ledger/entry.py, pybk/storage/store_reader.py and
    pybk/storage/format/log_file.py, which do the same without it; and the messages of wire_module.c, for
    pybk/transport/client_links.py and server.py.
 
@@ -134,52 +134,79 @@ typedef struct {
     uint64_t ledger_id, first, lac, length;
 } headers;
 
-/* Make a bytes object for each prefix, write the header into it, and note where payload and digest are. */
-static int lay_out(PyObject *payloads, const headers *of, size_t digest, PyObject *prefixes, entry *entries)
+/* Note where the payloads of a tuple lie; return their bytes together, or -1 if one is not a bytes object. */
+static int64_t find(PyObject *payloads, entry *entries)
 {
     const Py_ssize_t count = PyTuple_Size(payloads);
-    uint64_t length = of->length;
+    int64_t nbytes = 0;
     for (Py_ssize_t i = 0; i < count; i++) {
-        char *payload, *made;
+        char *payload;
         Py_ssize_t size;
         if (PyBytes_AsStringAndSize(PyTuple_GetItem(payloads, i), &payload, &size) < 0)
             return -1;
+        entries[i] = (entry){NULL, (uint8_t *)payload, (size_t)size, NULL};
+        nbytes += size;
+    }
+    return nbytes;
+}
+
+static void place_prefix(entry *of, uint8_t *at)
+{
+    of->header = at;
+    of->digest = at + HEADER_BYTES;
+}
+
+/* Make a bytes object for the prefix of each entry, and put it into a list, at every `step`-th place after `from`. */
+static int add_prefixes(PyObject *list, Py_ssize_t from, Py_ssize_t step, size_t digest, entry *entries, size_t count)
+{
+    for (size_t i = 0; i < count; i++) {
         PyObject *prefix = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)(HEADER_BYTES + digest));
         if (prefix == NULL)
             return -1;
-        PyList_SetItem(prefixes, i, prefix);
-        made = PyBytes_AsString(prefix);
-        length += (uint64_t)size;
-        const uint64_t header[4] = {big_endian(of->ledger_id), big_endian(of->first + (uint64_t)i), big_endian(of->lac),
-                                    big_endian(length)};
-        memcpy(made, header, sizeof header);
-        entries[i] = (entry){(uint8_t *)made, (uint8_t *)payload, (size_t)size, (uint8_t *)made + HEADER_BYTES};
+        PyList_SetItem(list, from + (Py_ssize_t)i * step, prefix);
+        place_prefix(&entries[i], (uint8_t *)PyBytes_AsString(prefix));
     }
-    return (length - of->length) >= RELEASE_BYTES;
+    return 0;
 }
 
-static PyObject *make(int type, const Py_buffer *key, const headers *of, PyObject *payloads)
+static void write_headers(const headers *of, const entry *entries, size_t count)
 {
-    const Py_ssize_t count = PyTuple_Size(payloads);
-    PyObject *prefixes = PyList_New(count);
+    uint64_t length = of->length;
+    for (size_t i = 0; i < count; i++) {
+        length += entries[i].payload_bytes;
+        const uint64_t header[4] = {big_endian(of->ledger_id), big_endian(of->first + i), big_endian(of->lac),
+                                    big_endian(length)};
+        memcpy(entries[i].digest - HEADER_BYTES, header, sizeof header);
+    }
+}
+
+static PyObject *make(int type, const Py_buffer *key, const headers *of, PyObject *payloads, entry *entries)
+{
+    const size_t count = (size_t)PyTuple_Size(payloads);
+    const int64_t nbytes = find(payloads, entries);
+    PyObject *prefixes = nbytes < 0 ? NULL : PyList_New((Py_ssize_t)count);
     if (prefixes == NULL)
         return NULL;
-    entry *entries = PyMem_Malloc((count ? (size_t)count : 1) * sizeof(entry));
-    if (entries == NULL) {
+    if (add_prefixes(prefixes, 0, 1, digest_bytes(type), entries, count) < 0) {
         Py_DECREF(prefixes);
-        return PyErr_NoMemory();
+        return NULL;
     }
-    int release = lay_out(payloads, of, digest_bytes(type), prefixes, entries);
-    if (release >= 0) {
-        PyThreadState *lock = release ? PyEval_SaveThread() : NULL;
-        make_digests(type, key->buf, entries, (size_t)count);
-        if (lock != NULL)
-            PyEval_RestoreThread(lock);
-    }
-    PyMem_Free(entries);
-    if (release < 0)
-        Py_CLEAR(prefixes);
+    write_headers(of, entries, count);
+    PyThreadState *lock = nbytes >= RELEASE_BYTES ? PyEval_SaveThread() : NULL;
+    make_digests(type, key->buf, entries, count);
+    if (lock != NULL)
+        PyEval_RestoreThread(lock);
     return prefixes;
+}
+
+/* Return a place for each of some payloads; NULL with an exception if there is no memory. */
+static entry *entries_for(PyObject *payloads)
+{
+    const size_t count = (size_t)PyTuple_Size(payloads);
+    entry *entries = PyMem_Malloc((count ? count : 1) * sizeof(entry));
+    if (entries == NULL)
+        PyErr_NoMemory();
+    return entries;
 }
 
 PyDoc_STRVAR(prefixes_doc,
@@ -207,10 +234,144 @@ static PyObject *prefixes(PyObject *module, PyObject *arguments)
     PyObject *payloads = is_known(type, &key) ? PySequence_Tuple(given) : NULL; /* nobody else changes a tuple */
     if (payloads != NULL) {
         const headers of = {(uint64_t)ledger_id, (uint64_t)first, (uint64_t)lac, (uint64_t)length};
-        made = make(type, &key, &of, payloads);
+        entry *entries = entries_for(payloads);
+        if (entries != NULL)
+            made = make(type, &key, &of, payloads, entries);
+        PyMem_Free(entries);
         Py_DECREF(payloads);
     }
     PyBuffer_Release(&key);
+    return made;
+}
+
+/* ---- encode -------------------------------------------------------------------------------------------------------- */
+
+PyDoc_STRVAR(encode_doc,
+             "encode(type, key, ledger_id, first_entry_id, lac, length_before, payloads, head, copies)\n--\n\n"
+             "Encode consecutive entries after some bytes, with their digests and a checksum of all.\n\n"
+             "Args:\n"
+             "    type: A digest type in TYPES.\n"
+             "    key: 32 bytes for HMAC_SHA256; ignored by others.\n"
+             "    ledger_id: The ledger.\n"
+             "    first_entry_id: Id of the first entry.\n"
+             "    lac: The last add confirmed, the same for all.\n"
+             "    length_before: Payload bytes of the ledger before the first entry.\n"
+             "    payloads: A sequence of bytes objects.\n"
+             "    head: A bytes object, which comes before the entries.\n"
+             "    copies: Whether to copy all into one bytes object.\n\n"
+             "Returns:\n"
+             "    A list of bytes objects, and the XXH3-64 of their bytes: one that has all, or the head, and then prefix and\n"
+             "    payload of each entry.\n");
+
+/* Return a list of one bytes object: the head, and space for the entries after it. */
+static PyObject *in_one(PyObject *head, int64_t payload_bytes, size_t digest, entry *entries, size_t count)
+{
+    const size_t prefix = HEADER_BYTES + digest, head_bytes = (size_t)PyBytes_Size(head);
+    PyObject *list = PyList_New(1);
+    PyObject *body = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)(head_bytes + count * prefix) + payload_bytes);
+    if (list == NULL || body == NULL) {
+        Py_XDECREF(list);
+        Py_XDECREF(body);
+        return NULL;
+    }
+    PyList_SetItem(list, 0, body);
+    uint8_t *at = (uint8_t *)PyBytes_AsString(body);
+    memcpy(at, PyBytes_AsString(head), head_bytes);
+    at += head_bytes;
+    for (size_t i = 0; i < count; i++) {
+        place_prefix(&entries[i], at);
+        at += prefix + entries[i].payload_bytes;
+    }
+    return list;
+}
+
+/* Return a list of the head, and a new prefix and the payload of each entry. */
+static PyObject *in_many(PyObject *head, PyObject *payloads, size_t digest, entry *entries, size_t count)
+{
+    PyObject *list = PyList_New((Py_ssize_t)(1 + 2 * count));
+    if (list == NULL)
+        return NULL;
+    PyList_SetItem(list, 0, Py_NewRef(head));
+    for (size_t i = 0; i < count; i++)
+        PyList_SetItem(list, (Py_ssize_t)(2 + 2 * i), Py_NewRef(PyTuple_GetItem(payloads, (Py_ssize_t)i)));
+    if (add_prefixes(list, 1, 2, digest, entries, count) < 0)
+        Py_CLEAR(list);
+    return list;
+}
+
+static PyObject *encoded(int type, const Py_buffer *key, const headers *of, PyObject *payloads, PyObject *head, int copies,
+                         entry *entries)
+{
+    const size_t count = (size_t)PyTuple_Size(payloads), digest = digest_bytes(type);
+    const int64_t nbytes = find(payloads, entries);
+    if (nbytes < 0)
+        return NULL;
+    PyObject *pieces = copies ? in_one(head, nbytes, digest, entries, count)
+                              : in_many(head, payloads, digest, entries, count);
+    if (pieces == NULL)
+        return NULL;
+    write_headers(of, entries, count);
+    const uint8_t *before = (const uint8_t *)PyBytes_AsString(head);
+    const size_t before_bytes = (size_t)PyBytes_Size(head);
+    PyThreadState *lock = nbytes >= RELEASE_BYTES ? PyEval_SaveThread() : NULL;
+    const uint64_t checksum = encode_entries(type, key->buf, entries, count, before, before_bytes, copies);
+    if (lock != NULL)
+        PyEval_RestoreThread(lock);
+    return Py_BuildValue("(NK)", pieces, (unsigned long long)checksum);
+}
+
+static PyObject *encode(PyObject *module, PyObject *arguments)
+{
+    (void)module;
+    int type, copies;
+    Py_buffer key;
+    long long ledger_id, first, lac, length;
+    PyObject *given, *head;
+    if (!PyArg_ParseTuple(arguments, "iy*LLLLOSp:encode", &type, &key, &ledger_id, &first, &lac, &length, &given, &head,
+                          &copies))
+        return NULL;
+    PyObject *made = NULL;
+    PyObject *payloads = is_known(type, &key) ? PySequence_Tuple(given) : NULL; /* nobody else changes a tuple */
+    if (payloads != NULL) {
+        const headers of = {(uint64_t)ledger_id, (uint64_t)first, (uint64_t)lac, (uint64_t)length};
+        entry *entries = entries_for(payloads);
+        if (entries != NULL)
+            made = encoded(type, &key, &of, payloads, head, copies, entries);
+        PyMem_Free(entries);
+        Py_DECREF(payloads);
+    }
+    PyBuffer_Release(&key);
+    return made;
+}
+
+/* ---- lengths ------------------------------------------------------------------------------------------------------- */
+
+PyDoc_STRVAR(lengths_doc,
+             "lengths(payloads)\n--\n\n"
+             "Return the sizes of bytes objects, int64 each; None if an object has another type.\n\n"
+             "Args:\n"
+             "    payloads: A sequence of objects.\n");
+
+static PyObject *lengths(PyObject *module, PyObject *given)
+{
+    (void)module;
+    PyObject *payloads = PySequence_Tuple(given);
+    if (payloads == NULL)
+        return NULL;
+    const Py_ssize_t count = PyTuple_Size(payloads);
+    PyObject *made = PyBytes_FromStringAndSize(NULL, count * (Py_ssize_t)sizeof(int64_t));
+    char *into = made == NULL ? NULL : PyBytes_AsString(made);
+    for (Py_ssize_t i = 0; i < count && made != NULL; i++) {
+        PyObject *payload = PyTuple_GetItem(payloads, i);
+        if (!PyBytes_CheckExact(payload)) {
+            Py_DECREF(made);
+            made = Py_NewRef(Py_None);
+            break;
+        }
+        const int64_t size = PyBytes_Size(payload);
+        memcpy(into + i * (Py_ssize_t)sizeof size, &size, sizeof size);
+    }
+    Py_DECREF(payloads);
     return made;
 }
 
@@ -556,7 +717,9 @@ static int set_up(PyObject *module)
 
 static PyMethodDef METHODS[] = {
     {"decode", (PyCFunction)(void (*)(void))decode, METH_FASTCALL, decode_doc},
+    {"encode", encode, METH_VARARGS, encode_doc},
     {"entry_commit", entry_commit, METH_VARARGS, entry_commit_doc},
+    {"lengths", lengths, METH_O, lengths_doc},
     {"make_answer", (PyCFunction)(void (*)(void))make_answer, METH_FASTCALL, make_answer_doc},
     {"make_read", (PyCFunction)(void (*)(void))make_read, METH_FASTCALL, make_read_doc},
     {"matches", matches, METH_VARARGS, matches_doc},

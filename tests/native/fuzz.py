@@ -91,6 +91,7 @@ def compare(core: NativeCore, source: random.Random) -> int:
     made = core.prefixes(kind, key, *place, payloads)
     assert made == prefixes, (kind, key, place, [len(each) for each in payloads])
     compare_first(core, source, kind, key, place, payloads[0], prefixes[0])
+    compare_encoded(core, source, pure, key, place, payloads)
     encoded = [prefix + payload for prefix, payload in zip(prefixes, payloads, strict=True)]
     sizes = np.array([len(each) for each in encoded], np.int64)
     batch = (b"".join(encoded), np.cumsum(sizes) - sizes, sizes, np.arange(len(encoded)) + first)
@@ -153,6 +154,27 @@ def compare_first(
     assert commit == bare + bytes(padding(len(bare))), (place, lsn, file_id, len(payload))
     edge = source.randbytes(BLOCK_BYTES - 2 * COMMIT_HEADER_BYTES - source.randrange(2))
     assert len(core.entry_commit(ledger_id, entry_id, lsn, file_id, edge, b"")) == BLOCK_BYTES
+
+
+def compare_encoded(
+    core: NativeCore,
+    source: random.Random,
+    pure: Pure,
+    key: bytes,
+    place: tuple[int, int, int, int],
+    payloads: list[bytes],
+) -> None:
+    """Encode a batch after some bytes, in both ways, in one piece and in many."""
+    head = source.randbytes(source.choice((0, 4 * len(payloads), source.choice(SIZES))))
+    lengths = np.array([len(each) for each in payloads], np.int64)
+    assert core.lengths(payloads) == lengths.tobytes()
+    wanted = pure.digest.encode(*place[1:], payloads, lengths, head)
+    kind = pure.digest.digest_type
+    whole, checksum = core.encode(kind, key, *place, payloads, head, True)
+    assert (whole, checksum) == ([b"".join(wanted.pieces)], wanted.checksum), (kind, key, place, lengths, head)
+    pieces, checksum = core.encode(kind, key, *place, payloads, head, False)
+    assert (b"".join(pieces), checksum) == (whole[0], wanted.checksum), (kind, key, place, lengths, head)
+    assert (pieces[0], pieces[2::2], pieces[-2]) == (head, payloads, wanted.last_prefix)
 
 
 def _damaged(

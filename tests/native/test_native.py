@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import hashlib
 import os
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import pytest
+from xxhash import xxh3_64_intdigest
 
 from pybk.errors import CorruptError
 from pybk.ledger import CORE
@@ -59,8 +61,10 @@ def test_batches_of_many_threads_are_right_without_the_lock(core: NativeCore) ->
     payloads = [random.Random(1).randbytes(100_000) for _ in range(8)]
     kinds = sorted(core.TYPES) * 8
 
-    def make(kind: int) -> list[bytes]:
-        return [*core.prefixes(kind, KEY, 7, 0, -1, 0, payloads), core.prefix(kind, KEY, 7, 0, -1, 1, payloads[0])]
+    def make(kind: int) -> list[object]:
+        whole, in_pieces = (core.encode(kind, KEY, 7, 0, -1, 0, payloads, b"head", copies) for copies in (True, False))
+        alone = core.prefix(kind, KEY, 7, 0, -1, 1, payloads[0])
+        return [*core.prefixes(kind, KEY, 7, 0, -1, 0, payloads), alone, *whole, *in_pieces]
 
     wanted = {kind: make(kind) for kind in core.TYPES}
     with ThreadPoolExecutor(4) as pool:
@@ -124,6 +128,9 @@ def test_no_entries_match_and_have_no_prefixes(core: NativeCore) -> None:
     for kind in core.TYPES:
         assert core.matches(kind, KEY, 7, b"", PLACES[:0], PLACES[:0], PLACES[:0]) is True
         assert core.prefixes(kind, KEY, 7, 0, -1, 0, []) == []
+        for copies in (True, False):
+            assert core.encode(kind, KEY, 7, 0, -1, 0, [], b"head", copies) == ([b"head"], xxh3_64_intdigest(b"head"))
+    assert core.lengths([]) == b""
 
 
 def test_a_small_batch_does_not_ask_what_the_processor_has(core: NativeCore) -> None:
@@ -158,6 +165,15 @@ def test_wrong_arguments_are_refused(core: NativeCore) -> None:
         core.prefix(5, KEY, 7, 0, -1, 0, b"")
     with pytest.raises(TypeError):
         core.entry_commit(7, 0, 1, 1, b"", "text")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="digest type 5 is not computed here"):
+        core.encode(5, KEY, 7, 0, -1, 0, [b""], b"", True)
+    for copies in (True, False):
+        with pytest.raises(TypeError):
+            core.encode(DigestType.NONE, KEY, 7, 0, -1, 0, [b"", "text"], b"", copies)  # type: ignore[list-item]
+    with pytest.raises(TypeError):
+        core.encode(DigestType.NONE, KEY, 7, 0, -1, 0, [b""], bytearray(), True)  # type: ignore[arg-type]
+    with pytest.raises(TypeError):
+        core.lengths(5)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="contiguous"):
         core.matches(DigestType.NONE, KEY, 7, b"", np.zeros(4, np.int64)[::2], PLACES, PLACES)
 
@@ -169,6 +185,7 @@ def test_a_key_of_the_wrong_size_is_refused(core: NativeCore) -> None:
         lambda: core.matches(DigestType.HMAC_SHA256, KEY[1:], 7, b"", PLACES, PLACES, PLACES),
         lambda: core.open(Entry, KEY[1:], b"", DigestType.HMAC_SHA256, 7, 0, 0, 0),
         lambda: core.prefix(DigestType.HMAC_SHA256, KEY[1:], 7, 0, -1, 0, b""),
+        lambda: core.encode(DigestType.HMAC_SHA256, KEY[1:], 7, 0, -1, 0, [b""], b"", True),
     ):
         with pytest.raises(ValueError, match="the key has 31 bytes; it takes 32"):
             call()
@@ -195,6 +212,36 @@ def test_entries_hold_no_more_than_their_own_objects(core: NativeCore) -> None:
     assert len(facts) == 1
     assert core.open(Entry, b"", encoded, DigestType.XXH3, 8, 0, 0, len(encoded)) is None
     assert sys.getrefcount(encoded) == before
+
+
+class Payload(bytes):
+    """Bytes of a type of its own, which is copied."""
+
+
+def test_lengths_are_those_of_bytes_and_of_nothing_else(core: NativeCore) -> None:
+    assert core.lengths([b"", b"abc", bytes(300)]) == struct.pack("=3q", 0, 3, 300)
+    for other in (bytearray(b"a"), memoryview(b"a"), Payload(b"a"), "a", None):
+        assert core.lengths([b"abc", other]) is None
+
+
+def test_encoded_entries_hold_no_more_than_what_is_in_them(core: NativeCore) -> None:
+    payloads, head = [bytes([n]) * 40 for n in range(5)], bytes(21)
+
+    def held() -> list[int]:
+        return [sys.getrefcount(each) for each in (*payloads, head, None)]
+
+    before, made = held(), (list[bytes](), 0)
+    for _ in range(1000):
+        core.encode(DigestType.XXH3, b"", 7, 0, -1, 0, payloads, head, True)
+        core.lengths([*payloads, None])
+        made = core.encode(DigestType.XXH3, b"", 7, 0, -1, 0, payloads, head, False)
+        with contextlib.suppress(TypeError):
+            core.encode(DigestType.XXH3, b"", 7, 0, -1, 0, [*payloads, None], head, False)  # type: ignore[list-item]
+    assert [count - was for count, was in zip(held(), before, strict=True)][:-1] == [1] * 6
+    assert abs(held()[-1] - before[-1]) < 500, "None"
+    assert all(one is other for one, other in zip(made[0][2::2], payloads, strict=True)), "payloads are not copied"
+    del made
+    assert held()[:-1] == before[:-1]
 
 
 @pytest.mark.parametrize(("value", "pure"), [("1", True), ("0", False), ("", False)])

@@ -36,4 +36,8 @@ def _native_core() -> NativeCore | None:
 
 
 CORE: Final = _native_core()
-"""The native core, which computes digests, decodes entries and frames commits of one entry; None without it."""
+"""The native core, which computes digests, encodes and decodes entries and frames commits of one entry; None without
+it."""
+
+CORE_ENCODES: Final = hasattr(CORE, "encode")
+"""Whether the core has ``encode`` and ``lengths``; one that was built from older sources does all else without them."""

@@ -22,13 +22,13 @@ from collections.abc import Iterable, Sequence
 from enum import IntEnum
 from hmac import compare_digest
 from struct import Struct
-from typing import TYPE_CHECKING, ClassVar, Final
+from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple
 
-from xxhash import xxh3_64_intdigest
+from xxhash import xxh3_64, xxh3_64_intdigest
 
 from pybk.deferral import LateModule, np
 from pybk.errors import DigestMismatchError, UsageError
-from pybk.ledger import CORE
+from pybk.ledger import CORE, CORE_ENCODES
 from pybk.ledger.entry import ENTRY_HEADER_BYTES, Entry, EntryBatch, gather
 
 if TYPE_CHECKING:
@@ -54,6 +54,9 @@ _LANES_MIN: Final = 3
 Most lanes are empty then. A batch is not computed so if one entry is more than a third of it, because that one would
 fill its lane alone most of the time.
 """
+
+_COPIED_BYTES: Final = 16 << 10
+"""The mean size of payloads below which it takes less time to copy a batch than to write it in so many pieces."""
 
 _new_tuple = tuple.__new__
 _pack_header = Struct(">qqqq").pack
@@ -81,6 +84,21 @@ class DigestType(IntEnum):
 
 _KINDS: Final[dict[int, type[EntryDigest]]] = {}
 """The class of each digest type; filled by ``EntryDigest.__init_subclass__``."""
+
+
+class EncodedEntries(NamedTuple):
+    """Consecutive entries as they are written.
+
+    Attributes:
+        pieces: Their bytes after those of a head: one piece that has all, or the head, and then prefix and payload of
+            each entry. So their number is odd.
+        checksum: XXH3-64 of the pieces.
+        last_prefix: The prefix of the last entry.
+    """
+
+    pieces: list[bytes]
+    checksum: int
+    last_prefix: bytes
 
 
 class EntryDigest(ABC):
@@ -180,6 +198,59 @@ class EntryDigest(ABC):
             lengths = np.fromiter(map(len, payloads), np.int64, count)
         headers[:, 3] = lengths.cumsum() + length_before
         return self._with_digests(headers.view(np.uint8).reshape(count, ENTRY_HEADER_BYTES), payloads)
+
+    def encode(
+        self,
+        first_entry_id: int,
+        lac: int,
+        length_before: int,
+        payloads: Sequence[bytes],
+        lengths: npt.NDArray[np.int64],
+        head: bytes,
+    ) -> EncodedEntries:
+        """Encode consecutive entries, as they stand in a record after its table.
+
+        Args:
+            first_entry_id: As for ``prefixes``.
+            lac: As for ``prefixes``.
+            length_before: As for ``prefixes``.
+            payloads: The payloads, ``(n,)``, at least one.
+            lengths: The payloads' sizes in bytes, ``(n,)`` int64.
+            head: The bytes before the entries.
+
+        Returns:
+            Head and entries, with the checksum of both. Payloads of 16 KiB and more, in the mean, are not copied.
+
+        Cost: One pass over the payloads with the core, which lets the interpreter lock go from 256 KiB of them on.
+        """
+        copies = int(lengths.sum()) < _COPIED_BYTES * len(payloads)
+        core = self._core_for(lengths) if CORE_ENCODES else None
+        if core is not None:
+            pieces, checksum = core.encode(
+                self.digest_type,
+                self._key,
+                self.ledger_id,
+                first_entry_id,
+                lac,
+                length_before,
+                payloads,
+                head,
+                copies,
+            )
+        else:
+            pieces = [head, *([b""] * (2 * len(payloads)))]
+            pieces[1::2] = self.prefixes(first_entry_id, lac, length_before, payloads, lengths)
+            pieces[2::2] = payloads
+            if copies:
+                pieces = [b"".join(pieces)]
+            hasher = xxh3_64()
+            for piece in pieces:
+                hasher.update(piece)
+            checksum = hasher.intdigest()
+        if not copies:
+            return EncodedEntries(pieces, checksum, pieces[-2])
+        end = len(pieces[0]) - int(lengths[-1])
+        return EncodedEntries(pieces, checksum, pieces[0][end - ENTRY_HEADER_BYTES - self.size : end])
 
     def check(self, buffer: memoryview, start: int, end: int, entry_id: int) -> None:
         """Verify that ``buffer[start:end]`` is this ledger's entry of this id, as its writer made it.

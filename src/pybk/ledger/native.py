@@ -119,6 +119,24 @@ class NativeCore(Protocol):
     ) -> list[bytes]:
         """Return header and digest of consecutive entries."""
 
+    def encode(
+        self,
+        digest_type: int,
+        key: bytes,
+        ledger_id: int,
+        first_entry_id: int,
+        lac: int,
+        length_before: int,
+        payloads: Sequence[bytes],
+        head: bytes,
+        copies: bool,
+        /,
+    ) -> tuple[list[bytes], int]:
+        """Return consecutive entries after a head, in one piece or in many, and the checksum of the pieces."""
+
+    def lengths(self, payloads: Sequence[object], /) -> bytes | None:
+        """Return the sizes of payloads as int64; None if one is not of type ``bytes``."""
+
     def span(
         self, file: memoryview, table: bytes | None, words: tuple[int, int, int, int], entry_id: int, /
     ) -> tuple[int, int]:
