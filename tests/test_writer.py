@@ -248,14 +248,14 @@ def test_a_batch_of_which_a_later_part_is_refused_is_said_to_be_unknown(
     with open_quick(tmp_path) as manager:
         writer = manager.create_ledger(insecure=True)
         log = store_of(manager).log
-        stage, refusal = log.stage, CorruptError("bad map", path="/tier")
+        stage, refusal = log.stage_batch, CorruptError("bad map", path="/tier")
 
         def stage_one(*args: Any, **settings: Any) -> Any:
             if writer.last_add_pushed >= 0:
                 raise refusal
             return stage(*args, **settings)
 
-        monkeypatch.setattr(log, "stage", stage_one)
+        monkeypatch.setattr(log, "stage_batch", stage_one)
         with pytest.raises(CorruptError, match="bad map; entries 0 to 2 of the batch may be there") as raised:
             writer.append_many([bytes(1 << 20)] * 10)
         assert (raised.value.outcome_unknown, raised.value.path, refusal.outcome_unknown) == (True, "/tier", False)

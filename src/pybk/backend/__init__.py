@@ -19,7 +19,7 @@ from pybk.config import StoreConfig
 from pybk.errors import PybkError, UsageError
 from pybk.feature_level import FeatureLevel
 from pybk.flags import StorageHint
-from pybk.ledger.digest import EntryDigest
+from pybk.ledger.digest import EncodedEntries, EntryDigest
 from pybk.ledger.entry import Entry, EntryBatch
 from pybk.ledger.keys import KeyRing, LedgerKeys, LedgerSeal
 from pybk.ledger.ledger_metadata import DEFAULT_ACK_QUORUM, DEFAULT_ENSEMBLE_SIZE, DEFAULT_WRITE_QUORUM, LedgerMetadata
@@ -482,6 +482,28 @@ class AppendLog(Protocol):
 
     def flush(self) -> None:
         """Return when everything staged before the call is durable; raises if it could not be made so."""
+
+
+@runtime_checkable
+class BatchLog(Protocol):
+    """A log that writes a batch as its caller has encoded it: the log of a store is one, a replicated ledger's is not.
+
+    Threads: any.
+    """
+
+    def stage_batch(
+        self,
+        descriptor: LedgerDescriptor,
+        first_entry_id: int,
+        sizes: array[int],
+        body: EncodedEntries,
+        *,
+        nbytes: int,
+        base_length: int,
+        overhead: int,
+        wanted: bool,
+    ) -> Completion | None:
+        """Stage two entries or more; None when too much is outstanding. The caller holds ``descriptor.lock``."""
 
 
 class KeptEntries(Protocol):

@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, NoReturn, TypeVar, cast
 
 from pybk import storage
-from pybk.backend import AppendLog, KeepingLog, LedgerBackend
+from pybk.backend import AppendLog, BatchLog, KeepingLog, LedgerBackend
 from pybk.deferral import np
 from pybk.errors import (
     DuplicateEntryError,
@@ -26,7 +26,7 @@ from pybk.errors import (
     not_done,
 )
 from pybk.ledger.digest import EntryDigest
-from pybk.ledger.entry import ENTRY_HEADER_BYTES
+from pybk.ledger.entry import ENTRY_HEADER_BYTES, lengths_of
 from pybk.ledger.ledger_metadata import LedgerMetadata
 from pybk.manager.append_future import (
     ACKNOWLEDGED,
@@ -41,6 +41,7 @@ from pybk.manager.handle import Handle, where_called
 from pybk.metrics import APPEND_ERRORS, code_of
 from pybk.spans import operation
 from pybk.storage.descriptor import DisplacedError, LedgerDescriptor
+from pybk.storage.format.log_file import entry_table
 from pybk.storage.log.log import Ticket
 from pybk.threads.call_threads import asyncio_form
 from pybk.threads.group_commit import Completion
@@ -148,6 +149,12 @@ ENTRY_ID_MAX: Final = (1 << 63) - 2
 CHUNK_BYTES: Final = 4 << 20
 """Bytes of entries in each piece of a batch; a piece is part of one commit."""
 
+RECORD_BYTES_MIN: Final = 64 << 10
+"""Bytes of entries from which on a piece is a record of its own in the log of a store.
+
+The record's header and its location in the index take 96 bytes, so smaller pieces share a record.
+"""
+
 
 Staged = tuple[AppendLog, Completion]
 """Entries that were staged: the arguments of an ``AppendFuture`` before its result."""
@@ -168,6 +175,7 @@ class LedgerWriter(Handle):
         self._manager = manager  # a reference, because the manager is closed once no handle refers to it
         self._log = backend.log_of(descriptor)
         self._keeping = self._log if isinstance(self._log, KeepingLog) else None
+        self._batching = self._log if isinstance(self._log, BatchLog) else None
         self._descriptor = descriptor
         self._digest = digest
         self._overhead = ENTRY_HEADER_BYTES + digest.size
@@ -438,13 +446,14 @@ class LedgerWriter(Handle):
                 f"ledger {self.ledger_id} is advanced: append its entries one by one, with their ids"
             )
         try:
-            given = list(payloads)
+            given: list[object] = list(payloads)
         except TypeError:
             raise UsageError(f"payloads is {payloads!r:.100}; it takes an iterable of bytes-like objects") from None
-        if set(map(type, given)) - {bytes}:
+        lengths = lengths_of(given)
+        if lengths is None:
             given = [self._checked(payload) for payload in given]
+            lengths = np.fromiter(map(len, cast("list[bytes]", given)), np.int64, len(given))
         batch = cast("list[bytes]", given)  # already checked above for the whole batch
-        lengths = np.fromiter(map(len, batch), np.int64, len(batch))
         if len(batch) and int(lengths.max()) > self._max_entry_bytes:
             self._checked(batch[int(lengths.argmax())])
         try:
@@ -501,30 +510,66 @@ class LedgerWriter(Handle):
 
     def _stage_piece(self, payloads: list[bytes], lengths: npt.NDArray[np.int64]) -> Completion | None:
         """Stage consecutive entries; None if too much is outstanding. The caller holds the ledger's lock."""
+        descriptor, log = self._descriptor, self._log
+        count, payload_bytes = len(payloads), int(lengths.sum())
+        nbytes = payload_bytes + self._overhead * count
+        works = log.error is None and descriptor.error is None
+        if works and log.admission.is_full(descriptor.ticket, log.outstanding_bytes, nbytes):
+            return None  # before their digests are computed, because they would be computed again
+        first, before = descriptor.last_pushed + 1, descriptor.length_pushed
+        if self._batching is not None and count > 1 and nbytes >= RECORD_BYTES_MIN:
+            commit, last_prefix = self._stage_record(self._batching, payloads, lengths, nbytes)
+        else:
+            commit, last_prefix = self._stage_parts(payloads, lengths, nbytes)
+        if commit is not None:
+            descriptor.last_pushed = first + count - 1
+            descriptor.length_pushed = before + payload_bytes
+            descriptor.last_prefix = last_prefix
+        return commit
+
+    def _stage_record(
+        self, log: BatchLog, payloads: list[bytes], lengths: npt.NDArray[np.int64], nbytes: int
+    ) -> tuple[Completion | None, bytes]:
+        """Stage entries as a record of their own; return its commit and the prefix of the last entry."""
         descriptor = self._descriptor
-        first = descriptor.last_pushed + 1
-        before = descriptor.length_pushed
-        parts: list[bytes | memoryview] = [b""] * (2 * len(payloads))
-        prefixes = self._digest.prefixes(first, descriptor.last_add_confirmed, before, payloads, lengths)
-        parts[::2] = prefixes
-        parts[1::2] = payloads
-        sizes = array("q", (lengths + self._overhead).tobytes())
-        payload_bytes = int(lengths.sum())
-        commit = self._log.stage(
+        first, before = descriptor.last_pushed + 1, descriptor.length_pushed
+        sizes = lengths + self._overhead
+        body = self._digest.encode(
+            first, descriptor.last_add_confirmed, before, payloads, lengths, head=entry_table(sizes)
+        )
+        commit = log.stage_batch(
             descriptor,
             first,
-            sizes,
-            parts,
-            nbytes=payload_bytes + self._overhead * len(payloads),
+            array("q", sizes.tobytes()),
+            body,
+            nbytes=nbytes,
             base_length=before,
             overhead=self._overhead,
             wanted=self._wanted,
         )
-        if commit is not None:
-            descriptor.last_pushed = first + len(payloads) - 1
-            descriptor.length_pushed = before + payload_bytes
-            descriptor.last_prefix = prefixes[-1]
-        return commit
+        return commit, body.last_prefix
+
+    def _stage_parts(
+        self, payloads: list[bytes], lengths: npt.NDArray[np.int64], nbytes: int
+    ) -> tuple[Completion | None, bytes]:
+        """Stage entries that share a record, or a message to bookies, with others; return as ``_stage_record`` does."""
+        descriptor = self._descriptor
+        first, before = descriptor.last_pushed + 1, descriptor.length_pushed
+        parts: list[bytes | memoryview] = [b""] * (2 * len(payloads))
+        prefixes = self._digest.prefixes(first, descriptor.last_add_confirmed, before, payloads, lengths)
+        parts[::2] = prefixes
+        parts[1::2] = payloads
+        commit = self._log.stage(
+            descriptor,
+            first,
+            array("q", (lengths + self._overhead).tobytes()),
+            parts,
+            nbytes=nbytes,
+            base_length=before,
+            overhead=self._overhead,
+            wanted=self._wanted,
+        )
+        return commit, prefixes[-1]
 
     def _refuse(self) -> None:
         error = self._descriptor.error

@@ -255,6 +255,15 @@ def entry_ends(body: memoryview, entry_count: int, *, where: str) -> tuple[int, 
     return start, ends
 
 
+def entry_table(sizes: npt.NDArray[np.int64]) -> bytes:
+    """Return the table before the entries in the body of a record that has several.
+
+    Args:
+        sizes: Encoded bytes of each entry, ``(n,)`` int64.
+    """
+    return np.cumsum(sizes).astype("<u4").tobytes()
+
+
 def encode_entries(
     ledger_id: int,
     first_entry_id: int,
@@ -278,11 +287,7 @@ def encode_entries(
         Header and body, to be written one after the other.
     """
     count = len(sizes)
-    if count == 1:
-        body = b"".join(parts)
-    else:
-        table = np.cumsum(np.array(sizes, np.int64)).astype("<u4").tobytes()
-        body = b"".join((table, *parts))
+    body = b"".join(parts) if count == 1 else b"".join((entry_table(np.array(sizes, np.int64)), *parts))
     size = len(body)
     head = _HEADER.pack(
         _MAGIC,

@@ -10,8 +10,10 @@ import struct
 import time
 from array import array
 from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, Self
 
+from pybk.deferral import np
 from pybk.errors import PybkError
 from pybk.ledger.entry import ENTRY_HEADER_BYTES
 from pybk.storage.descriptor import LedgerDescriptor, StagedEntries
@@ -20,11 +22,13 @@ from pybk.storage.format.log_file import (
     COMMIT_HEADER_BYTES,
     RECORD_HEADER_BYTES,
     RESERVED_FILE_BYTES,
+    RecordKind,
     encode_commit_header,
     encode_entries,
     encode_entry_commit,
     encode_file_header,
     encode_group,
+    encode_header,
     padding,
 )
 from pybk.storage.io.failures import refused
@@ -33,6 +37,7 @@ from pybk.threads.group_commit import Completion
 
 if TYPE_CHECKING:
     from pybk.errors import PybkError
+    from pybk.ledger.digest import EncodedEntries
     from pybk.storage.format.log_file import Watermark
     from pybk.storage.io.filesystem import File
 
@@ -96,6 +101,59 @@ class GroupEntries(StagedEntries):
         return super().last() if self.group.staged else self.first - 1
 
 
+class BatchEntries(StagedEntries):
+    """The entries of a batch that is a record of its own. Entries that are staged later do not join them.
+
+    The thread that appends makes the record's body, so that the leader has nothing to copy and to hash for it. So the
+    leader can write a commit while other threads make the bodies of the next.
+
+    Attributes:
+        checksum: The checksum of the record's body, which is ``parts``: with the table of its entries, in any pieces.
+        last_prefix: The prefix of the last entry.
+    """
+
+    __slots__ = ("checksum", "last_prefix")
+
+    takes_more = False
+
+    def __init__(
+        self,
+        commit: Commit,
+        descriptor: LedgerDescriptor,
+        first: int,
+        base_length: int,
+        overhead: int,
+        staged_ns: int,
+        body: EncodedEntries,
+    ) -> None:
+        super().__init__(commit, descriptor, first, base_length, overhead, staged_ns)
+        # Their odd number makes ``Log.stage_entry`` call ``_open_entries``, which sees ``takes_more``.
+        self.parts = [*body.pieces]
+        self.checksum = body.checksum
+        self.last_prefix = body.last_prefix
+
+    def freeze(self) -> None:
+        """Freeze the entries; none if an interrupt ended the append."""
+        if self.sizes:
+            self.encoded_bytes = int(np.sum(self.sizes))
+            descriptor = self.descriptor
+            if descriptor.late_digest is not None and descriptor.staging is self:
+                descriptor.last_prefix = self.last_prefix  # prefixes of entries before it may have been made since
+
+    def record(self, lsn: int) -> list[bytes | memoryview]:
+        """Return header and body of the record in the commit with an LSN."""
+        header = encode_header(
+            RecordKind.ENTRIES,
+            self.descriptor.ledger_id,
+            self.first,
+            sum(map(len, self.parts)),
+            self.checksum,
+            lsn=lsn,
+            entry_count=len(self.sizes),
+        )
+        return [header, *self.parts]
+
+
 class Commit(Completion):
     """Entries and control records that become durable together.
 
@@ -105,8 +163,8 @@ class Commit(Completion):
     Attributes:
         creations: Control records that create ledgers: the ledger, and the two functions of a ``Control``. They come
             before the entries, which may be of these ledgers; other control records come after them.
-        staged: The entries in the order in which they were staged; those of one ledger stand together. None are left
-            once the commit is done and its waiters were woken.
+        staged: The entries in the order in which they were staged; those of one ledger stand together, except those of
+            groups and large batches. None are left once the commit is done and its waiters were woken.
         controls: Control records, in order.
         groups: Groups among ``staged``, in order.
         payload_bytes: Encoded bytes of all entries, which count as outstanding until the commit is done.
@@ -360,30 +418,26 @@ class CommitWriter:
     def _encode(self, commit: Commit) -> None:
         """Encode the records of a commit, and note at which offset in the commit each entries record begins."""
         lsn = commit.lsn = self.next_lsn
-        records: list[bytes | memoryview] = []
+        records: list[bytes | memoryview] = [encode(lsn) for _, encode, _ in commit.creations]
+        encoded: list[list[bytes | memoryview]] = []
         written: list[tuple[StagedEntries, int, int]] = []
-        at = COMMIT_HEADER_BYTES
-        for _, encode, _ in commit.creations:
-            record = encode(lsn)
-            records.append(record)
-            at += len(record)
+        at = COMMIT_HEADER_BYTES + sum(map(len, records))
         for entries in commit.staged:
             entries.freeze()
             if entries.sizes:
-                header, body = encode_entries(
-                    entries.descriptor.ledger_id, entries.first, entries.sizes, entries.parts, lsn=lsn
-                )
-                records += (header, body)
-                # Read from the last entry, as replay does: in one part of a striped ledger it is not the sum of sizes.
-                (entries.length_at_end,) = _LENGTH.unpack_from(body, len(body) - entries.sizes[-1] + _LENGTH_AT)
-                written.append((entries, at, len(body)))
-                at += RECORD_HEADER_BYTES + len(body)
+                record = _record_of(entries, lsn)
+                nbytes = sum(map(len, record))
+                encoded.append(record)
+                written.append((entries, at, nbytes - RECORD_HEADER_BYTES))
+                at += nbytes
         if commit.groups:
-            at = _bind_groups(commit, records, written)
+            at = _bind_groups(commit, records, encoded, written)
+        else:
+            records.extend(chain.from_iterable(encoded))
         for encode, _ in commit.controls:
-            record = encode(lsn)
-            records.append(record)
-            at += len(record)
+            record_bytes = encode(lsn)
+            records.append(record_bytes)
+            at += len(record_bytes)
         commit.records = records
         commit.written = written
         commit.size = at
@@ -461,31 +515,46 @@ def _use_of(commit: Commit) -> ReserveUse:
     return ReserveUse.FIRST_ENTRY if all(not each.last() for each in entries) else ReserveUse.FURTHER_ENTRIES
 
 
+def _record_of(entries: StagedEntries, lsn: int) -> list[bytes | memoryview]:
+    """Return the record of frozen entries, in pieces, the first of which is its header; sets ``length_at_end``."""
+    if isinstance(entries, BatchEntries):
+        (entries.length_at_end,) = _LENGTH.unpack_from(entries.last_prefix, _LENGTH_AT)
+        return entries.record(lsn)
+    header, body = encode_entries(entries.descriptor.ledger_id, entries.first, entries.sizes, entries.parts, lsn=lsn)
+    # Read from the last entry, as replay does: in one part of a striped ledger it is not the sum of sizes.
+    (entries.length_at_end,) = _LENGTH.unpack_from(body, len(body) - entries.sizes[-1] + _LENGTH_AT)
+    return [header, body]
+
+
 def _bind_groups(
-    commit: Commit, records: list[bytes | memoryview], written: list[tuple[StagedEntries, int, int]]
+    commit: Commit,
+    records: list[bytes | memoryview],
+    encoded: Sequence[list[bytes | memoryview]],
+    written: list[tuple[StagedEntries, int, int]],
 ) -> int:
     """Put a group record before the records of each group, and the group's control records after its entries.
 
     Args:
         commit: The commit; ``commit.lsn`` is set.
-        records: The encoded records of its creations, then record header and body of each ``StagedEntries``. Changed.
+        records: The encoded records of its creations. Changed: those of its entries, and of its groups, follow.
+        encoded: The record of each of ``written``, in pieces, the first of which is its header.
         written: As ``Commit.written``. Changed: the entries get their offsets after the group records.
 
     Returns:
         The offset in the commit at which the records end.
     """
-    leading = len(commit.creations)
-    encoded = {entries: records[leading + 2 * n : leading + 2 * n + 2] for n, (entries, _, _) in enumerate(written)}
-    at = COMMIT_HEADER_BYTES + sum(map(len, records[:leading]))
-    del records[leading:], written[:]
+    record_of = {entries: record for (entries, _, _), record in zip(written, encoded, strict=True)}
+    at = COMMIT_HEADER_BYTES + sum(map(len, records))
+    del written[:]
 
     def put(staged: Sequence[StagedEntries]) -> None:
         nonlocal at
         for entries in staged:
-            if entries in encoded:
-                records.extend(encoded[entries])
-                written.append((entries, at, len(encoded[entries][1])))
-                at += RECORD_HEADER_BYTES + len(encoded[entries][1])
+            if entries in record_of:
+                nbytes = sum(map(len, record_of[entries]))
+                records.extend(record_of[entries])
+                written.append((entries, at, nbytes - RECORD_HEADER_BYTES))
+                at += nbytes
 
     done = 0
     for group in commit.groups:
@@ -495,10 +564,9 @@ def _bind_groups(
         done = group.high
         members = commit.staged[group.low : group.high]
         controls = [encode(commit.lsn) for encode, _ in group.controls]
-        headers = [
-            bytes(record[:RECORD_HEADER_BYTES]) for record in (*(encoded[entries][0] for entries in members), *controls)
-        ]
-        nbytes = sum(len(piece) for entries in members for piece in encoded[entries]) + sum(map(len, controls))
+        heads = (*(record_of[entries][0] for entries in members), *controls)
+        headers = [bytes(record[:RECORD_HEADER_BYTES]) for record in heads]
+        nbytes = sum(len(piece) for entries in members for piece in record_of[entries]) + sum(map(len, controls))
         record = encode_group(headers, nbytes, lsn=commit.lsn)
         records.append(record)
         at += len(record)

@@ -60,6 +60,7 @@ from pybk.errors import ClosedError, PybkError, StorageFailedError, StorageRefus
 from pybk.storage.descriptor import LedgerDescriptor, StagedEntries
 from pybk.storage.io.failures import is_from_signal_handler
 from pybk.storage.log.commit import (
+    BatchEntries,
     Commit,
     CommitObserver,
     CommitWriter,
@@ -73,6 +74,7 @@ from pybk.threads import start_thread
 from pybk.threads.group_commit import Completion, GroupCommit
 
 if TYPE_CHECKING:
+    from pybk.ledger.digest import EncodedEntries
     from pybk.spans import OnSpan
     from pybk.storage.descriptor import LedgerDescriptor
     from pybk.storage.format.log_file import Watermark
@@ -229,6 +231,29 @@ class Log:
             entries.sizes.extend(sizes)
             return entries.completion
 
+    def stage_batch(
+        self,
+        descriptor: LedgerDescriptor,
+        first_entry_id: int,
+        sizes: array[int],
+        body: EncodedEntries,
+        *,
+        nbytes: int,
+        base_length: int,
+        overhead: int,
+        wanted: bool,
+    ) -> Completion | None:
+        """Stage two entries or more as a record of their own, whose ``body`` has their table and them.
+
+        Otherwise as ``stage``.
+        """
+        with self.mutex:
+            entries = self._open_entries(descriptor, first_entry_id, nbytes, base_length, overhead, wanted, body)
+            if entries is None:
+                return None
+            entries.sizes.extend(sizes)
+            return entries.completion
+
     def stage_entry(
         self,
         descriptor: LedgerDescriptor,
@@ -264,11 +289,18 @@ class Log:
         return entries.completion
 
     def _open_entries(
-        self, descriptor: LedgerDescriptor, first: int, nbytes: int, base_length: int, overhead: int, wanted: bool
+        self,
+        descriptor: LedgerDescriptor,
+        first: int,
+        nbytes: int,
+        base_length: int,
+        overhead: int,
+        wanted: bool,
+        body: EncodedEntries | None = None,
     ) -> StagedEntries | None:
         """Return the ledger's ``StagedEntries`` in the forming commit, for more to join; None if they wait for space.
 
-        The caller holds the mutex.
+        With a ``body`` they are new ones, of a batch. The caller holds the mutex.
         """
         if self._error is not None:
             raise not_done(self._error)
@@ -285,8 +317,12 @@ class Log:
         ):
             return None
         entries = descriptor.staging
-        if entries is None or entries.completion is not commit or not entries.takes_more:
-            entries = StagedEntries(commit, descriptor, first, base_length, overhead, time.monotonic_ns())
+        if entries is None or entries.completion is not commit or not entries.takes_more or body is not None:
+            now_ns = time.monotonic_ns()
+            if body is None:
+                entries = StagedEntries(commit, descriptor, first, base_length, overhead, now_ns)
+            else:
+                entries = BatchEntries(commit, descriptor, first, base_length, overhead, now_ns, body)
             commit.staged.append(entries)
             descriptor.staging = entries
             if self._on_span is not None:
