@@ -13,7 +13,13 @@ import pytest
 
 from pybk.admin.cli import main
 from pybk.credentials import Credentials, Secret
-from pybk.errors import CorruptError, IllegalOperationError, MetadataUnreachableError
+from pybk.errors import (
+    CorruptError,
+    IllegalOperationError,
+    MetadataUnreachableError,
+    PybkError,
+    UnauthorizedError,
+)
 from pybk.feature_level import FeatureLevel
 from pybk.ledger.ledger_metadata import LedgerMetadata
 from pybk.manager.ledger_manager import LedgerManager
@@ -585,14 +591,19 @@ def test_old_ledgers_that_cannot_be_deleted_are_tried_again(place: Connection, m
 
     def refused(self: LedgerManager, ledger_id: int, **more: Any) -> None:
         if ledger_id == stuck:
-            raise MetadataUnreachableError("for a moment")
+            raise why
         delete(self, ledger_id, **more)
 
     with monkeypatch.context() as patch:
         patch.setattr(LedgerManager, "delete_ledger", refused)
+        why: PybkError = MetadataUnreachableError("for a moment")
+        with pytest.raises(MetadataUnreachableError):
+            sink.release_replaced(time.time_ns())
+        assert left(place, "tried") == {*sink.committed()[1:], *holders(sink)}, "the others are not waited for"
+        why = UnauthorizedError("another password")
         released = sink.release_replaced(time.time_ns())
-        assert (len(released.deleted), released.stay) == (2, {stuck: "for a moment"})
-        assert merge(place, sink).stay == ((stuck, "for a moment"),), "whoever merges sees it"
+        assert (len(released.deleted), released.stay) == (1, {stuck: "another password"})
+        assert merge(place, sink).stay == ((stuck, "another password"),), "the caller sees it"
     assert len(sink.record().replaced) == 1
     assert sink.release_replaced(time.time_ns()) == ([stuck], {})
     assert sink.record().replaced == ()

@@ -163,6 +163,13 @@ MUTANTS: Final = [
         "tried",
     ),
     Mutant(
+        "a metadata store that is gone ends the deletion of old ledgers",
+        SINK + "release_replaced",
+        "raises=True",
+        "raises=False",
+        "tried",
+    ),
+    Mutant(
         "SK15: old ledgers that cannot be deleted are reported",
         SINK + "release_replaced",
         "stay |= failed",

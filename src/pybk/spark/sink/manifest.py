@@ -670,6 +670,7 @@ class Sink:
         members = {row.ledger_id for each in merges for row in each.members}
         change = RowChange(lambda row: row.ledger_id in members)
         before: list[LedgerMerge] = []
+        moved: dict[int, ManifestRow] = {}
         while True:
             record, version, manifests = self._read_manifests()
             change.look(record, manifests)
@@ -682,9 +683,8 @@ class Sink:
             if new:
                 if new != before:
                     change.written.clear()
-                before = new
+                    before, moved = new, {row.ledger_id: row for each in new for row in each.rows()}
                 other = with_merges(record, new, time.time_ns() + int(keep_s * 1e9))
-                moved = {row.ledger_id: row for each in new for row in each.rows()}
                 now = self._rewritten(other, version, manifests, change, moved)
                 if now is None:
                     continue
@@ -704,6 +704,7 @@ class Sink:
             now_ns: The present time, nanoseconds since 1970.
 
         Raises:
+            MetadataUnreachableError: The metadata store cannot be reached; the record keeps what was not released yet.
             PybkError: As the metadata store and ledgers.
         """
         record, _, named = self._read_committed()
@@ -723,7 +724,8 @@ class Sink:
         for holder in sorted(there):
             unnamed = {*members[holder], *due[holder].holders} - stored
             failed: dict[int, str] = {}
-            deleted += self._delete(sorted(unnamed - self._deleted_of(unnamed)), self._given, failed=failed)
+            wanted = sorted(unnamed - self._deleted_of(unnamed))
+            deleted += self._delete(wanted, self._given, raises=True, failed=failed)
             for each in self._deleted_of(failed):
                 del failed[each]
             stay |= failed
