@@ -80,6 +80,16 @@ def test_a_read_takes_as_many_as_fit_and_at_least_one(replicas: Replicas) -> Non
     assert (status, content(run)) == (Status.OK, [entry(0)])
 
 
+def test_a_read_ends_before_an_extent_whose_first_entry_is_too_large_for_the_rest(replicas: Replicas) -> None:
+    add(replicas, make_run(0, 10))
+    add(replicas, make_run(20, 10, size=1000))
+    add(replicas, make_run(10, 10))
+    assert len(list(replicas.store.ledgers())) == 2, "20 begins the second"
+    status, run = replicas.read(LEDGER, 0, 29, 1, 20 * len(entry(0)) + 500)
+    assert status is Status.OK
+    assert content(run) == [entry(n) for n in range(20)]
+
+
 def test_entries_are_read_without_copying_in_few_pieces(replicas: Replicas) -> None:
     add(replicas, make_run(0, 50))
     add(replicas, make_run(50, 50))

@@ -29,6 +29,7 @@ _REPLICAS: Final = (
     "tests/bookie/test_replicas_reading.py",
     "tests/bookie/test_directory_identity.py",
     "tests/bookie/test_replicas_damage.py",
+    "tests/bookie/test_replicas_hostile.py",
 )
 _SALVAGE: Final = ("tests/bookie/test_startup.py", "tests/client/test_limbo_repair.py")
 _SERVICE: Final = (
