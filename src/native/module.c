@@ -727,8 +727,9 @@ static PyMethodDef METHODS[] = {
     {"prefix", prefix, METH_VARARGS, prefix_doc},
     {"prefixes", prefixes, METH_VARARGS, prefixes_doc},
     {"span", (PyCFunction)(void (*)(void))span, METH_FASTCALL, span_doc},
-    {"take_answer", (PyCFunction)(void (*)(void))take_answer, METH_FASTCALL, take_answer_doc},
+    {"take_add", (PyCFunction)(void (*)(void))take_add, METH_FASTCALL, take_add_doc},
     {"take_read", (PyCFunction)(void (*)(void))take_read, METH_FASTCALL, take_read_doc},
+    {"take_reply", (PyCFunction)(void (*)(void))take_reply, METH_FASTCALL, take_reply_doc},
     {NULL, NULL, 0, NULL},
 };
 
@@ -748,7 +749,7 @@ static PyModuleDef MODULE = {
     .m_name = "pybk._native",
     .m_doc = "The digests of entries; TYPES are the digest types that this processor computes here, and ALONE those of "
              "them that it computes for one entry as fast as others do. "
-             "And the commit of one entry, and the messages of a read of one.",
+             "And the commit of one entry, and the messages of an add and a read of one.",
     .m_size = 0,
     .m_methods = METHODS,
     .m_slots = SLOTS,

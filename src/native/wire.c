@@ -11,6 +11,8 @@
 
 #define VERSION_MIN 1
 #define VERSION 1
+#define KIND_ADD 16
+#define KIND_REPLY 17
 #define KIND_ANSWER 19
 #define KIND_READ 20
 #define RUNS_MAX 64
@@ -126,21 +128,38 @@ void wire_write_answer(const wire_session *of, uint8_t version, const wire_entry
     write_mac(of, message, before, message + before);
 }
 
-int wire_take_answer(const wire_session *of, const uint8_t *message, size_t count, wire_entry *found)
+/* Whether the content of a message is one run of one entry; if so, where that is. */
+static int is_one_entry(const head *as, const uint8_t *message, size_t count, wire_entry *found)
 {
-    head as;
-    if (count < WIRE_REQUEST_BYTES || message[3] != KIND_ANSWER || !is_message(of, message, count, &as))
-        return 0;
-    if (as.flags || as.runs != 1)
-        return 0;
+    const size_t at = (size_t)as->head_bytes + WIRE_MAC_BYTES;
     run one;
     uint32_t size;
-    memcpy(&one, message + sizeof as, sizeof one);
-    const size_t at = (size_t)as.head_bytes + WIRE_MAC_BYTES;
-    if (as.inline_bytes < sizeof size)
+    if (as->runs != 1 || as->inline_bytes < sizeof size)
         return 0;
+    memcpy(&one, message + sizeof *as, sizeof one);
     memcpy(&size, message + at, sizeof size);
-    *found = (wire_entry){as.request_id, one.first, one.stride, at + sizeof size, count};
+    *found = (wire_entry){as->request_id, one.first, one.stride, at + sizeof size, count, as->flags};
     return one.entries == 1 && one.first >= 0 && 1 <= one.stride && one.stride <= STRIDE_MAX && one.bytes == size &&
-           size >= WIRE_ENTRY_BYTES_MIN && as.inline_bytes == sizeof size + (size_t)size;
+           size >= WIRE_ENTRY_BYTES_MIN && as->inline_bytes == sizeof size + (size_t)size;
+}
+
+int wire_take_reply(const wire_session *of, const uint8_t *message, size_t count, wire_entry *found)
+{
+    head as;
+    if (count < WIRE_REQUEST_BYTES || (message[3] != KIND_ANSWER && message[3] != KIND_REPLY) ||
+        !is_message(of, message, count, &as))
+        return 0;
+    if (as.kind == KIND_ANSWER)
+        return !as.flags && is_one_entry(&as, message, count, found);
+    *found = (wire_entry){as.request_id, 0, 0, count, count, as.flags};
+    return !as.runs && !as.inline_bytes;
+}
+
+int wire_take_add(const wire_session *of, const uint8_t *message, size_t count, wire_add *add)
+{
+    head as;
+    if (count < WIRE_REQUEST_BYTES || message[3] != KIND_ADD || !is_message(of, message, count, &as))
+        return 0;
+    *add = (wire_add){as.counter, as.taken_bytes, as.ledger_id, as.a, {0}};
+    return as.ledger_id >= 0 && as.a >= -1 && is_one_entry(&as, message, count, &add->entry);
 }

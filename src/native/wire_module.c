@@ -185,18 +185,18 @@ PyObject *make_answer(PyObject *module, PyObject *const *given, Py_ssize_t count
     return made;
 }
 
-const char take_answer_doc[] =
-    "take_answer(message, key, instance)\n--\n\n"
-    "Decode a message if it is an authentic, whole answer with one entry and nothing else.\n\n"
+const char take_reply_doc[] =
+    "take_reply(message, key, instance)\n--\n\n"
+    "Decode a message if it is an authentic, whole answer with one entry and nothing else, or a reply without content.\n\n"
     "Args:\n"
     "    message: The one frame of a message.\n"
     "    key: As of make_read.\n"
     "    instance: As of make_read.\n\n"
     "Returns:\n"
-    "    Request id, entry id, stride, and where the entry starts and ends in the message, which is not verified; None\n"
-    "    for any other message.\n";
+    "    Request id, flags, entry id, stride, and where the entry starts and ends in the message, which is not verified;\n"
+    "    both are the end of the message if it has none. None for any other message.\n";
 
-PyObject *take_answer(PyObject *module, PyObject *const *given, Py_ssize_t count)
+PyObject *take_reply(PyObject *module, PyObject *const *given, Py_ssize_t count)
 {
     (void)module;
     wire_session of;
@@ -205,10 +205,43 @@ PyObject *take_answer(PyObject *module, PyObject *const *given, Py_ssize_t count
         PyObject_GetBuffer(given[0], &message, PyBUF_SIMPLE) < 0)
         return NULL;
     wire_entry found;
-    const int taken = wire_take_answer(&of, message.buf, (size_t)message.len, &found);
+    const int taken = wire_take_reply(&of, message.buf, (size_t)message.len, &found);
     PyBuffer_Release(&message);
     if (!taken)
         Py_RETURN_NONE;
-    return Py_BuildValue("(KLKnn)", (unsigned long long)found.request_id, (long long)found.first,
+    return Py_BuildValue("(KiLKnn)", (unsigned long long)found.request_id, (int)found.flags, (long long)found.first,
                          (unsigned long long)found.stride, (Py_ssize_t)found.start, (Py_ssize_t)found.end);
+}
+
+/* ---- adds ---------------------------------------------------------------------------------------------------------- */
+
+const char take_add_doc[] =
+    "take_add(message, key, instance)\n--\n\n"
+    "Decode a message if it is an authentic, whole add of one entry with valid numbers.\n\n"
+    "Args:\n"
+    "    message: The one frame of a message.\n"
+    "    key: As of make_read.\n"
+    "    instance: As of make_read.\n\n"
+    "Returns:\n"
+    "    Request id, counter, bytes taken, flags, ledger, last add confirmed, entry id, stride, and where the entry starts\n"
+    "    and ends in the message; None for any other message.\n";
+
+PyObject *take_add(PyObject *module, PyObject *const *given, Py_ssize_t count)
+{
+    (void)module;
+    wire_session of;
+    Py_buffer message;
+    if (!are_given(count, 3) || !session_of(given[1], given[2], &of) ||
+        PyObject_GetBuffer(given[0], &message, PyBUF_SIMPLE) < 0)
+        return NULL;
+    wire_add add;
+    const int taken = wire_take_add(&of, message.buf, (size_t)message.len, &add);
+    PyBuffer_Release(&message);
+    if (!taken)
+        Py_RETURN_NONE;
+    const wire_entry *one = &add.entry;
+    return Py_BuildValue("(KKKiLLLKnn)", (unsigned long long)one->request_id, (unsigned long long)add.counter,
+                         (unsigned long long)add.taken_bytes, (int)one->flags, (long long)add.ledger_id,
+                         (long long)add.lac, (long long)one->first, (unsigned long long)one->stride,
+                         (Py_ssize_t)one->start, (Py_ssize_t)one->end);
 }

@@ -413,8 +413,8 @@ def test_a_client_without_the_right_may_add_only_copies_of_final_entries(four: I
             link = links.connect(bookie, address, public)
             whole = EntryRun(0, 1, array("q", run.sizes), (b"".join(run.body),))
             copy = Add(ledger_id, (whole,), 0, recovery=True)
-            beyond = replace(copy, runs=(EntryRun(10, 1, whole.sizes, whole.body),))
-            plain = replace(copy, recovery=False)
+            beyond = copy._replace(runs=(EntryRun(10, 1, whole.sizes, whole.body),))
+            plain = copy._replace(recovery=False)
             said = [ask(links, link, number, add) for number, add in enumerate((copy, beyond, plain))]
             refused = Status.UNAUTHORIZED
             assert said == [Status.OK if allowed else refused, refused, refused]

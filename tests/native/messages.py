@@ -8,9 +8,19 @@ from struct import pack_into, unpack_from
 from typing import TYPE_CHECKING
 
 from pybk.ledger.entry import ENTRY_HEADER_BYTES
-from pybk.replication.messages import EntryRun, Read, Status
+from pybk.replication.messages import Add, EntryRun, Read, Reply, Status
 from pybk.transport.cluster_keys import MAC_BYTES, mac_of
-from pybk.transport.codec import Answer, EntryRead, WireReply, WireRequest, decode_reply, decode_request, encode
+from pybk.transport.codec import (
+    DAMAGED,
+    Answer,
+    EntryRead,
+    MessageKind,
+    WireReply,
+    WireRequest,
+    decode_reply,
+    decode_request,
+    encode,
+)
 from pybk.transport.frames import VERSION, FrameError, Header, Outgoing, decode_head, is_authentic, is_whole
 
 if TYPE_CHECKING:
@@ -38,8 +48,8 @@ def compare(core: NativeCore, source: random.Random) -> int:
     run = EntryRun(one.entry_id, one.stride, array("q", (len(entry),)), (entry,))
     answer = core.make_answer(key, instance, VERSION, ids[0], one.entry_id, one.stride, memoryview(entry))
     assert answer == encode(Answer(Status.OK, run)).head(ids[0], 0, 0, instance, mac_of(key), VERSION)
-    found = core.take_answer(answer, key, instance)
-    assert found == (ids[0], one.entry_id, one.stride, len(answer) - len(entry), len(answer))
+    found = core.take_reply(answer, key, instance)
+    assert found == (ids[0], 0, one.entry_id, one.stride, len(answer) - len(entry), len(answer))
     taken = core.take_read(read, key, instance, Read)
     assert taken == (*ids, one.request())
     assert type(taken[3]) is Read
@@ -48,6 +58,12 @@ def compare(core: NativeCore, source: random.Random) -> int:
         encode(Answer(Status.NO_SUCH_ENTRY)),
         encode(Answer(Status.OK, EntryRun(1, 1, array("q", (40, 50)), (bytes(90),)))),
         encode(Answer(Status.OK, run, source.randbytes(32))),
+        encode(Reply(source.choice(list(Status)), watched=bool(source.randrange(2)))),
+        DAMAGED,
+        encode(
+            Add(one.ledger_id, (run,), source.choice((-1, 5)), bool(source.randrange(2)), bool(source.randrange(2)))
+        ),
+        encode(Add(7, (run, run._replace(first=0)), 5)),
     ]
     sound = [read, answer, *(_one_frame(each, *ids, instance, key) for each in others)]
     hostile = [_damaged(source, source.choice(sound), key) for _ in range(8)]
@@ -67,27 +83,36 @@ def _check(core: NativeCore, message: bytes, key: bytes, instance: bytes) -> Non
     if header is not None and type(content) is Read:
         read = header.request_id, header.counter, header.taken_bytes, content
     assert core.take_read(message, key, instance, Read) == read, message.hex()
-    answer = None
-    if header is not None and type(content) is Answer and content.run is not None and not header.flags:
+    added = None
+    if header is not None and isinstance(content, Add) and len(content.runs) == 1 and len(content.runs[0].sizes) == 1:
+        first, stride, _, (body,) = content.runs[0]
+        added = (
+            *(header.request_id, header.counter, header.taken_bytes, header.flags, content.ledger_id, content.lac),
+            *(first, stride, len(message) - len(body), len(message)),
+        )
+    assert core.take_add(message, key, instance) == added, message.hex()
+    reply = None
+    if header is not None and header.kind == MessageKind.REPLY and not header.runs and not header.inline_bytes:
+        reply = header.request_id, header.flags, 0, 0, len(message), len(message)
+    if header is not None and isinstance(content, Answer) and content.run is not None and not header.flags:
         first, stride, sizes, (body,) = content.run
-        if len(sizes) == 1 and len(message) <= 64 << 10:
-            answer = header.request_id, first, stride, len(message) - len(body), len(message)
-    assert core.take_answer(message, key, instance) == answer, message.hex()
+        if len(sizes) == 1:
+            reply = header.request_id, 0, first, stride, len(message) - len(body), len(message)
+    assert core.take_reply(message, key, instance) == reply, message.hex()
 
 
-def _by_python(
-    message: bytes, key: bytes, instance: bytes
-) -> tuple[Header, WireRequest | WireReply] | tuple[None, None]:
-    """Return what a message says if it is one of this session, of one frame; None otherwise."""
+def _by_python(message: bytes, key: bytes, instance: bytes) -> tuple[Header | None, WireRequest | WireReply | None]:
+    """Return the head of a message of this session that came whole, in one frame, and what it says if that is valid."""
+    header = None
     try:
-        header = decode_head(message)
-        authentic = is_authentic(header, message, mac_of(key)) and header.instance == instance
-        if not authentic or not is_whole(header, message, ()):
-            return None, None
-        decode = decode_reply if header.kind % 2 else decode_request
-        return header, decode(header, message, ())
+        decoded = decode_head(message)
+        authentic = is_authentic(decoded, message, mac_of(key)) and decoded.instance == instance
+        if authentic and is_whole(decoded, message, ()):
+            header = decoded
+            return header, (decode_reply if header.kind % 2 else decode_request)(header, message, ())
     except FrameError:
-        return None, None
+        pass
+    return header, None
 
 
 def _damaged(source: random.Random, message: bytes, key: bytes) -> bytes:

@@ -54,7 +54,7 @@ def test_random_batches_have_the_same_digests_and_the_same_verdict(core: NativeC
 
 def test_messages_are_those_of_python_and_hostile_ones_are_left_to_it(core: NativeCore) -> None:
     source = random.Random(11)
-    assert sum(messages.compare(core, source) for _ in range(300)) == 300 * 14
+    assert sum(messages.compare(core, source) for _ in range(300)) == 300 * 18
 
 
 def test_batches_of_many_threads_are_right_without_the_lock(core: NativeCore) -> None:

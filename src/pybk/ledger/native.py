@@ -142,13 +142,18 @@ class NativeCore(Protocol):
     ) -> tuple[int, int]:
         """Return where an entry of a run starts and ends in its file; raise ValueError if it is not there."""
 
-    def take_answer(self, message: object, key: bytes, instance: bytes, /) -> tuple[int, int, int, int, int] | None:
-        """Return request id, entry id, stride, start and end of the entry in an answer; None for another message."""
+    def take_add(
+        self, message: object, key: bytes, instance: bytes, /
+    ) -> tuple[int, int, int, int, int, int, int, int, int, int] | None:
+        """Return what an add of one entry says, and where the entry is; None for another message."""
 
     def take_read(
         self, message: bytes | memoryview, key: bytes, instance: bytes, read_type: type[ReadTuple], /
     ) -> tuple[int, int, int, ReadTuple] | None:
         """Return request id, counter, bytes taken and the read in a request; None for another message."""
+
+    def take_reply(self, message: object, key: bytes, instance: bytes, /) -> tuple[int, int, int, int, int, int] | None:
+        """Return what a reply with one entry, or without content, says, and where the entry is; None for another."""
 
     def entry_commit(
         self,

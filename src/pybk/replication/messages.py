@@ -88,8 +88,7 @@ NEGATIVE: Final = frozenset({Status.NO_SUCH_ENTRY, Status.NO_SUCH_LEDGER})
 # ---- requests: client to bookie ------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Add:
+class Add(NamedTuple):
     """Store entries. The reply is ``OK`` once they are durable (K11), or at once if ``deferred``.
 
     Attributes:

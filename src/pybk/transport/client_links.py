@@ -69,6 +69,7 @@ from pybk.transport.cluster_keys import (
 from pybk.transport.codec import (
     HELLO_ID,
     NONCE_BYTES,
+    PLAIN_REPLIES,
     SESSION_BYTES,
     Answer,
     Authorize,
@@ -129,6 +130,7 @@ _READABLE: Final = int(zmq.POLLIN)
 _DONT_WAIT: Final = int(zmq.NOBLOCK)
 _MORE: Final = int(zmq.NOBLOCK | zmq.SNDMORE)
 _NO_SESSION: Final = int(MessageKind.NO_SESSION)
+_UNAUTHORIZED: Final = int(Status.UNAUTHORIZED)
 _EVENTS: Final = (
     zmq.EVENT_HANDSHAKE_SUCCEEDED
     | zmq.EVENT_HANDSHAKE_FAILED_AUTH
@@ -532,9 +534,8 @@ class Link:
         recv = socket.recv
         frame = recv(_DONT_WAIT, copy=False)
         if WIRE_CORE is not None and self._mac is not None and not frame.more:
-            found = WIRE_CORE.take_answer(frame, self._key, self._instance)
-            if found is not None:
-                self._take_entry(frame, *found)
+            found = WIRE_CORE.take_reply(frame, self._key, self._instance)
+            if found is not None and self._take_short(frame, *found):
                 return
         head = frame.bytes
         bodies: list[memoryview] = []
@@ -577,8 +578,18 @@ class Link:
             self._resent.pop(request_id, None)
         self._links._outcomes.append((self, request_id, reply))
 
-    def _take_entry(self, frame: zmq.Frame, request_id: int, first: int, stride: int, start: int, end: int) -> None:
-        """Handle an authentic answer that is one entry, and whole."""
+    def _take_short(
+        self, frame: zmq.Frame, request_id: int, flags: int, first: int, stride: int, start: int, end: int
+    ) -> bool:
+        """Handle an authentic reply that is whole, and has one entry or no content.
+
+        Returns:
+            False if it is neither; nothing was done then.
+        """
+        reply: WireReply | OneEntry | None
+        reply = PLAIN_REPLIES.get(flags) if start == end else _new_tuple(OneEntry, (frame.buffer, start, end))
+        if reply is None:
+            return False
         self.heard_ns = time.monotonic_ns()
         self.pinged_ns = NEVER_NS
         self._forgotten = 0
@@ -586,15 +597,18 @@ class Link:
         noted = self._outstanding.pop(request_id, None)
         if noted is None:
             self._links.counters.late += request_id < OWN_IDS
-            return
+            return True
         self.outstanding_bytes -= noted[1]
         if self._resent:
             self._resent.pop(request_id, None)
-        reply: WireReply | OneEntry = _new_tuple(OneEntry, (frame.buffer, start, end))
-        if type(noted[2]) is not EntryRead:
+        if start == end:
+            if flags == _UNAUTHORIZED:
+                self._proved.discard(noted[3])
+        elif type(noted[2]) is not EntryRead:
             entry = memoryview(frame.bytes)[start:end]
             reply = Answer(Status.OK, EntryRun(first, stride, array("q", (end - start,)), (entry,)))
         self._links._outcomes.append((self, request_id, reply))
+        return True
 
     def _take_greeting(self, header: Header, head: bytes) -> None:
         """Handle a message that begins a session, or that belongs to none."""
@@ -907,10 +921,11 @@ class Links:
             if descriptor == self._wake:
                 os.eventfd_read(self._wake)
             elif descriptor in self._by_descriptor:
-                signalled.append(self._by_descriptor[descriptor])
+                link = self._by_descriptor[descriptor]
+                if link not in self._touched:  # otherwise the next ``poll`` asks for it
+                    signalled.append(link)
             elif descriptor in self._by_monitor:  # otherwise its link was lost in this turn
                 self._by_monitor[descriptor].hear()
-        signalled = [link for link in signalled if link not in self._touched]  # the next ``poll`` asks for these
         if signalled:
             self._take(signalled)
 
@@ -932,7 +947,10 @@ class Links:
 
     def _take(self, links: Iterable[Link]) -> None:
         """Receive and handle all messages that have arrived at some links."""
-        asked = [(link.socket, _READABLE) for link in links if link.socket is not None]
+        asked: list[tuple[Any, int]] = []
+        for link in links:
+            if link.socket is not None:
+                asked.append((link.socket, _READABLE))  # noqa: PERF401  # a comprehension would be a call
         self._read(zmq.zmq_poll(asked, 0))
 
     def _read(self, readable: list[tuple[Any, int]]) -> None:
@@ -949,13 +967,13 @@ class Links:
                 if link is None:  # it was lost in this turn
                     continue
                 link.take(each[0])
+                if link.socket is not each[0]:  # it was lost by this message
+                    continue
                 if link._outstanding or link._mac is None:
                     asked.append(each)
                 else:
                     self._touched.add(link)
-            if not asked:
-                return
-            readable = zmq.zmq_poll([each for each in asked if each[0] in by_socket], 0)
+            readable = zmq.zmq_poll(asked, 0) if asked else asked
 
     def _watch(self, socket: curve.Socket, link: Link) -> None:
         """Make ``poll`` wait for the socket of a link as well."""

@@ -49,6 +49,7 @@ PROBE_ID: Final = (1 << 64) - 1
 """The id of an unsolicited reply, which clients ignore; it shows a bookie whether a client is still connected."""
 
 _TIERS: Final = tuple(StorageHint)
+_new_tuple = tuple.__new__
 _FIRST_FLAG: Final = 1
 _SECOND_FLAG: Final = 2
 _STATUS_BITS: Final = 0xFF
@@ -321,7 +322,7 @@ _REPLIES: Final = {
 }
 """All replies without entries, encoded once."""
 
-_PLAIN_REPLIES: Final = {
+PLAIN_REPLIES: Final = {
     status | _WATCHED * watched: Reply(status, watched) for status in Status for watched in (False, True)
 }
 """All replies without entries, decoded once, by their flags."""
@@ -358,6 +359,12 @@ def _decode_add(header: Header, head: bytes, frames: Sequence[memoryview]) -> Ad
         raise FrameError(f"an add of {len(found)} runs with LAC {header.a}")
     flags = header.flags
     return Add(header.ledger_id, found, header.a, bool(flags & _FIRST_FLAG), bool(flags & _SECOND_FLAG))
+
+
+def one_entry_add(ledger_id: int, flags: int, lac: int, first: int, stride: int, entry: memoryview) -> Add:
+    """Return an add of one entry, whose numbers are valid."""
+    run = _new_tuple(EntryRun, (first, stride, array("q", (len(entry),)), (entry,)))
+    return _new_tuple(Add, (ledger_id, (run,), lac, bool(flags & _FIRST_FLAG), bool(flags & _SECOND_FLAG)))
 
 
 def _decode_read_lac(header: Header, head: bytes, _frames: Sequence[memoryview]) -> ReadLac:
@@ -479,7 +486,7 @@ def plain_reply(header: Header) -> Reply | None:
     """Return the reply in a head without content; None if it has content, or is another message."""
     if header.checksum != _NOTHING_CHECKSUM or header.kind != _REPLY or header.runs or header.inline_bytes:
         return None
-    return _PLAIN_REPLIES.get(header.flags)
+    return PLAIN_REPLIES.get(header.flags)
 
 
 def says_damaged(header: Header) -> bool:

@@ -53,9 +53,9 @@ _pack_run = _RUN.pack
 _pack_size = Struct("<I").pack
 _new_tuple = tuple.__new__
 
-WIRE_CORE: Final = CORE if hasattr(CORE, "take_read") else None
-"""The native core, which makes and takes the messages of a read of one entry; None without it, or if it was built from
-older sources, as in a working tree."""
+WIRE_CORE: Final = CORE if hasattr(CORE, "take_add") else None
+"""The native core, which makes and takes the messages of an add and a read of one entry; None without it, or if it was
+built from older sources, as in a working tree."""
 
 send_frame: Final = ZmqSocket.send
 """Sends one frame of a message: socket, frame, flags, and whether to copy it, which is the default.

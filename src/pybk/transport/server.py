@@ -67,6 +67,7 @@ from pybk.transport.codec import (
     WireRequest,
     decode_request,
     encode,
+    one_entry_add,
 )
 from pybk.transport.connection_limit import GREETING_LOOK_MS, Connections
 from pybk.transport.frames import (
@@ -604,6 +605,12 @@ class Server:
                 request_id, peer._counter, peer._taken_bytes, read = found
                 peer._seen_ns = now_ns
                 return peer, request_id, read
+            added = None if found is not None else WIRE_CORE.take_add(head, peer.key, self.instance)
+            if added is not None and added[1] > peer._counter:
+                request_id, peer._counter, peer._taken_bytes, flags, ledger_id, lac, first, stride, start, end = added
+                peer._seen_ns = now_ns
+                entry = memoryview(head)[start:end]
+                return peer, request_id, one_entry_add(ledger_id, flags, lac, first, stride, entry)
         try:
             header = decode_head(head)
         except FrameError:
