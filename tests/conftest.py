@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import gc
 import hashlib
 import logging
@@ -70,6 +71,28 @@ def _directories(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPa
         yield
     if request.session.testsfailed == failed:
         shutil.rmtree(path, ignore_errors=True)
+
+
+_FREED_BYTES = 64 << 20
+"""The growth in a file from which on memory is given back."""
+
+
+def resident() -> int:
+    """Return the bytes of memory that this process takes."""
+    return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _memory_is_given_back() -> Iterator[None]:
+    """Give the system what a file's tests have freed: the allocator of C keeps it, and the next file would add its own.
+
+    Simulated disks of hundreds of stores are some gigabytes for all workers.
+    """
+    before = resident()
+    yield
+    if resident() - before > _FREED_BYTES and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
+        gc.collect()
+        trim(0)
 
 
 @pytest.fixture(autouse=True)

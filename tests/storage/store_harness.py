@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import _thread
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 
@@ -45,7 +47,17 @@ def open_store(
     keys.SCRYPT_COST = 2  # type: ignore[misc]  # nothing that is tested depends on it
     preallocation.FIRST_FILE_BYTES = first_file_bytes  # type: ignore[misc]  # as above
     store = Store.open(ROOT, config=config, tiers=tiers, fs=fs, environment=lambda path: SimEnvironment(fs, path))
-    return LedgerManager(StoreBackend(store))
+    manager = LedgerManager(StoreBackend(store))
+    weakref.finalize(manager, _end_thread, weakref.ref(store)).atexit = False
+    return manager
+
+
+def _end_thread(dropped: weakref.ref[Store]) -> None:
+    """End the thread of a store that a test dropped without a close: it would keep the disk with all of its files."""
+    store = dropped()
+    if store is not None:
+        with suppress(RuntimeError):  # the interpreter is ending
+            _thread.start_new_thread(store.log.group.stop, ())
 
 
 def open_world(fs: SimFileSystem) -> LedgerManager:
