@@ -123,6 +123,14 @@ def test_an_invalid_directory_identity_is_refused(fs: SimFileSystem, data: bytes
         DirectoryIdentity.of(replace(metadata, custom_metadata={IDENTITY_KEY: newer}))
 
 
+def test_the_identity_of_a_restored_directory_has_its_incarnation(fs: SimFileSystem) -> None:
+    replicas = open_replicas(fs)
+    replicas.record_start(CLUSTER, "a", INSTANCE)
+    (metadata,) = replicas.store.ledgers()
+    identity = DirectoryIdentity(CLUSTER, "a", INSTANCE, 3, 7, incarnation=0xFEDC_BA98)
+    assert DirectoryIdentity.of(replace(metadata, custom_metadata={IDENTITY_KEY: identity.encode()})) == identity
+
+
 def test_health_reports_free_space_by_tier(replicas: Replicas) -> None:
     health = replicas.health()
     assert health.free_bytes.keys() == set(StorageHint)
