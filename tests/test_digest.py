@@ -131,6 +131,21 @@ def test_prefixes_are_each_prefix(kind: DigestType, count: int) -> None:
 
 
 @pytest.mark.parametrize("kind", TYPES)
+@pytest.mark.parametrize(("count", "more"), [(1, 0), (31, 0), (MANY, 0), (1, 16 << 10), (4, 16 << 10)])
+def test_encoded_entries_are_prefixes_and_payloads_after_the_head(kind: DigestType, count: int, more: int) -> None:
+    digest, head = made(kind), b"any bytes"
+    payloads = [payload + bytes(more) for payload in some_payloads(count)]
+    lengths = np.array([len(payload) for payload in payloads])
+    prefixes = digest.prefixes(10**12, 10**12 - 1, 2**40, payloads)
+    whole = head + b"".join(part for both in zip(prefixes, payloads, strict=True) for part in both)
+    encoded = digest.encode(10**12, 10**12 - 1, 2**40, payloads, lengths, head)
+    assert b"".join(encoded.pieces) == whole
+    assert encoded.checksum == xxh3_64_intdigest(whole)
+    assert encoded.last_prefix == prefixes[-1]
+    assert len(encoded.pieces) == (1 + 2 * count if more else 1)
+
+
+@pytest.mark.parametrize("kind", TYPES)
 @pytest.mark.parametrize("count", [0, 1, 31, 32, MANY])
 def test_check_many_accepts_right_digests(kind: DigestType, count: int) -> None:
     digest = made(kind)

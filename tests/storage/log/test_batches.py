@@ -81,6 +81,8 @@ def test_batches_and_entries_of_one_commit_are_records_in_order(
         assert log.durable_lsn == before + 1, "one sync for all"
         assert records(writer) == [(0, 1), (1, 100), (101, 100), (201, 4), (205, 100)]
         assert writer.length == descriptor_of(writer).length_durable == sum(map(len, given))
+        staging = descriptor_of(writer).staging
+        assert staging.encoded_bytes == sum(staging.sizes) > RECORD_BYTES_MIN, "what the metrics count"
         assert contents(manager, writer.ledger_id, PASSWORD) == given
     with open_quick(tmp_path / "data") as manager:
         assert contents(manager, writer.ledger_id, PASSWORD, recover=True) == given
