@@ -308,10 +308,10 @@ def test_a_bookie_that_fails_is_to_be_started_again_and_one_that_was_removed_is_
 ) -> None:
     settings = settings_of_b(tmp_path, cluster)
 
-    def fails() -> None:
+    def fails(timeout_ms: int) -> list[object]:
         raise RuntimeError("the serving thread fails")
 
-    assert not serve(settings, ready=lambda bookie, _: setattr(bookie.machine, "commit", fails))
+    assert not serve(settings, ready=lambda bookie, _: setattr(bookie.server, "receive", fails))
     client = cluster.connect()
     removed = BookieState.DRAINING, BookieState.DRAINED, BookieState.REMOVED
     with pytest.raises(CookieError, match="was removed from the cluster"):
@@ -327,7 +327,7 @@ def test_the_watchdog_hears_nothing_of_a_bookie_whose_serving_thread_is_stuck(
     stuck, resumes = threading.Event(), threading.Event()
     outcome: list[BaseException] = []
 
-    def sticks() -> list[object]:
+    def sticks(timeout_ms: int) -> list[object]:
         stuck.set()
         resumes.wait()
         return []
@@ -342,7 +342,7 @@ def test_the_watchdog_hears_nothing_of_a_bookie_whose_serving_thread_is_stuck(
     def observe(bookie: BookieServer) -> None:
         try:
             wait_until(lambda: "WATCHDOG=1" in reports(systemd, said))
-            setattr(bookie.machine, "commit", sticks)  # noqa: B010
+            setattr(bookie.server, "receive", sticks)  # noqa: B010
             wait_until(stuck.is_set)
             reload()  # the look after it may be the first one since the last turn
             assert reload() == reload() == reload()
