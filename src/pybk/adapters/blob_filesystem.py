@@ -25,7 +25,7 @@ from pybk.errors import PybkError, UsageError
 from pybk.manager.ledger_manager import LedgerManager
 from pybk.streams.blob import BlobReader
 from pybk.streams.blob_store import BlobInfo, BlobStore, BlobUpload
-from pybk.threads.forks import in_children
+from pybk.threads import in_children
 
 __all__ = ["BlobFileSystem"]
 

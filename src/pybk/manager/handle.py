@@ -8,7 +8,7 @@ before the close waits for anything; appends do not pay for that.
 signal handlers (KeyboardInterrupt, SystemExit) in the main thread alone, so an interrupt ends the wait for the close,
 but not the close. Managers that are still open when the interpreter ends are closed by ``atexit``.
 
-A forked child has none of its parent's threads; ``pybk.threads.forks`` has what handles do in it.
+A forked child has none of its parent's threads; ``pybk.threads`` has what handles do in it.
 """
 
 from __future__ import annotations

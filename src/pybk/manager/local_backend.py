@@ -23,8 +23,7 @@ from pybk.storage.descriptor import LedgerDescriptor
 from pybk.storage.log.log import Log
 from pybk.storage.named_records import NamedChange, NamedRecords
 from pybk.storage.store import Store
-from pybk.threads import start_thread
-from pybk.threads.forks import in_children
+from pybk.threads import in_children, start_thread
 
 if TYPE_CHECKING:
     from pybk import health

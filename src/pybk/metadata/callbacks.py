@@ -13,8 +13,7 @@ from collections.abc import Callable
 from typing import Final
 
 from pybk.errors import ClosedError, MetadataUnreachableError, StorageRefusedError
-from pybk.threads import start_thread
-from pybk.threads.forks import in_children
+from pybk.threads import in_children, start_thread
 
 logger = logging.getLogger(__name__)
 

@@ -21,7 +21,7 @@ from pybk.metadata.authenticated_values import AuthenticatedValues, ValueKind
 from pybk.metadata.metadata_keys import MetadataKeys
 from pybk.metadata.registration import OWNER_BYTES, name_in_key
 from pybk.metadata.store import MetadataStore, Node, Watch
-from pybk.threads.forks import in_children
+from pybk.threads import in_children
 from pybk.values import decode_json, encode_json
 
 logger = logging.getLogger(__name__)

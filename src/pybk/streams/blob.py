@@ -25,8 +25,8 @@ from pybk.manager.handle import WithBlock, fork_error
 from pybk.manager.ledger_manager import LedgerManager, backend_of
 from pybk.manager.ledger_reader import LedgerReader
 from pybk.manager.ledger_writer import LedgerWriter
+from pybk.threads import in_children
 from pybk.threads.call_threads import asyncio_form
-from pybk.threads.forks import in_children
 
 R = TypeVar("R")
 

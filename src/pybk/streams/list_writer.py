@@ -50,9 +50,8 @@ from pybk.streams.ledger_list import Adopted, Owned
 from pybk.streams.ledger_spec import LedgerSpec, LogSettings
 from pybk.streams.ledger_steps import LedgerSteps
 from pybk.streams.list_record import SEQ_MAX, Detached, ListKind, ListRecord, Segment, title_of
-from pybk.threads import background, weakly
+from pybk.threads import background, in_children, weakly
 from pybk.threads.call_threads import in_thread
-from pybk.threads.forks import in_children
 
 if TYPE_CHECKING:
     from pybk.manager.atomic_group import GroupPart

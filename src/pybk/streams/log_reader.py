@@ -17,8 +17,8 @@ from pybk.streams.list_record import SEQ_MAX
 from pybk.streams.log_record import LogRecord, RecordSource, log_records
 from pybk.streams.record_reader import RecordReader
 from pybk.streams.record_search import first_seq_at_time, first_seq_of_txid
+from pybk.threads import in_children
 from pybk.threads.call_threads import asyncio_form, in_thread
-from pybk.threads.forks import in_children
 from pybk.values import whole
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)

@@ -49,8 +49,8 @@ from pybk.streams.subscription import (
     still_held,
     taken_async,
 )
+from pybk.threads import in_children
 from pybk.threads.call_threads import asyncio_form
-from pybk.threads.forks import in_children
 from pybk.values import decode_json, encode_json, from_base64, to_base64
 
 _LENGTHS: Final = struct.Struct("<II")

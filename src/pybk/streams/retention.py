@@ -28,8 +28,7 @@ from pybk.streams import ledger_list
 from pybk.streams.ledger_steps import LedgerSteps, cancel_elsewhere
 from pybk.streams.list_record import SEQ_MAX, Bounds, ListRecord, Segment
 from pybk.streams.list_writer import ListWriter
-from pybk.threads import background, weakly
-from pybk.threads.forks import in_children
+from pybk.threads import background, in_children, weakly
 from pybk.values import FrozenDict, decode_json, encode_json
 
 logger = logging.getLogger(__name__)

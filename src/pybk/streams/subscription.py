@@ -55,8 +55,8 @@ from pybk.streams.log_record import LogRecord, RecordSource, log_records
 from pybk.streams.log_writer import LogWriter
 from pybk.streams.range_set import Ranges
 from pybk.streams.record_reader import RecordReader
+from pybk.threads import in_children
 from pybk.threads.call_threads import WakeUp, asyncio_form, begun_in_own_thread, begun_in_thread, call_in, in_thread
-from pybk.threads.forks import in_children
 from pybk.values import whole
 
 logger = logging.getLogger(__name__)

@@ -9,8 +9,8 @@ from pybk.manager.handle import Handle, fork_error
 from pybk.streams.format import Records
 from pybk.streams.log_record import WalRecord, wal_records
 from pybk.streams.record_reader import RecordReader
+from pybk.threads import in_children
 from pybk.threads.call_threads import in_thread
-from pybk.threads.forks import in_children
 
 
 class WalFollower(Handle):

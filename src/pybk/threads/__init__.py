@@ -3,6 +3,10 @@
 ``Background`` is the work that logs do in the background: rolls, by a few threads for all logs of the process, and
 timers. A log at rest has no thread of its own. The threads are daemons; the next open of the log completes work that
 they leave unfinished.
+
+A forked child has none of the threads of its parent. The functions that ``in_children`` was given run first in it: they
+empty buffers, replace locks that a thread of the parent may hold, and close connections. So other calls need not check
+whether the process was forked, and a close or a finaliser in the child waits for nothing.
 """
 
 from __future__ import annotations
@@ -19,7 +23,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
 from queue import Empty, SimpleQueue
-from typing import Concatenate, Final, NamedTuple, ParamSpec, TypeVar
+from typing import Any, Concatenate, Final, NamedTuple, ParamSpec, TypeVar
 
 from pybk.errors import StorageRefusedError
 
@@ -265,3 +269,26 @@ def _call_weakly(
     found = owner()
     if found is not None:
         method(found, *arguments, **options)
+
+
+# ---- forked children -------------------------------------------------------------------------------------------------
+
+_DISABLED_BY: Final[weakref.WeakKeyDictionary[Any, Callable[[Any], None]]] = weakref.WeakKeyDictionary()
+
+
+def in_children(handle: T, disable: Callable[[T], None]) -> None:
+    """Call a function with an object in each forked child, as long as the object exists.
+
+    Args:
+        handle: The object; it is hashed by identity, and not kept alive.
+        disable: The function; it must not refer to the object, wait, or raise.
+    """
+    _DISABLED_BY[handle] = disable
+
+
+def _after_fork() -> None:
+    for handle, disable in list(_DISABLED_BY.items()):
+        disable(handle)
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -33,7 +33,7 @@ from pybk.adapters.eventsourcing.event_index import EventIndex
 from pybk.adapters.eventsourcing.event_record import Originator, decode_event, encode_event, originator_of
 from pybk.errors import CorruptError, PybkError
 from pybk.streams.wal import WriteAheadLog
-from pybk.threads.forks import in_children
+from pybk.threads import in_children
 
 logger = logging.getLogger(__name__)
 

@@ -29,7 +29,7 @@ from pybk.credentials import CLUSTER_SECRET, PASSWORD, SECRET, Credentials, Secr
 from pybk.errors import UsageError
 from pybk.manager.ledger_manager import LedgerManager
 from pybk.streams.wal import WriteAheadLog
-from pybk.threads.forks import in_children
+from pybk.threads import in_children
 
 STORE: Final = "PYBK_STORE"
 """The setting of the directory of a store, or the metadata URL of a cluster."""

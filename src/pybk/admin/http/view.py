@@ -29,8 +29,7 @@ from pybk.ledger.ledger_metadata import LedgerState
 from pybk.manager.ledger_manager import LedgerManager
 from pybk.operations.cluster_admin import ClusterAdmin
 from pybk.operations.cluster_checks import BookieStatus, ClusterStatus, ClusterVerdict, space_by_tiers
-from pybk.threads import start_thread
-from pybk.threads.forks import in_children
+from pybk.threads import in_children, start_thread
 
 if TYPE_CHECKING:
     from pybk.bookie.server import BookieServer
