@@ -5,7 +5,9 @@ from __future__ import annotations
 import threading
 import time
 from array import array
+from collections import deque
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,8 +21,9 @@ from pybk.errors import StorageError, StorageFullError, UsageError
 from pybk.flags import StorageHint
 from pybk.metadata.cluster import ClusterMetadata
 from pybk.metadata.registration import RegisteredBookie
-from pybk.replication.bookie import Respond
-from pybk.replication.messages import Add, EntryRun, Move, Reply, Status
+from pybk.replication.bookie import BookieEffect, Respond
+from pybk.replication.messages import Add, EntryRun, Force, Move, Reply, Status
+from pybk.transport.server import Caller
 from tests.cluster.inside import Inside, inside
 from tests.internals import cluster_backend_of, service_of
 from tests.waiting import WAIT_S, wait_until
@@ -56,6 +59,40 @@ def test_the_serving_thread_waits_until_it_is_due_but_a_second_at_most(monkeypat
     assert timeout_ms(now_ns + 60 * 10**9) == 1000
     assert timeout_ms(None, due_ns=now_ns + 3_500_000) == 4
     assert timeout_ms(now_ns + 2_500_000, due_ns=now_ns + 3_500_000) == 3
+
+
+def test_what_is_posted_at_any_moment_of_a_turn_is_committed(one: Inside, monkeypatch: pytest.MonkeyPatch) -> None:
+    service = service_of(one.bookies[0])
+    answered: list[int] = []
+    caller = Caller(lambda request_id, _: answered.append(request_id), lambda: None)
+
+    def force() -> list[BookieEffect]:
+        return service.machine.receive((caller, 1), Force(7), None, time.monotonic_ns())
+
+    class Late(deque[Callable[[], list[BookieEffect]]]):
+        """Another thread posts right after the serving thread has looked."""
+
+        looks_left = 0
+
+        def __bool__(self) -> bool:
+            found = len(self) > 0
+            self.looks_left -= 1
+            if self.looks_left == 0:
+                service.post(force)
+            elif self.looks_left > 0:
+                service.wake()
+            return found
+
+    late = Late()
+    monkeypatch.setattr(service, "posted", late)
+
+    def begin(looks: int) -> list[BookieEffect]:
+        late.looks_left = looks
+        return []
+
+    for looks in range(1, 7):
+        service.post(partial(begin, looks))
+        wait_until(lambda: len(answered) == looks)  # noqa: B023  # called in this turn of the loop
 
 
 def test_a_ledger_is_dropped_when_its_tombstone_is_seen_for_the_second_time(

@@ -543,10 +543,11 @@ class BookieServer:
         if self.registered is not None and self.registered.superseded:
             raise CookieError(f"another process serves as bookie {self.bookie} now; this one answers nothing more")
         now_ns = time.monotonic_ns()
-        works = bool(arrived or self.posted)
-        commits = bool(self.posted)
+        commits = False
         while self.posted:
+            commits = True  # noted with each call, because other threads post at any time
             self._do(self.posted.popleft())
+        works = commits or bool(arrived)
         machine = self.machine
         if self.server.ended:
             for ended in self.server.take_ended():
