@@ -22,7 +22,7 @@ from pybk.transport.codec import Answer, Authorize, AuthorizeMember, LacPacket
 from pybk.transport.in_process import Called, InProcessLink
 from pybk.transport.lanes import SHARE_BYTES, SHARE_MESSAGES, TURN_MESSAGES, Waiting
 from pybk.transport.server import Caller, Server
-from tests.transport.wire_harness import BOOKIE, INSTANCE, KEYS, OK, TCP, World, add, entries
+from tests.transport.wire_harness import BOOKIE, INSTANCE, KEYS, OK, TCP, RawClient, World, add, entries
 from tests.waiting import WAIT_S, wait_until
 
 RIGHT = RightsKey(bytes(32))
@@ -180,6 +180,16 @@ def test_a_client_of_the_process_gets_its_share_of_a_turn_as_any_other() -> None
         for number, size in enumerate(sizes, 2000):
             assert link.send(number, add(7, entries(0, (size,))), 60 * 10**9)
         assert [turn()[0] for _ in range(4)] == [2, 1, 1, 0]
+
+
+def test_a_message_of_the_socket_that_arrived_alone_is_of_another_client() -> None:
+    with own_world() as (here, link), RawClient(here.server) as other:
+        other.greet()
+        for number in range(2000):
+            assert link.send(number, Force(7), 60 * 10**9)
+        other.socket.send_multipart(other.request(Force(7)))
+        assert here.server.socket.poll(int(WAIT_S) * 1000)
+        assert len(here.server.receive(0)) == SHARE_MESSAGES + 1
 
 
 def test_a_right_is_proved_once_and_again_when_the_bookie_denies_it() -> None:

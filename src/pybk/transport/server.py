@@ -490,7 +490,7 @@ class Server:
             if type(ready[-1][0]) is not int:
                 alone = self.drain()
         now_ns = time.monotonic_ns()
-        arrived = list(self._take_called(*lanes.share(now_ns, 1))) if self._called else []
+        arrived = list(self._take_called(*lanes.share(now_ns, 1 + (alone is not None)))) if self._called else []
         if alone is not None:
             request = self._admit(*alone, now_ns)
             if request is not None:
