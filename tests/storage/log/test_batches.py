@@ -138,6 +138,22 @@ def test_large_payloads_are_written_from_where_the_caller_has_them(
     assert contents(manager, writer.ledger_id) == given
 
 
+def test_a_commit_that_forms_and_is_in_flight_counts_once(
+    manager: LedgerManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The leader makes it both for a moment; a batch that looks then must not be refused for lack of space."""
+    log = asleep(manager, monkeypatch)
+    writer = manager.create_ledger(insecure=True)
+    future = writer.append_many_async(batch(15))
+    staged = log.outstanding_bytes
+    assert staged == sum(descriptor_of(writer).staging.sizes)
+    with monkeypatch.context() as moment:
+        moment.setattr(log, "inflight", log.forming)
+        assert log.outstanding_bytes == staged
+    assert future.result() == range(100)
+    assert log.outstanding_bytes == 0
+
+
 def test_a_batch_that_must_wait_is_not_hashed_before_there_is_space(
     manager: LedgerManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:

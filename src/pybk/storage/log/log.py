@@ -154,8 +154,10 @@ class Log:
     @property
     def outstanding_bytes(self) -> int:
         """Bytes staged and not yet durable."""
-        inflight, kept = self.inflight, self.kept
-        nbytes = self.forming.payload_bytes + (inflight.payload_bytes if inflight is not None else 0)
+        forming, inflight, kept = self.forming, self.inflight, self.kept
+        nbytes = forming.payload_bytes
+        if inflight is not None and inflight is not forming:  # it is both for a moment, which others may see
+            nbytes += inflight.payload_bytes
         return nbytes if kept is None or kept is inflight else nbytes + kept.payload_bytes
 
     @property
