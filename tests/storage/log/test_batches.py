@@ -15,7 +15,7 @@ from pybk.flags import WriteFlag
 from pybk.ledger.digest import DigestType, EntryDigest
 from pybk.manager.ledger_manager import LedgerManager
 from pybk.manager.ledger_writer import RECORD_BYTES_MIN, LedgerWriter
-from pybk.storage.io.filesystem import OsFile
+from pybk.storage.io.filesystem import PIECES_MAX, OsFile
 from pybk.storage.log.commit import BatchEntries, Commit
 from pybk.storage.transaction_group import LedgerEntries
 from tests.internals import descriptor_of, digest_of, store_of
@@ -136,6 +136,29 @@ def test_large_payloads_are_written_from_where_the_caller_has_them(
     where = {id(piece) for piece in written}
     assert all(id(payload) in where for payload in given)
     assert contents(manager, writer.ledger_id) == given
+
+
+def test_a_commit_of_many_pieces_is_joined_where_lack_of_memory_refuses_it(
+    manager: LedgerManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the write of the file it would be a failure of the device, which ends the store."""
+    written: list[int] = []
+    write = OsFile.write_durable
+
+    def noted(file: OsFile, buffers: Any, offset: int) -> None:
+        written.append(len(buffers))
+        write(file, buffers, offset)
+
+    monkeypatch.setattr(OsFile, "write_durable", noted)
+    asleep(manager, monkeypatch)
+    writer = manager.create_ledger(insecure=True)
+    batches = [batch(20 + number, 200, 16 << 10) for number in range(3)]
+    del written[:]
+    futures = [writer.append_many_async(each) for each in batches]
+    assert [future.result() for future in futures] == [range(200), range(200, 400), range(400, 600)]
+    assert max(written) <= PIECES_MAX, "each batch has 401 pieces"
+    assert records(writer) == [(0, 200), (200, 200), (400, 200)]
+    assert contents(manager, writer.ledger_id) == [payload for each in batches for payload in each]
 
 
 def test_a_commit_that_forms_and_is_in_flight_counts_once(

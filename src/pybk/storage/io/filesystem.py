@@ -66,7 +66,9 @@ Populator = Callable[[int, int], object]
 
 PAGE_BYTES: Final = mmap.PAGESIZE
 
-_IOV_MAX: Final = 1024
+PIECES_MAX: Final = 1024
+"""The pieces that the system writes in one call (IOV_MAX); more are joined first, which takes memory."""
+
 _BLOCK_BYTES: Final = 4096
 _ZEROS: Final = memoryview(mmap.mmap(-1, 1 << 20, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, mmap.PROT_READ))
 _DIRECT: Final = getattr(os, "O_DIRECT", 0)
@@ -410,7 +412,7 @@ class OsFile:
 
     def write(self, buffers: Buffers, offset: int) -> None:
         """See :meth:`File.write`."""
-        if len(buffers) > _IOV_MAX:
+        if len(buffers) > PIECES_MAX:
             buffers = (b"".join(buffers),)
         size = sum(map(len, buffers))
         try:
@@ -425,7 +427,7 @@ class OsFile:
 
     def write_durable(self, buffers: Buffers, offset: int) -> None:
         """See :meth:`File.write_durable`."""
-        if len(buffers) > _IOV_MAX:
+        if len(buffers) > PIECES_MAX:
             buffers = (b"".join(buffers),)
         size = sum(map(len, buffers))
         try:

@@ -32,6 +32,7 @@ from pybk.storage.format.log_file import (
     padding,
 )
 from pybk.storage.io.failures import refused
+from pybk.storage.io.filesystem import PIECES_MAX
 from pybk.storage.preallocation import ReserveUse
 from pybk.threads.group_commit import Completion
 
@@ -480,7 +481,8 @@ class CommitWriter:
         if commit.base == BLOCK_BYTES:
             commit.start = 0
             buffers.insert(0, encode_file_header(self._store_id, commit.file_id, lsn, lsn - 1))
-        commit.buffers = buffers
+        # The file would join them itself, but lack of memory would count as a failed write there, which is final.
+        commit.buffers = buffers if len(buffers) <= PIECES_MAX else [b"".join(buffers)]
 
     def publish(self, commit: Commit) -> None:
         """Publish a durable commit: pass entry locations to ledgers, apply control records. May be repeated."""
