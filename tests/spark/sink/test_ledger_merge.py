@@ -412,6 +412,20 @@ def test_what_was_kept_for_readers_goes_with_a_merged_ledger_that_a_commit_forgo
     assert sink.record().replaced == ()
 
 
+def test_a_merged_ledger_that_has_entries_of_others_stays_when_names_are_dropped(place: Connection) -> None:
+    """Merges take all members of a merged ledger; one that took some would be no reason to lose the others."""
+    sink = filled(place, "some", 4)
+    merge(place, sink)
+    first, *others = sink.rows()
+    made = copied(place.manager, Credentials(), MergePlan(tuple(others)))
+    assert made is not None
+    assert sink.merge([made], 3600.0) == [made]
+    assert sink.delete_committed([made.holder]) == [made.holder]
+    sink.drop_names({row.ledger_id for row in others})
+    assert sink.rows() == [first]
+    assert entries(place, sink) == expected("some", 1)
+
+
 def test_a_copy_that_is_incomplete_is_not_named(place: Connection) -> None:
     sink = filled(place, "short", 3)
     rows = [row._replace(payload_bytes=row.payload_bytes + 1) for row in sink.rows()]

@@ -606,6 +606,7 @@ class Sink:
         gone = {each.holder: each.holders for each in record.replaced if each.holder not in holders}
         kept = {row.ledger_id for row in dropped if row.holder in gone}
         kept.update(each for replaced in gone.values() for each in replaced)
+        kept.difference_update(holders)  # whatever the record says
         return sorted(kept - self._deleted_of(kept))
 
     def _rewritten(
