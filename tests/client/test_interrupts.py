@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from pybk import Entry, LedgerReader
 from pybk.client.append_queue import AppendBatch, AppendQueue
 from pybk.client.wire import BookieWire
 from pybk.errors import LedgerRecoveryError, NotEnoughBookiesError, PybkError
@@ -21,6 +23,7 @@ from pybk.threads.group_commit import Completion
 from pybk.transport.client_links import Links
 from pybk.transport.server import Server
 from tests.cluster.inside import inside
+from tests.internals import cluster_backend_of, service_of
 from tests.interrupting import interrupted_at
 from tests.sampling import every, places
 from tests.transport.wire_harness import BOOKIE, INSTANCE, KEYS, TCP, add
@@ -82,6 +85,47 @@ def test_an_interrupt_at_any_line_of_the_client_strands_no_waiter(
         while one_round(client, line := next(following), others):
             pass
         assert line > lines, "the client was not traced"
+
+
+def one_read(reader: LedgerReader, line: int, others: int) -> bool:
+    """Interrupt the read of one entry while other threads read others; return whether the line was reached."""
+    wrong: list[Entry] = []
+
+    def read_there() -> None:
+        for number in (0, 1, 2, 3):
+            with suppress(PybkError):  # given up with all else, and told so
+                wrong.extend(entry for entry in reader.read(number, number) if entry.payload != b"entry %d" % number)
+
+    threads = [threading.Thread(target=read_there, daemon=True) for _ in range(others)]
+    for thread in threads:
+        thread.start()
+    fired = interrupted_at(
+        line, (*_FILES, "pybk/manager/ledger_reader.py"), partial(reader.read, 1, 1), ignored=(PybkError,)
+    )
+    for thread in threads:
+        thread.join(WAIT_S)
+        assert not thread.is_alive(), f"a reader is stranded after an interrupt at line event {line}"
+    assert wrong == []
+    assert [entry.payload for entry in reader.read(2, 2)] == [b"entry 2"]
+    return fired
+
+
+@pytest.mark.sampled
+@pytest.mark.timeout(0)
+@pytest.mark.parametrize("others", [0, 2])
+def test_an_interrupt_at_any_line_of_a_read_of_one_entry_strands_no_reader(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, others: int
+) -> None:
+    with inside(tmp_path) as cluster, cluster.connect() as client:
+        near = service_of(cluster.bookies[1]).bookie.bookie_id
+        monkeypatch.setattr(cluster_backend_of(client).membership, "near", near)  # else half of the links are down
+        with client.create_ledger(insecure=True) as writer:
+            writer.append_many([b"entry %d" % number for number in range(6)])
+        with client.open_ledger(writer.ledger_id) as reader:
+            following = places(f"read {others}", 5, 2)
+            while one_read(reader, line := next(following), others):
+                pass
+            assert line > 40, "the client was not traced"
 
 
 @pytest.mark.parametrize("then", [BookieWire.begin_again, BookieWire.close])
