@@ -3,7 +3,8 @@
 Tests that repeat one rule over many seeds, places, kinds or mutants are marked ``sampled``. A run tries some of their
 cases, which ``SEED`` draws: the same ones in each process and each time for one commit, others for the next commit, so
 that all of them are tried in time. So are tests of a file that use a fixture that takes long, such as a cluster of
-processes, and tests of several files that each take long. ``make test-long`` tries all of them, and
+processes, and tests of several files that each take long. A test of a store and of a cluster is tried with one of them,
+most times with the store, which takes a tenth of the time (``mostly``). ``make test-long`` tries all of them, and
 ``PYBK_ALL_FAULTS=1`` many more, which takes hours.
 """
 
@@ -13,13 +14,17 @@ import hashlib
 import os
 import subprocess
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import pytest
 
 from tests.paths import ROOT
+
+if TYPE_CHECKING:
+    from _pytest.mark import ParameterSet
 
 ALL: Final = bool(os.environ.get("PYBK_ALL_FAULTS"))
 
@@ -52,13 +57,17 @@ def all_are_tried() -> bool:
     return ALL or SEED == EVERYTHING
 
 
-def chosen(seed: str, group: str, places: Sequence[Place], one_in: int) -> list[Place]:
-    """Return one in so many of a group's places, but at least one, in their order."""
+def chosen(seed: str, group: str, places: Sequence[Place], one_in: int, lots: Sequence[int] = ()) -> list[Place]:
+    """Return one in so many of a group's places, but at least one, in their order.
+
+    A place with several lots is drawn that many times as often as one that has a single lot, as each has without them.
+    """
     if ALL or seed == EVERYTHING:
         return list(places)
 
     def rank(number: int) -> bytes:
-        return hashlib.sha256(f"{seed} {group} {places[number]}".encode()).digest()
+        drawn = (f"{seed} {group} {places[number]}" + " " * lot for lot in range(lots[number] if lots else 1))
+        return min(hashlib.sha256(each.encode()).digest() for each in drawn)
 
     numbers = sorted(range(len(places)), key=rank)[: -(-len(places) // one_in)]
     return [places[number] for number in sorted(numbers)]
@@ -93,6 +102,12 @@ def bits_of(offset: int) -> Iterable[int]:
     return range(8) if ALL else (offset % 8, (offset + 3) % 8)
 
 
+def mostly(first: str, *others: str, among: str) -> list[ParameterSet]:
+    """Return the parameters of a fixture, of which a run tries one for each test: four in five times the first."""
+    drawn = partial(pytest.mark.sampled, one_in=len(others) + 1, among=among)
+    return [pytest.param(first, marks=drawn(lots=4)), *(pytest.param(each, marks=drawn()) for each in others)]
+
+
 def _names(argument: str, item: pytest.Item) -> bool:
     """Return whether an argument of the command line names a test, or one of its cases."""
     path, _, name = argument.partition("::")
@@ -121,16 +136,34 @@ def _group(item: pytest.Item, marker: pytest.Mark) -> str:
     return f"{test}[{'-'.join(parts)}]"
 
 
+def _lots(item: pytest.Item) -> int:
+    """Return how many times as often a case is drawn as others, if its parameter says so."""
+    return max(int(marker.kwargs.get("lots", 1)) for marker in item.iter_markers("sampled"))
+
+
+def _marker(item: pytest.Item, *, of_parameters: bool) -> pytest.Mark | None:
+    """Return what draws a case: among those that differ in a parameter, or among tests, if it says that of itself."""
+    closest = item.get_closest_marker("sampled")
+    if closest is None or of_parameters:
+        return closest if closest and "among" in closest.kwargs else None
+    found = next((each for each in item.iter_markers("sampled") if "among" not in each.kwargs), None)
+    return found if found and found.kwargs.get("using") in (None, *getattr(item, "fixturenames", ())) else None
+
+
 def drawn(items: Sequence[pytest.Item], seed: str, arguments: Sequence[str]) -> list[pytest.Item]:
-    """Return the tests without the cases that a seed leaves out; none is left out that an argument names."""
-    groups: dict[tuple[str, int], list[str]] = {}
-    for item in items:
-        marker = item.get_closest_marker("sampled")
-        if marker and marker.kwargs.get("using") in (None, *getattr(item, "fixturenames", ())):
-            one_in = marker.kwargs.get("one_in", 1)
-            groups.setdefault((_group(item, marker), one_in), []).append(item.nodeid)
+    """Return the tests without the cases that a seed leaves out; none is left out that an argument names.
+
+    Cases that differ in a parameter are drawn first; the marker of their file draws from those that are left.
+    """
     left_out: set[str] = set()
-    for (group, one_in), names in groups.items():
-        left_out.update(set(names) - set(chosen(seed, group, names, one_in)))
+    for of_parameters in (True, False):
+        groups: dict[tuple[str, int], dict[str, int]] = {}
+        for item in items:
+            marker = None if item.nodeid in left_out else _marker(item, of_parameters=of_parameters)
+            if marker:
+                one_in = marker.kwargs.get("one_in", 1)
+                groups.setdefault((_group(item, marker), one_in), {})[item.nodeid] = _lots(item)
+        for (group, one_in), lots in groups.items():
+            left_out.update(set(lots) - set(chosen(seed, group, list(lots), one_in, list(lots.values()))))
     named = [argument for argument in arguments if "::" in argument]
     return [item for item in items if item.nodeid not in left_out or any(_names(each, item) for each in named)]

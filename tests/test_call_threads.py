@@ -22,6 +22,7 @@ from pybk.testing import TestCluster as Cluster
 from pybk.threads.call_threads import SHARED_MAX, in_own_thread, in_thread
 from tests.cluster.inside import Inside, inside
 from tests.paths import ROOT
+from tests.sampling import mostly
 from tests.waiting import PROCESS_S, WAIT_S, wait_until
 
 MANY = SHARED_MAX + 1
@@ -78,9 +79,7 @@ def test_logs_and_blobs_do_without_the_default_executor(tmp_path: Path) -> None:
     asyncio.run(use())
 
 
-@pytest.fixture(
-    params=[pytest.param(kind, marks=pytest.mark.sampled(one_in=2, among="manager")) for kind in ("store", "cluster")]
-)
+@pytest.fixture(params=mostly("store", "cluster", among="manager"))
 def manager(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[LedgerManager]:
     if request.param == "store":
         with LedgerManager.open(tmp_path / "store") as manager:
@@ -94,7 +93,7 @@ def manager(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[LedgerMa
 @pytest.mark.parametrize("kind", ["log", "wal", "subscription"])
 def test_many_waiters_of_one_lock_hold_no_threads(manager: LedgerManager, kind: str) -> None:
     """More of them than there are shared threads wait while other calls are made, and each becomes the owner."""
-    waiters = 2 * SHARED_MAX
+    waiters = SHARED_MAX + 4
 
     async def use(manager: LedgerManager) -> None:
         refuse_default_executor()
@@ -167,6 +166,7 @@ def test_calls_that_end_something_do_not_queue() -> None:
     asyncio.run(use())
 
 
+@pytest.mark.sampled(one_in=2)
 @pytest.mark.parametrize("kind", ["force", "sync", "wal", "upload"])
 def test_calls_that_wait_for_bookies_leave_the_shared_threads_to_others(tmp_path: Path, kind: str) -> None:
     """More of them than there are shared threads wait for a bookie to return, and other calls are made meanwhile."""

@@ -34,18 +34,19 @@ def test_of_two(seed): pass
 @pytest.mark.parametrize("seed", range(3))
 def test_of_all(seed): pass
 
-kinds = [pytest.param(kind, marks=pytest.mark.sampled(one_in=2, among="kind")) for kind in ("store", "cluster")]
+from tests.sampling import mostly
 
-@pytest.fixture(params=kinds)
+@pytest.fixture(params=mostly("store", "cluster", among="kind"))
 def kind(request):
     return request.param
 
-@pytest.mark.parametrize("number", range(8))
+@pytest.mark.parametrize("number", range(20))
 def test_of_kinds(kind, number): pass
 
 """
 OF_A_CLUSTER = """
 import pytest
+from tests.sampling import mostly
 
 pytestmark = pytest.mark.sampled(one_in=3, using="cluster")
 
@@ -62,6 +63,12 @@ def test_third(cluster, seed): pass
 @pytest.mark.sampled(one_in=2)
 @pytest.mark.parametrize("seed", range(4))
 def test_apart(cluster, seed): pass
+
+@pytest.fixture(params=mostly("store", "cluster", among="kind"))
+def kind(cluster, request): pass
+
+@pytest.mark.parametrize("number", range(6))
+def test_of_kinds(kind, number): pass
 """
 OF_A_GROUP = """
 import pytest
@@ -76,7 +83,7 @@ def test_it(cluster, number): pass
 
 def test_without(): pass
 """
-SETTINGS = "[pytest]\nmarkers =\n    long: long\n    sampled(one_in, among, using, group): sampled\n"
+SETTINGS = "[pytest]\nmarkers =\n    long: long\n    sampled(one_in, among, using, group, lots): sampled\n"
 
 
 def run(directory: Path, seed: str, *arguments: str, tests: str = TESTS) -> tuple[set[str], str]:
@@ -122,6 +129,13 @@ def test_a_small_group_has_one_case_in_each_sample() -> None:
     assert [len(chosen(seed, "group", NAMES[:2], 10)) for seed in SEEDS] == [1] * len(SEEDS)
 
 
+def test_a_place_with_several_lots_is_drawn_as_many_times_as_often_and_the_others_in_time() -> None:
+    drawn = [chosen(f"{seed:x}", "group", ["often", "seldom"], 2, [4, 1]) for seed in range(500)]
+    assert 350 < drawn.count(["often"]) < 450
+    assert drawn.count(["often"]) + drawn.count(["seldom"]) == 500
+    assert chosen(SEEDS[0], "group", NAMES, 4, [1] * len(NAMES)) == chosen(SEEDS[0], "group", NAMES, 4)
+
+
 def test_everything_is_a_sample_too() -> None:
     assert chosen(EVERYTHING, "group", NAMES, 4) == NAMES
 
@@ -140,6 +154,7 @@ def test_places_of_seeds_are_those_that_are_tried_without_them(monkeypatch: pyte
     assert tried == everything == set(range(0, 7 * 31, 7))
 
 
+@pytest.mark.sampled(one_in=3, group="runs of pytest")
 def test_pytest_runs_the_sample_in_each_worker_and_says_how_to_repeat_it(tmp_path: Path) -> None:
     alone, said = run(tmp_path, SEEDS[1], "-m", "not long")
     assert f"{VARIABLE}={SEEDS[1]} make test" in said
@@ -147,33 +162,39 @@ def test_pytest_runs_the_sample_in_each_worker_and_says_how_to_repeat_it(tmp_pat
     assert sum(name.startswith("test_sampled[") for name in alone) == 3
     assert sum(name.startswith("test_of_all[") for name in alone) == 3
     kinds = {name for name in alone if name.startswith("test_of_kinds[")}
-    assert {re.sub("store|cluster", "", name) for name in kinds} == {f"test_of_kinds[-{each}]" for each in range(8)}
-    assert len(kinds) == 8, "each number has one of the two kinds"
-    assert {"store" in name for name in kinds} == {False, True}, "and not all have the same"
+    assert {re.sub("store|cluster", "", name) for name in kinds} == {f"test_of_kinds[-{each}]" for each in range(20)}
+    assert len(kinds) == 20, "each number has one of the two kinds"
+    assert 0 < sum("cluster" in name for name in kinds) < 10, "and most have the first"
     assert "test_of_two[1]" in alone, "the only case that -m leaves is no sample's to leave out"
     assert run(tmp_path, SEEDS[1], "-m", "not long", "-n", "2")[0] == alone
     assert run(tmp_path, EVERYTHING)[0] == {
         *(f"test_sampled[{number}]" for number in range(12)),
         *(f"test_of_all[{number}]" for number in range(3)),
-        *(f"test_of_kinds[{kind}-{number}]" for number in range(8) for kind in ("store", "cluster")),
+        *(f"test_of_kinds[{kind}-{number}]" for number in range(20) for kind in ("store", "cluster")),
         "test_of_two[0]",
         "test_of_two[1]",
     }
 
 
+@pytest.mark.sampled(one_in=3, group="runs of pytest")
 def test_a_share_of_the_tests_that_use_a_fixture_runs(tmp_path: Path) -> None:
-    every = {"test_first", "test_second", *(f"test_third[{number}]" for number in range(4))}
+    every = {
+        *("test_first", "test_second"),
+        *(f"test_third[{number}]" for number in range(4)),
+        *(f"test_of_kinds[{kind}-{number}]" for kind in ("store", "cluster") for number in range(6)),
+    }
     tried = set[str]()
     for seed in SEEDS[:3]:
         passed, _ = run(tmp_path, seed, tests=OF_A_CLUSTER)
-        assert len(passed & every) == 2
+        assert len(passed & every) == 4, "of twelve, as each number has one of two kinds"
         assert "test_without" in passed
         assert sum("test_apart" in name for name in passed) == 2, "its own marker holds"
         tried |= passed
-    assert len(tried & every) > 2
+    assert len(tried & every) > 4
     assert every < run(tmp_path, EVERYTHING, tests=OF_A_CLUSTER)[0]
 
 
+@pytest.mark.sampled(one_in=3, group="runs of pytest")
 def test_a_share_of_the_tests_of_several_files_runs(tmp_path: Path) -> None:
     (tmp_path / "test_those.py").write_text(OF_A_GROUP, encoding="utf-8")
     _, said = run(tmp_path, SEEDS[1], tests=OF_A_GROUP)
@@ -182,11 +203,12 @@ def test_a_share_of_the_tests_of_several_files_runs(tmp_path: Path) -> None:
     assert run(tmp_path, EVERYTHING, tests=OF_A_GROUP)[1].count("::test_it[") == 8
 
 
+@pytest.mark.sampled(one_in=3, group="runs of pytest")
 def test_a_test_that_is_named_runs_whatever_the_sample(tmp_path: Path) -> None:
     cases = [f"test_these.py::test_sampled[{number}]" for number in range(12)]
     assert len(run(tmp_path, SEEDS[1], *cases)[0]) == 12
     assert len(run(tmp_path, SEEDS[1], str(tmp_path / "test_these.py::test_sampled"))[0]) == 12
-    assert len(run(tmp_path, SEEDS[1], "test_these.py")[0]) == 3 + 1 + 3 + 8
+    assert len(run(tmp_path, SEEDS[1], "test_these.py")[0]) == 3 + 1 + 3 + 20
 
 
 def test_the_seed_is_the_commit_whose_tests_run() -> None:

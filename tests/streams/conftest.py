@@ -9,11 +9,10 @@ import pytest
 
 from pybk import LedgerManager
 from tests.cluster.inside import inside
+from tests.sampling import mostly
 
 
-@pytest.fixture(
-    params=[pytest.param(kind, marks=pytest.mark.sampled(one_in=2, among="manager")) for kind in ("store", "cluster")]
-)
+@pytest.fixture(params=mostly("store", "cluster", among="manager"))
 def manager(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[LedgerManager]:
     """Return the manager of a store, and that of a cluster."""
     if request.param == "store":

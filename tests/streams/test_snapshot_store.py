@@ -16,13 +16,12 @@ from pybk import BlobStore, LedgerManager, SnapshotStore, UsageError
 from pybk.errors import BlobLockedError, CorruptError, NoSuchBlobError
 from pybk.manager.ledger_manager import backend_of
 from tests.cluster.inside import inside
+from tests.sampling import mostly
 
 PART = 1000
 
 
-@pytest.fixture(
-    params=[pytest.param(kind, marks=pytest.mark.sampled(one_in=2, among="blobs")) for kind in ("store", "cluster")]
-)
+@pytest.fixture(params=mostly("store", "cluster", among="blobs"))
 def blobs(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[BlobStore]:
     if request.param == "store":
         with BlobStore.open(tmp_path / "store", password=b"p") as blobs:

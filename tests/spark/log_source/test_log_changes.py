@@ -18,12 +18,13 @@ from pybk.spark.connection import close_connections
 from pybk.spark.log_source.log_catalog import LogCatalog
 from pybk.spark.log_source.log_options import log_options
 from tests.cluster.inside import Inside, inside
+from tests.sampling import mostly
 from tests.spark.log_source.logs import Logs, password_file
 from tests.spark.secret_files import cluster_options
 from tests.waiting import wait_until
 
 
-@pytest.fixture(params=["lmdb", "zookeeper"])
+@pytest.fixture(params=mostly("lmdb", "zookeeper", among="cluster"))
 def cluster(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Inside]:
     url = "" if request.param == "lmdb" else request.getfixturevalue("zookeeper_server").url()
     with inside(tmp_path / "cluster", count=3, url=url) as cluster:

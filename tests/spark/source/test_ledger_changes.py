@@ -26,13 +26,14 @@ from pybk.spark.source.ledger_changes import LedgerChanges
 from pybk.spark.source.stream import StreamReader
 from pybk.streams.log import Log
 from tests.cluster.inside import Inside, inside
+from tests.sampling import mostly
 from tests.spark.secret_files import cluster_options
 from tests.spark.source.test_ledger_catalog import commit, fill
 from tests.spark.stream_query import StreamQuery
 from tests.waiting import wait_until
 
 
-@pytest.fixture(scope="module", params=["lmdb", "zookeeper"])
+@pytest.fixture(scope="module", params=mostly("lmdb", "zookeeper", among="cluster"))
 def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Inside]:
     url = "" if request.param == "lmdb" else request.getfixturevalue("zookeeper_server").url()
     with inside(tmp_path_factory.mktemp("changes") / "cluster", url=url) as cluster:

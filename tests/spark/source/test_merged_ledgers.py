@@ -38,16 +38,16 @@ from pybk.spark.source.reading import payload_bytes
 from pybk.streams.list_writer import RollPolicy
 from tests.cluster.inside import Inside, inside
 from tests.internals import metadata_store_of
-from tests.sampling import some
+from tests.sampling import mostly, some
 from tests.spark.secret_files import cluster_options
 from tests.spark.sink.merging import merge
 from tests.spark.source.test_ledger_changes import Query
 from tests.waiting import wait_until
 
-pytestmark = pytest.mark.usefixtures("process_of_a_driver")
+pytestmark = [pytest.mark.sampled(one_in=2, using="cluster"), pytest.mark.usefixtures("process_of_a_driver")]
 
 
-@pytest.fixture(params=["lmdb", "zookeeper"])
+@pytest.fixture(params=mostly("lmdb", "zookeeper", among="cluster"))
 def cluster(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Inside]:
     url = "" if request.param == "lmdb" else request.getfixturevalue("zookeeper_server").url()
     with inside(tmp_path / "cluster", count=1, url=url) as cluster:
