@@ -40,7 +40,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 settings.register_profile(
     "pybk",
     deadline=None,
-    max_examples=100 if all_are_tried() else 40,
+    max_examples=100 if all_are_tried() else 25,
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("pybk")
@@ -215,7 +215,6 @@ def pytest_collection() -> None:
 def pytest_collection_finish() -> None:
     """Have no collection of garbage look at modules and tests, which stay: tests that collect would take seconds."""
     gc.enable()
-    gc.collect()
     gc.freeze()
 
 

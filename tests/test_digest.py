@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from xxhash import xxh3_64_digest, xxh3_64_intdigest
 
@@ -165,7 +165,6 @@ def test_arrays_of_other_integers_and_slices_are_taken(kind: DigestType) -> None
     digest.check_many(EntryBatch(LEDGER, ids, batch.buffer, offsets, sizes, digest.size))
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     kind=st.sampled_from(TYPES),
     payloads=st.lists(st.binary(max_size=80), min_size=1, max_size=70),

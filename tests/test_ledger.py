@@ -7,7 +7,7 @@ from dataclasses import FrozenInstanceError, fields, replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pybk.errors import CorruptError, UnsupportedFormatError, UsageError
@@ -124,7 +124,6 @@ def test_decoded_values_have_their_types() -> None:
         assert type(getattr(decoded, each.name)) is type(getattr(metadata(), each.name)), each.name
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     state=st.sampled_from(LedgerState),
     ledger_type=st.text(st.characters(codec="utf-8"), max_size=40).filter(lambda name: not name.startswith(".")),

@@ -94,7 +94,7 @@ def test_a_hundred_thousand_ledgers_are_small() -> None:
     tracemalloc.start()
     try:
         cluster = ClusterMap()
-        count = 5000
+        count = 2000
         for each in range(count):
             cluster.apply(each, ledger(each, (0, source.sample(bookies, 3)), length=source.randrange(1 << 30)), 1000)
         used = tracemalloc.get_traced_memory()[0]

@@ -36,7 +36,7 @@ from pybk.values import encode_json
 from tests.metadata.records import KEYS, bookie, cluster_on, ledger, registration
 from tests.metadata.simulated_store import SimServer
 
-patient = settings(deadline=None, max_examples=60, suppress_health_check=list(HealthCheck))
+patient = settings(suppress_health_check=list(HealthCheck))
 TOKEN = bytes(16)
 IDENTITY = DirectoryIdentity(b"c", "a", b"i" * 16, 1, 7)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pybk.errors import UsageError
@@ -182,7 +182,6 @@ def test_a_mark_without_reason_is_read_as_missing_entries() -> None:
         decode_record({**values, "causes": {}})
 
 
-@settings(deadline=None, max_examples=100)
 @given(
     st.dictionaries(st.sampled_from(RepairReason), st.integers(0, (1 << 63) - 1), min_size=1),
     st.integers(0, (1 << 63) - 1),

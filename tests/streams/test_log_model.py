@@ -257,6 +257,6 @@ class ClusterLogMachine(LogMachine):
 
 
 TestLog = LogMachine.TestCase
-TestLog.settings = settings(max_examples=some(6, 400), stateful_step_count=40, deadline=None)
+TestLog.settings = settings(max_examples=some(4, 400), stateful_step_count=40, deadline=None)
 TestClusterLog = ClusterLogMachine.TestCase
-TestClusterLog.settings = settings(max_examples=some(2, 40), stateful_step_count=30, deadline=None)
+TestClusterLog.settings = settings(max_examples=some(1, 40), stateful_step_count=30, deadline=None)

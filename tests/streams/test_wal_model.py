@@ -171,4 +171,4 @@ class WalMachine(RuleBasedStateMachine):
 
 
 TestWal = WalMachine.TestCase
-TestWal.settings = settings(max_examples=some(8, 600), stateful_step_count=40, deadline=None)
+TestWal.settings = settings(max_examples=some(5, 600), stateful_step_count=40, deadline=None)

@@ -58,7 +58,7 @@ def test_a_connection_that_was_not_alone_just_now_gets_its_share() -> None:
     assert served(lanes, LATER) == {b"a": [100] * TURN_MESSAGES}
 
 
-@settings(deadline=None, max_examples=60, suppress_health_check=list(HealthCheck))
+@settings(suppress_health_check=list(HealthCheck))
 @given(
     st.lists(st.tuples(st.integers(1, 300), st.integers(1, 3 << 20)), min_size=1, max_size=40),
     st.integers(1, 1 << 20),

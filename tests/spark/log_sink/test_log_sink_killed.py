@@ -71,11 +71,11 @@ class Query:
         Stream(self._place, TO_LOGS).batch(number, *rows)
 
 
-@pytest.mark.sampled(one_in=4, group="processes")
+@pytest.mark.sampled(one_in=2, group="killed at any step")
 def test_a_stream_killed_at_any_step_is_written_once(place: Place, tmp_path: Path) -> None:
     ends: list[int] = []
     made: list[str] = []
-    for step in places("a stream of logs is killed", 1, 6):
+    for step in places("a stream of logs is killed", 1, 10):
         logs = f"orders-{step}", f"clicks-{step}"
         made += logs
         place.create(*logs)

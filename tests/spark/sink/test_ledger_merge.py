@@ -43,6 +43,8 @@ from tests.spark.sink.test_manifest import commit, left, look, metadata_of, sink
 from tests.spark.sink.test_manifest import place as place  # a fixture
 from tests.storage.real_store import contents
 
+pytestmark = pytest.mark.sampled(one_in=2, using="place")
+
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Inside]:
@@ -134,14 +136,12 @@ class OneKind:
 
 
 def test_a_day_of_micro_batches_leaves_few_ledgers(place: Connection) -> None:
-    """One a second of 1 KiB, of which each half hour is merged: what plans make of it, without the copies."""
+    """One a second of 1 KiB, of which each hour is merged: what plans make of it, without the copies."""
     metadata: Any = OneKind(place.manager.ledger_metadata(one(place, "day", 0).ledger_id))
     rows: list[ManifestRow] = []
-    copied_entries, half_hour = 0, 1800
-    for run in range(86_400 // half_hour):
-        rows += [
-            ManifestRow(number, 1, 1024, number * 10**9 + 1) for number in range(run * half_hour, (run + 1) * half_hour)
-        ]
+    copied_entries, hour = 0, 3600
+    for run in range(86_400 // hour):
+        rows += [ManifestRow(number, 1, 1024, number * 10**9 + 1) for number in range(run * hour, (run + 1) * hour)]
         for number, plan in enumerate(ledger_merge.plans_of(metadata, rows, RollPolicy())):
             moved = {row.ledger_id: row for row in LedgerMerge(10**6 + run * 100 + number, 0, plan.members).rows()}
             rows = [moved.get(row.ledger_id, row) for row in rows]
@@ -268,7 +268,7 @@ def test_a_merge_during_a_commit(place: Connection, monkeypatch: pytest.MonkeyPa
     assert commit(sink, 7, other, query="", run="")
     assert len(holders(sink)) == 1
     check(place, sink, 8)
-    for number in range(8, 40):
+    for number in range(8, 24):
         commit(sink, number, one(place, "merge", number), query="", run="")
         if number % 5 == 0:
             merge(place, sink)

@@ -77,11 +77,11 @@ def merge_all(options: SourceOptions, app: str) -> None:
         sink.release_replaced(time.time_ns())
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(one_in=2, group="killed at any step")
 def test_a_merge_killed_at_any_step(cluster: Cluster) -> None:
     ends: list[int] = []
     orphans = 0
-    for step in places("a merge is killed", 1, 6):
+    for step in places("a merge is killed", 1, 10):
         app = f"merge-{step}"
         options = options_of(cluster, app)
         written = fill(connection(options.where), app)

@@ -120,13 +120,13 @@ def check_nothing_else_is_left(options: SinkOptions, app: str) -> int:
     return len(orphans)
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(one_in=2, group="killed at any step")
 def test_a_stream_killed_at_any_step_is_written_once(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sink_record, "FOLD", 2)  # so that the second commit deletes a manifest
     ends, replays, orphans = [], 0, 0
-    for step in places("a stream is killed", 1, 4):
+    for step in places("a stream is killed", 1, 6):
         app, checkpoint = f"stream-{step}", tmp_path / f"checkpoint-{step}"
         options = options_of(cluster, app)
         ends.append(in_child(lambda: Query(options, checkpoint, "first").finish(), step))  # noqa: B023
@@ -147,7 +147,7 @@ def test_a_stream_killed_at_any_step_is_written_once(
         assert orphans > len(ends)
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(one_in=2, group="killed at any step")
 def test_a_stream_with_retention_killed_at_any_step_keeps_the_newest(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -157,7 +157,7 @@ def test_a_stream_with_retention_killed_at_any_step_keeps_the_newest(
     monkeypatch.setattr(sink_record, "FOLD", 2)
     batch_bytes = sum(len(row) for row in expected(1))
     ends = []
-    for step in places("a stream with retention is killed", 1, 4):
+    for step in places("a stream with retention is killed", 1, 6):
         app, checkpoint = f"kept-{step}", tmp_path / f"kept-{step}"
         options = options_of(cluster, app, retainBytes=str(batch_bytes))
         ends.append(in_child(lambda: Query(options, checkpoint, "first").finish(), step))  # noqa: B023

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pybk.errors import CorruptError, NoSuchEntryError, NoSuchLedgerError, UsageError
@@ -143,7 +143,6 @@ def test_an_update_that_raises_changes_nothing() -> None:
 # ---- ledgers -----------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.lists(st.lists(st.tuples(st.integers(0, 12), st.booleans()), max_size=12), max_size=6))
 def test_chain_against_a_set(sessions: list[list[tuple[int, bool]]]) -> None:
     index, _ = fresh()
@@ -262,7 +261,6 @@ def regroup(data: st.DataObject, ids: list[int], file_id: int) -> list[tuple[int
     return runs
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_runs_against_a_list(data: st.DataObject) -> None:
     draw = data.draw
