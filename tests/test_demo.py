@@ -37,7 +37,7 @@ def demo(tmp_path: Path, source: Path, expect: int = 0) -> subprocess.CompletedP
     return done
 
 
-@pytest.mark.sampled(one_in=4, group="documents")
+@pytest.mark.sampled(one_in=6, group="documents")
 def test_a_folder(tmp_path: Path) -> None:
     folder = tmp_path / "folder"
     (folder / "deeper").mkdir(parents=True)

@@ -73,6 +73,7 @@ def seen(directory: Path, seed: str, **variables: str) -> dict[str, list[Path]]:
     return {name: [Path(line) for line in (directory / "seen" / name).read_text().splitlines()] for name in FILES}
 
 
+@pytest.mark.sampled(one_in=3, group="runs of pytest")
 def test_those_of_the_files_that_a_seed_draws_are_on_the_disk(tmp_path: Path) -> None:
     if not memory_does():
         pytest.skip(f"{MEMORY} has too little space, or runs no programs")
@@ -85,6 +86,7 @@ def test_those_of_the_files_that_a_seed_draws_are_on_the_disk(tmp_path: Path) ->
     assert not [each for paths in found.values() for each in paths[:2] if each.exists()], "tests passed"
 
 
+@pytest.mark.sampled(one_in=3, group="runs of pytest")
 def test_a_directory_of_the_session_outlives_that_of_the_file_whose_test_asked_for_it(tmp_path: Path) -> None:
     if not memory_does():
         pytest.skip(f"{MEMORY} has too little space, or runs no programs")
@@ -104,6 +106,7 @@ def test_those_of_the_storage_are_on_the_disk(monkeypatch: pytest.MonkeyPatch) -
     assert not any(on_the_disk(file) for file in files), "all are where the environment says"
 
 
+@pytest.mark.sampled(one_in=3, group="runs of pytest")
 @pytest.mark.parametrize("seed", [SEED, EVERYTHING])
 def test_all_are_where_the_environment_says(seed: str, tmp_path: Path) -> None:
     (tmp_path / "here").mkdir()

@@ -201,6 +201,7 @@ del manager
 }
 
 
+@pytest.mark.sampled(one_in=3)
 @pytest.mark.parametrize("how", ENDS)
 def test_a_manager_that_is_open_at_the_end_of_the_program_is_closed_then(tmp_path: Path, how: str) -> None:
     process = python(PROGRAM + ENDS[how], tmp_path)

@@ -41,12 +41,14 @@ def test_every_example_is_tested() -> None:
     assert [path.stem for path in EXAMPLES.rglob("*.py") if path.stem not in tested] == []
 
 
+@pytest.mark.sampled(one_in=6, group="documents")
 def test_producers(tmp_path: Path) -> None:
     text = run("producers", "data", cwd=tmp_path)
     assert "12800 entries by 64 producers" in text
     assert "the follower saw 12800 of them" in text
 
 
+@pytest.mark.sampled(one_in=6, group="documents")
 def test_cluster(tmp_path: Path) -> None:
     first, second, read = run("cluster", "data", cwd=tmp_path).splitlines()
     before, after = (set(line.split(": ")[1].split(", ")) for line in (first, second))

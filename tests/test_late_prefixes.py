@@ -202,6 +202,7 @@ def test_threads_append_entries_that_are_verified(tmp_path: Path, late: list[int
         assert sum(late) == 8 * sum(number % 7 > 0 for number in range(40))
 
 
+@pytest.mark.sampled(one_in=3, group="any line")
 def test_an_interrupt_at_any_line_leaves_whole_entries(tmp_path: Path, late: list[int]) -> None:
     line = 0
     while True:

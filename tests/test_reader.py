@@ -95,6 +95,7 @@ def test_entries_are_named_tuples_of_all_they_carry(manager: LedgerManager) -> N
 # ---- batches ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(one_in=4)
 @pytest.mark.parametrize("tier", list(StorageHint))
 @pytest.mark.parametrize("flags", list(ReadFlag) or [ReadFlag.NONE])
 @pytest.mark.parametrize("digest_type", [DigestType.HMAC_SHA256, DigestType.CRC32C, DigestType.XXH3, DigestType.NONE])

@@ -94,19 +94,21 @@ def test_links_lead_somewhere() -> None:
     assert [link for link in links if not (ROOT / link).exists()] == []
 
 
+@pytest.mark.sampled(one_in=6, group="documents")
 def test_the_cluster_of_the_readme_runs_as_pasted_and_again(tmp_path: Path) -> None:
     make_secret(tmp_path)
     for _ in range(2):
         output_of(blocks("python")[1], tmp_path)
 
 
+@pytest.mark.sampled(one_in=6, group="documents")
 def test_the_write_ahead_log_of_the_readme_is_there_again(tmp_path: Path) -> None:
     make_secret(tmp_path)
     printed = [output_of(blocks("python")[2], tmp_path) for _ in range(2)]
     assert printed == ["durable: 1\n", "again: 1 b'set a 1'\ndurable: 2\n"]
 
 
-@pytest.mark.sampled(one_in=4, group="documents")
+@pytest.mark.sampled(one_in=6, group="documents")
 @pytest.mark.parametrize("document", ["blobs.md", "streams.md"])
 def test_the_programs_of_a_document_run_as_pasted(document: str, tmp_path: Path) -> None:
     text = (ROOT / "docs" / "concepts" / document).read_text(encoding="utf-8")
@@ -116,7 +118,7 @@ def test_the_programs_of_a_document_run_as_pasted(document: str, tmp_path: Path)
         output_of(program, tmp_path)
 
 
-@pytest.mark.sampled(one_in=4, group="documents")
+@pytest.mark.sampled(one_in=6, group="documents")
 def test_the_event_sourced_program_remembers_what_it_did(tmp_path: Path) -> None:
     text = (ROOT / "docs" / "howto" / "eventsourcing.md").read_text(encoding="utf-8")
     [program] = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
@@ -124,7 +126,7 @@ def test_the_event_sourced_program_remembers_what_it_did(tmp_path: Path) -> None
         assert output_of(program, tmp_path) == f"events so far: {events}\n"
 
 
-@pytest.mark.sampled(one_in=4, group="documents")
+@pytest.mark.sampled(one_in=6, group="documents")
 def test_the_program_for_spark_runs_as_pasted(tmp_path: Path) -> None:
     make_secret(tmp_path)
     (tmp_path / "pasted.py").write_text(blocks("python")[3], encoding="utf-8")

@@ -44,6 +44,7 @@ def make(manager: LedgerManager, entries: int = 5, *, close: bool = True, **opti
     return writer.ledger_id
 
 
+@pytest.mark.sampled(one_in=4)
 @pytest.mark.parametrize("digest_type", DigestType)
 @pytest.mark.parametrize("entries", [0, 1, 5])
 def test_close_seals(tmp_path: Path, digest_type: DigestType, entries: int) -> None:
@@ -61,6 +62,7 @@ def test_close_seals(tmp_path: Path, digest_type: DigestType, entries: int) -> N
             manager.open_ledger(ledger_id, password=b"another")
 
 
+@pytest.mark.sampled(one_in=4)
 @pytest.mark.parametrize("digest_type", DigestType)
 @pytest.mark.parametrize("entries", [0, 1, 5])
 @pytest.mark.parametrize("flags", [WriteFlag.NONE, WriteFlag.DEFERRED_FORCE])
@@ -115,6 +117,7 @@ CHANGES: dict[str, Callable[[LedgerMetadata], dict[str, Any]]] = {
 }
 
 
+@pytest.mark.sampled(one_in=4)
 @pytest.mark.parametrize("what", CHANGES)
 def test_a_ledger_changed_in_the_directory_is_not_opened(tmp_path: Path, what: str) -> None:
     with open_sealing(tmp_path) as manager:

@@ -69,6 +69,7 @@ def handled(line: int, files: tuple[str, ...], work: Callable[[], object], call:
     return handler
 
 
+@pytest.mark.sampled(one_in=3, group="any line")
 @pytest.mark.timeout(0)
 @pytest.mark.parametrize(("what", "step"), [("manager", 3), ("writer", 7)])
 def test_a_close_on_top_of_any_line_of_an_append_says_at_once_what_to_do(what: str, step: int) -> None:
@@ -97,6 +98,7 @@ def test_a_close_on_top_of_any_line_of_an_append_says_at_once_what_to_do(what: s
         writer.append(b"x")
 
 
+@pytest.mark.sampled(one_in=3, group="any line")
 @pytest.mark.timeout(0)
 def test_a_close_on_top_of_any_line_of_a_close_raises_and_the_first_continues() -> None:
     line = 0
@@ -168,6 +170,7 @@ print(len(outcomes), "rounds")
 """
 
 
+@pytest.mark.sampled(one_in=3, group="handlers")
 def test_closing_in_a_real_handler_never_hangs_and_loses_nothing(tmp_path: Path) -> None:
     process = python(PROGRAM, tmp_path, "24")
     output, _ = process.communicate(timeout=PROCESS_S)
@@ -227,6 +230,7 @@ def test_an_error_that_a_handler_raises_does_not_fail_the_log(kind: int) -> None
         signal.signal(signal.SIGUSR1, old)
 
 
+@pytest.mark.sampled(one_in=3, group="handlers")
 def test_the_documented_recipe_loses_no_entry(tmp_path: Path) -> None:
     text = (ROOT / "docs" / "concepts" / "lifecycle.md").read_text(encoding="utf-8")
     (program,) = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)

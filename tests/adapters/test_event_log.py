@@ -437,7 +437,7 @@ def test_nothing_acknowledged_is_lost_when_the_machine_stops_at_any_operation() 
         check_after(fs.crash() if operation % 2 else fs.kill(), answered)
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(one_in=2)
 @ON_A_STOPPED_MACHINE
 @pytest.mark.parametrize("error", ["EIO", "ENOSPC"])
 def test_nothing_is_lost_or_done_twice_when_any_operation_fails(error: ErrorName) -> None:

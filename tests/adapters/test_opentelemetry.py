@@ -150,6 +150,7 @@ def test_lines_of_the_log_have_the_ids_of_the_span(exporter: InMemorySpanExporte
     assert line["span_id"] == f"{context.span_id:016x}"
 
 
+@pytest.mark.sampled(one_in=6, group="documents")
 def test_the_programs_of_the_document_run(tmp_path: Path) -> None:
     text = (ROOT / "docs" / "howto" / "tracing.md").read_text(encoding="utf-8")
     traced, lines, of_bookies = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)

@@ -34,7 +34,7 @@ from tests.cluster.processes import Child
 from tests.storage.real_store import python_path
 from tests.waiting import wait_until
 
-pytestmark = pytest.mark.sampled(one_in=3, using="tmp_path")
+pytestmark = pytest.mark.sampled(one_in=4, using="tmp_path")
 
 DRAIN = {"PYBK_BOOKIE_DRAIN_S": "60", "PYBK_BOOKIE_DRAIN_IDLE_S": "3"}
 PASSWORD = b"a password that no log shows"

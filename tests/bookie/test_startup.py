@@ -158,7 +158,7 @@ def entries(service: BookieServer, ledger_id: int, count: int) -> dict[int, byte
     return found
 
 
-@pytest.mark.sampled(one_in=4)
+@pytest.mark.sampled(one_in=8)
 @pytest.mark.parametrize(
     "harm",
     [

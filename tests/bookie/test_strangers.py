@@ -120,7 +120,7 @@ def _read_last(manager: LedgerManager, ledger_id: int) -> None:
         assert next(iter(reader.read(last, last))).payload == b"%09d" % last + bytes(_PAYLOAD_BYTES)
 
 
-@pytest.mark.sampled(one_in=4, group="processes")
+@pytest.mark.sampled(one_in=8, group="processes")
 @pytest.mark.parametrize("limit", [512, 128])
 def test_strangers_take_no_descriptor_that_the_store_needs(limit: int, tmp_path: Path) -> None:
     """Hundreds that hold a connection, send garbage and come back at once; log files are made, and readers opened."""

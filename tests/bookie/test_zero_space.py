@@ -60,6 +60,7 @@ def full_bookie(stop: Stop) -> tuple[SimFileSystem, Replicas]:
     return fs, replicas
 
 
+@pytest.mark.sampled(one_in=2)
 @pytest.mark.parametrize("stop", [stay, close, after_kill, after_crash])
 def test_a_full_bookie_takes_fences_and_deletes(stop: Stop) -> None:
     fs, replicas = full_bookie(stop)

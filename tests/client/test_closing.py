@@ -33,6 +33,8 @@ from tests.cluster.processes import BookieProcess, Cluster, running
 from tests.internals import cluster_backend_of, descriptor_of, digest_of, manager_of
 from tests.waiting import WAIT_S, wait_until
 
+pytestmark = pytest.mark.sampled(one_in=2, using="three_bookies")
+
 PASSWORD = b"correct horse"
 ENTRIES = 200
 
@@ -70,7 +72,7 @@ def missing(client: LedgerManager, ledger_id: int) -> list[tuple[str, int]]:
     return [(found.bookie.bookie_id, found.first_entry_id) for found in records if found.ledger_id == ledger_id]
 
 
-@pytest.mark.sampled(one_in=4, group="processes")
+@pytest.mark.sampled(one_in=8, group="processes")
 @pytest.mark.parametrize("store_takes", [0.0, 0.6])
 def test_entries_that_a_stopped_bookie_misses_are_on_record_when_the_client_has_closed(
     three_bookies: Cluster, slow: BookieProcess, store_takes: float, monkeypatch: pytest.MonkeyPatch

@@ -73,7 +73,7 @@ def one_round(client: LedgerManager, line: int, others: int) -> bool:
     return fired
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(one_in=3, group="any line")
 @pytest.mark.timeout(0)
 @pytest.mark.parametrize(("others", "step", "lines", "with_bookie"), [(0, 113, 900, True), (2, 17, 60, False)])
 def test_an_interrupt_at_any_line_of_the_client_strands_no_waiter(
@@ -110,7 +110,7 @@ def one_read(reader: LedgerReader, line: int, others: int) -> bool:
     return fired
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(one_in=3, group="any line")
 @pytest.mark.timeout(0)
 @pytest.mark.parametrize("others", [0, 2])
 def test_an_interrupt_at_any_line_of_a_read_of_one_entry_strands_no_reader(
@@ -215,6 +215,7 @@ def test_an_interrupt_of_an_acknowledgement_strands_no_future_of_a_lost_ledger(m
     assert line > 10, "it was not traced"
 
 
+@pytest.mark.sampled(one_in=3, group="any line")
 @pytest.mark.timeout(0)
 def test_an_interrupt_at_any_line_of_staging_leaves_a_writer_that_appends_and_closes(tmp_path: Path) -> None:
     with inside(tmp_path) as cluster:

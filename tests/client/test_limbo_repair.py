@@ -35,7 +35,7 @@ from tests.internals import cluster_backend_of, service_of
 from tests.storage.real_store import QUICK, open_quick
 from tests.waiting import wait_until
 
-pytestmark = pytest.mark.sampled(one_in=3, using="four")
+pytestmark = pytest.mark.sampled(one_in=5, using="four")
 
 PASSWORD = b"correct horse"
 

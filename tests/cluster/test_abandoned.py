@@ -33,7 +33,7 @@ from tests.internals import cluster_backend_of
 from tests.storage.real_store import contents, numbered
 from tests.waiting import wait_until
 
-pytestmark = pytest.mark.sampled(one_in=3, using="tmp_path")
+pytestmark = pytest.mark.sampled(one_in=5, using="tmp_path")
 
 
 def recover(manager: LedgerManager, ledger_id: int) -> LedgerMetadata:

@@ -114,7 +114,7 @@ def read_all(host: Host) -> dict[tuple[str, int], list[int]]:
     return found
 
 
-@pytest.mark.sampled(one_in=4, group="processes")
+@pytest.mark.sampled(one_in=8, group="processes")
 @pytest.mark.parametrize("kills", [2, pytest.param(20, marks=pytest.mark.long)])
 def test_workers_outlive_their_bookie_which_is_killed_again_and_again(kills: int, tmp_path: Path) -> None:
     """Every record that was acknowledged is there once and in order, nothing else is, and no worker had an error."""

@@ -19,7 +19,7 @@ from tests.cluster.inside import Inside, inside
 from tests.internals import hold_resumption, open_ledger_of, patient_logs, wait_for_loss
 from tests.waiting import WAIT_S, wait_until
 
-pytestmark = pytest.mark.sampled(one_in=3, using="tmp_path")
+pytestmark = pytest.mark.sampled(one_in=5, using="tmp_path")
 
 PASSWORD = b"p"
 PATIENCE_S = 3.0

@@ -19,7 +19,7 @@ from tests.internals import cluster_backend_of
 from tests.storage.real_store import contents
 from tests.waiting import WAIT_S, wait_until
 
-pytestmark = pytest.mark.sampled(one_in=4, using="cluster")
+pytestmark = pytest.mark.sampled(one_in=8, using="cluster")
 
 
 @pytest.fixture(scope="module")

@@ -46,7 +46,7 @@ def damage(url: str, key: str) -> None:
         store.put(key, node.value[:-1] + bytes([node.value[-1] ^ 1]), node.version)
 
 
-@pytest.mark.sampled(one_in=4, group="processes")
+@pytest.mark.sampled(one_in=8, group="processes")
 def test_the_command_that_the_error_of_damaged_deleted_ids_names_lets_ledgers_be_made_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -34,7 +34,7 @@ from tests.internals import cluster_backend_of, service_of
 from tests.paths import ROOT
 from tests.waiting import wait_until
 
-pytestmark = pytest.mark.sampled(one_in=4, using="older", group="processes")
+pytestmark = pytest.mark.sampled(one_in=8, using="older", group="processes")
 
 RELEASES = {FeatureLevel.BASE: "6d45d92", FeatureLevel.SEALS: "b8415ad", FeatureLevel.HEALING: "a2f9c75"}
 """A version of each older level: the first that was released, and the last one."""

@@ -19,7 +19,7 @@ PASSWORD = b"p"
 FILES = ("pybk/streams/", "pybk/client/append_queue")
 
 
-@pytest.mark.sampled(one_in=4, group="processes")
+@pytest.mark.sampled(one_in=8, group="processes")
 @pytest.mark.timeout(0)
 def test_an_interrupt_at_any_line_of_a_repair_leaves_a_log_that_continues(tmp_path: Path) -> None:
     """The main thread repairs, as an append there does, while futures wait for what was lost."""

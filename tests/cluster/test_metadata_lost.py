@@ -29,7 +29,7 @@ def cluster(tmp_path: Path, zookeeper_server: ZooKeeperServer) -> Iterator[Clust
         zookeeper_server.resume()
 
 
-@pytest.mark.sampled(one_in=4, group="processes")
+@pytest.mark.sampled(one_in=8, group="processes")
 def test_writing_needs_no_metadata_store_and_a_lost_bookie_is_replaced_when_it_is_back(
     cluster: Cluster, zookeeper_server: ZooKeeperServer
 ) -> None:

@@ -42,7 +42,7 @@ from tests.storage.real_store import QUICK
 from tests.waiting import wait_until
 from tests.zookeeper_server import missing, zookeeper_server
 
-pytestmark = pytest.mark.sampled(one_in=3, using="tmp_path")
+pytestmark = pytest.mark.sampled(one_in=5, using="tmp_path")
 
 __all__ = ["zookeeper_server"]
 
@@ -328,7 +328,7 @@ def rotate(cluster: Cluster, *, retire: bool = True) -> tuple[int, int]:
     return between, after
 
 
-@pytest.mark.sampled(one_in=4, group="processes")
+@pytest.mark.sampled(one_in=8, group="processes")
 def test_the_metadata_of_a_cluster_whose_secret_was_replaced_are_made_again(local: Cluster, quick: None) -> None:
     with local.running(4) as running:
         client = running.connect()

@@ -35,7 +35,7 @@ def _move(client: LedgerManager, bookie: BookieProcess) -> None:
     wait_until(heard)
 
 
-@pytest.mark.sampled(one_in=4, group="processes")
+@pytest.mark.sampled(one_in=8, group="processes")
 def test_the_first_request_after_a_bookie_moved_is_answered(tmp_path: Path) -> None:
     with running(tmp_path, 3) as cluster:
         client = cluster.connect()

@@ -22,7 +22,7 @@ from tests.cluster.processes import running
 from tests.internals import cluster_backend_of, service_of
 from tests.waiting import WAIT_S, wait_until
 
-pytestmark = pytest.mark.sampled(one_in=3, using="tmp_path")
+pytestmark = pytest.mark.sampled(one_in=4, using="tmp_path")
 
 COUNT = 20
 RECORDS = [b"%d" % number for number in range(COUNT)]
@@ -82,7 +82,7 @@ def _has_no_marks(client: LedgerManager) -> bool:
     return not list(cluster_backend_of(client).membership.metadata.marks())
 
 
-@pytest.mark.sampled(one_in=4, group="processes")
+@pytest.mark.sampled(one_in=8, group="processes")
 def test_one_of_three_bookies_may_be_down_when_anything_is_made(tmp_path: Path) -> None:
     with running(tmp_path, 3) as cluster:
         client = cluster.connect()

@@ -19,7 +19,7 @@ from tests.cluster.processes import BookieProcess, Cluster, running
 from tests.cluster.proxy import Proxy
 from tests.waiting import WAIT_S, wait_until
 
-pytestmark = pytest.mark.sampled(one_in=4, using="cluster")
+pytestmark = pytest.mark.sampled(one_in=6, using="cluster")
 
 
 @pytest.fixture(scope="module", params=["secret", pytest.param("no secret", marks=pytest.mark.long)])
@@ -79,7 +79,7 @@ def _created(cluster: Cluster, client: LedgerManager) -> tuple[LedgerWriter, lis
     return writer, [cluster.bookie(bookie) for bookie in writer.metadata.fragments[0].ensemble]
 
 
-@pytest.mark.sampled(one_in=4, group="processes")
+@pytest.mark.sampled(one_in=8, group="processes")
 @pytest.mark.parametrize("ways", [(True, True), (True, False), (False, True)])
 def test_a_bookie_that_is_cut_off_delays_no_append_and_catches_up(
     cluster: Cluster, ways: tuple[bool, bool], monkeypatch: pytest.MonkeyPatch

@@ -16,7 +16,7 @@ from tests.cluster.inside import inside
 from tests.internals import cluster_backend_of
 from tests.storage.log import test_admission
 
-pytestmark = pytest.mark.sampled(one_in=4, using="manager")
+pytestmark = pytest.mark.sampled(one_in=8, using="manager")
 
 PROMISES: Final = [
     test_writer.test_any_bytes_like_object_is_a_payload,

@@ -25,6 +25,7 @@ url, secret = sys.argv[1], bytes.fromhex(sys.argv[2])
 """
 
 
+@pytest.mark.sampled(one_in=3, group="any line")
 def test_a_close_on_top_of_any_line_of_the_client_says_at_once_what_to_do(tmp_path: Path) -> None:
     files = tuple(
         str(path) for path in (ROOT / "src" / "pybk").rglob("*.py") if any(part in str(path) for part in _FILES)
@@ -83,6 +84,7 @@ def run(program: str, cluster: Inside) -> list[list[int]]:
     return [[int(word) for word in words] for words in said]
 
 
+@pytest.mark.sampled(one_in=3, group="handlers")
 def test_closing_in_a_real_handler_never_hangs_and_loses_nothing(tmp_path: Path) -> None:
     with inside(tmp_path) as cluster, cluster.connect() as client:
         found = run(_HANDLER, cluster)

@@ -46,6 +46,7 @@ def test_the_commands_of_campaigns_exist(module: str, options: tuple[str, ...]) 
         assert f'"{option}"' in source, option
 
 
+@pytest.mark.sampled(one_in=3, group="runs of pytest")
 def test_the_campaign_of_flipped_bits_is_a_run_of_pytest() -> None:
     command = [sys.executable, "-m", "tests.storage.test_bitflips", "--collect-only", "--quiet"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=PROCESS_S)

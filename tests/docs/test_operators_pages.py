@@ -37,7 +37,7 @@ NAMES = ("b1", "b2", "b3", "b4")
 
 pytestmark = [
     pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl, which makes secrets"),
-    pytest.mark.sampled(one_in=4, using="_quick", group="documents"),
+    pytest.mark.sampled(one_in=6, using="_quick", group="documents"),
 ]
 
 

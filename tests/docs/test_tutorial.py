@@ -10,7 +10,7 @@ import pytest
 from tests.docs.walkthrough import blocks_of, walk
 
 
-@pytest.mark.sampled(one_in=4, group="documents")
+@pytest.mark.sampled(one_in=6, group="documents")
 @pytest.mark.parametrize("page", ["event_log.md", "database.md"])
 def test_each_step_of_a_sitting_runs_as_printed(page: str, tmp_path: Path) -> None:
     walk(f"tutorial/{page}", tmp_path, files=("tutorial/access.log",))

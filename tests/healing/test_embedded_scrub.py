@@ -59,6 +59,7 @@ def counted(manager: LedgerManager, name: str) -> int:
     return sum(value for key, value in manager.metrics().counters.items() if key.name == name)
 
 
+@pytest.mark.sampled(one_in=3)
 @pytest.mark.parametrize("hint", list(StorageHint))
 def test_a_bit_that_flips_where_nobody_reads_is_found_and_shown_until_it_is_right_again(
     tmp_path: Path, hint: StorageHint

@@ -50,7 +50,7 @@ from tests.internals import cluster_backend_of, metadata_of, repairer_of, restin
 from tests.test_spans import Recorder
 from tests.waiting import wait_until
 
-pytestmark = pytest.mark.sampled(one_in=3, using="four")
+pytestmark = pytest.mark.sampled(one_in=5, using="four")
 
 
 @pytest.fixture

@@ -51,22 +51,26 @@ def assert_checked(tally: Tally, operations: int) -> None:
     assert tally.operations >= operations, tally
 
 
+@pytest.mark.sampled(one_in=2, group="histories")
 def test_compare_and_set_is_linearizable(url: str, tmp_path: Path) -> None:
     assert_checked(compare_and_set(url, tmp_path / "histories", "7"), 200)
 
 
+@pytest.mark.sampled(one_in=2, group="histories")
 def test_recoveries_of_a_ledger_agree_on_its_end_and_keep_what_was_acknowledged(
     cluster: Inside, tmp_path: Path
 ) -> None:
     assert_checked(recoveries(cluster.url, tmp_path / "histories", "7"), 50)
 
 
+@pytest.mark.sampled(one_in=2, group="histories")
 def test_standbys_of_a_cluster_see_all_records_and_append_only_while_they_own_the_log(
     cluster: Inside, tmp_path: Path
 ) -> None:
     assert_checked(promotions(cluster.url, tmp_path / "histories", "7"), 30)
 
 
+@pytest.mark.sampled(one_in=2, group="histories")
 def test_standbys_of_a_store_see_all_records_and_append_only_while_they_own_the_log(tmp_path: Path) -> None:
     assert_checked(promotions(str(tmp_path / "store"), tmp_path / "histories", "7", count=2), 15)
 
@@ -81,11 +85,13 @@ def is_rejected(run: Callable[[str], Tally]) -> bool:
     return False
 
 
+@pytest.mark.sampled(one_in=3, group="rejected histories")
 def test_a_compare_and_set_that_ignores_the_version_is_rejected(url: str, tmp_path: Path) -> None:
     mutant = "lmdb-cas" if url.startswith("lmdb") else "zookeeper-cas"
     assert is_rejected(lambda seed: compare_and_set(url, tmp_path / seed, seed, mutant=mutant))
 
 
+@pytest.mark.sampled(one_in=3, group="rejected histories")
 @pytest.mark.parametrize("mutant", ["no-fence", "no-reading"])
 def test_a_wrong_recovery_is_rejected(cluster: Inside, tmp_path: Path, mutant: str) -> None:
     assert is_rejected(lambda seed: recoveries(cluster.url, tmp_path / seed, seed, mutant=mutant))

@@ -74,7 +74,7 @@ def needed(run: Run, system_call: str, *lines: str) -> bool:
     return run.failure_without(call, Random(1), _CUTS_WITHOUT) is not None
 
 
-@pytest.mark.sampled(one_in=8)
+@pytest.mark.sampled(one_in=10)
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_nothing_acknowledged_is_lost_when_the_power_is_cut(name: str) -> None:
     with room() as path:
@@ -82,7 +82,7 @@ def test_nothing_acknowledged_is_lost_when_the_power_is_cut(name: str) -> None:
         assert not list(run.failures(run.random_cuts(Random(1), _CUTS)))
 
 
-@pytest.mark.sampled(one_in=5, group="cuts")
+@pytest.mark.sampled(one_in=10, group="cuts")
 @pytest.mark.parametrize("name", [pytest.param(name, marks=_LONG if name in _SLOW else ()) for name in WORKLOADS])
 def test_nothing_acknowledged_is_lost_by_a_cut_in_the_recovery_from_a_kill_or_a_cut(name: str) -> None:
     with room() as path:
@@ -100,7 +100,7 @@ def test_nothing_acknowledged_is_lost_by_a_cut_in_the_recovery_from_a_kill_or_a_
             assert not list(again.failures(again.random_cuts(choice, _CUTS_AGAIN)))
 
 
-@pytest.mark.sampled(one_in=5, group="cuts")
+@pytest.mark.sampled(one_in=10, group="cuts")
 def test_the_name_of_a_directory_that_a_killed_process_made_is_durable() -> None:
     with room() as path:
         made = [number for number, each in enumerate(Run.of("ledgers", 1, path).records) if each.name == "lib"]
@@ -111,7 +111,7 @@ def test_the_name_of_a_directory_that_a_killed_process_made_is_durable() -> None
         assert not list(killed.failures([Cut(len(killed.records), Loss.ALL, 1)]))
 
 
-@pytest.mark.sampled(one_in=5, group="cuts")
+@pytest.mark.sampled(one_in=10, group="cuts")
 def test_a_cluster_that_is_made_after_a_cut_that_left_nothing_is_durable(space: Path) -> None:
     run = Run.of("bookie", 1, space)
     with room() as path:
@@ -159,7 +159,7 @@ def test_nothing_is_lost_with_what_a_covered_sync_wrote_until_the_next_sync(site
             assert not list(run.wrong_after(Random(1).sample(cuts, min(len(cuts), _CUTS_BETWEEN)), call))
 
 
-@pytest.mark.sampled(one_in=5, group="cuts")
+@pytest.mark.sampled(one_in=10, group="cuts")
 def test_the_name_of_a_log_file_that_was_taken_from_the_reserve_is_durable(full: Run) -> None:
     """And what is lost is no file that was put there without a sync, and zeroed when it was taken again."""
     taken = [
@@ -176,7 +176,7 @@ def test_the_name_of_a_log_file_that_was_taken_from_the_reserve_is_durable(full:
     assert next(full.wrong_after(cuts, call), None)
 
 
-@pytest.mark.sampled(one_in=5, group="cuts")
+@pytest.mark.sampled(one_in=10, group="cuts")
 def test_nothing_is_lost_when_catalogs_change_places_with_the_spare_file(full: Run) -> None:
     moved = [
         number
@@ -188,7 +188,7 @@ def test_nothing_is_lost_when_catalogs_change_places_with_the_spare_file(full: R
     assert not list(full.failures(sample("change places with the spare file", cuts, max(1, len(cuts) // 20))))
 
 
-@pytest.mark.sampled(one_in=5, group="cuts")
+@pytest.mark.sampled(one_in=10, group="cuts")
 def test_nothing_is_lost_when_a_packed_file_changes_places_with_the_reserve(full: Run) -> None:
     moved = [number for number, each in enumerate(full.records) if "reserve-pack" in each.name]
     assert any(full.records[number].name.endswith(".cold") for number in moved)

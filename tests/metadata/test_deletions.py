@@ -244,6 +244,7 @@ def test_other_tombstones_are_folded_while_one_value_of_deleted_ids_is_damaged(w
     assert (cluster.trim_deletions(), cluster.is_folded(8), tombstones(cluster)) == (1, True, set())
 
 
+@pytest.mark.sampled(one_in=4)
 @pytest.mark.parametrize("bit", range(8 * 8))
 def test_a_flipped_bit_in_the_header_of_deleted_ids_is_repaired(bit: int) -> None:
     """The header says which format the value has, and which secret: neither can be one that the cluster never had."""

@@ -32,7 +32,7 @@ if missing() is None:
 
 pytestmark = [
     pytest.mark.skipif(missing() is not None, reason=str(missing())),
-    pytest.mark.sampled(one_in=2, using="secured"),
+    pytest.mark.sampled(one_in=4, using="secured"),
 ]
 
 SOON_S = 2.0

@@ -38,7 +38,7 @@ if missing() is None:
 
 pytestmark = [
     pytest.mark.skipif(missing() is not None, reason=str(missing())),
-    pytest.mark.sampled(one_in=2, using="zookeeper_server"),
+    pytest.mark.sampled(one_in=4, using="zookeeper_server"),
 ]
 
 SESSION_S = 5.0  # the longest that the server gives

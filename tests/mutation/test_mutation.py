@@ -83,6 +83,7 @@ def test_a_mutant_is_loaded_by_processes_that_are_started() -> None:
         assert done.stdout.strip() == result
 
 
+@pytest.mark.sampled(one_in=3, group="runs of pytest")
 def test_a_mutant_is_noticed_by_the_tests_of_its_function_alone() -> None:
     """Pytest, which loads modules itself, loads the mutant."""
     noticed = "tests/replication/test_quorum.py::"

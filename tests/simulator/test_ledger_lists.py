@@ -34,37 +34,37 @@ def campaign(seeds: Iterable[int]) -> Counter[str]:
     return done
 
 
-@pytest.mark.sampled(one_in=10)
+@pytest.mark.sampled(one_in=15)
 @pytest.mark.parametrize("first", range(0, SEEDS, PART))
 def test_no_invariant_is_broken(first: int) -> None:
     campaign(range(first, first + PART))
 
 
-@pytest.mark.sampled(one_in=10)
+@pytest.mark.sampled(one_in=15)
 @pytest.mark.parametrize("first", range(LOSS_SEEDS, LOSS_SEEDS + SEEDS, PART))
 def test_no_invariant_is_broken_by_writers_that_recover_their_own_segments(first: int) -> None:
     campaign(range(first, first + PART))
 
 
-@pytest.mark.sampled(one_in=10)
+@pytest.mark.sampled(one_in=15)
 @pytest.mark.parametrize("first", range(PAGE_SEEDS, PAGE_SEEDS + SEEDS, PART))
 def test_no_invariant_is_broken_with_pages_and_bounds_beside_the_record(first: int) -> None:
     campaign(range(first, first + PART))
 
 
-@pytest.mark.sampled(one_in=10)
+@pytest.mark.sampled(one_in=15)
 @pytest.mark.parametrize("first", range(ADOPT_SEEDS, ADOPT_SEEDS + SEEDS, PART))
 def test_no_invariant_is_broken_with_commits_of_detached_ledgers(first: int) -> None:
     campaign(range(first, first + PART))
 
 
-@pytest.mark.sampled(one_in=10)
+@pytest.mark.sampled(one_in=15)
 @pytest.mark.parametrize("first", range(MERGE_SEEDS, MERGE_SEEDS + SEEDS, PART))
 def test_no_invariant_is_broken_with_merges(first: int) -> None:
     campaign(range(first, first + PART))
 
 
-@pytest.mark.sampled(one_in=10)
+@pytest.mark.sampled(one_in=15)
 @pytest.mark.parametrize("first", range(CLASH_SEEDS, CLASH_SEEDS + SEEDS, PART))
 def test_no_invariant_is_broken_where_logs_are_cut_and_sealed_while_segments_are_merged(first: int) -> None:
     campaign(range(first, first + PART))

@@ -81,7 +81,7 @@ def cluster(tmp_path: Path) -> Iterator[Inside]:
         yield cluster
 
 
-@pytest.mark.sampled(one_in=4, group="processes")
+@pytest.mark.sampled(one_in=8, group="processes")
 def test_queries_that_are_behind(spark: SparkSession, cluster: Inside, tmp_path: Path) -> None:
     """One of logs and one of ledgers, which read a part of what there is."""
     manager = cluster.connect()

@@ -17,7 +17,7 @@ from tests.spark.secret_files import secret_file
 from tests.storage.real_store import open_quick
 from tests.waiting import wait_until
 
-pytestmark = pytest.mark.sampled(one_in=4, using="local")
+pytestmark = pytest.mark.sampled(one_in=6, using="local")
 
 PASSWORD = b"the password of all ledgers here"
 ENTRIES = 3000

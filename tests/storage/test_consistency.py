@@ -212,7 +212,7 @@ def test_the_tables_name_every_part() -> None:
     assert set(table("An older part in a newer store")) == set(table("A newer part in an older store")) == set(PARTS)
 
 
-@pytest.mark.sampled(one_in=4)
+@pytest.mark.sampled(one_in=7)
 @pytest.mark.parametrize("part", PARTS)
 def test_an_older_part_in_a_newer_store_does_what_the_table_says(
     part: str, moments: list[Moment], tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -221,7 +221,7 @@ def test_an_older_part_in_a_newer_store_does_what_the_table_says(
     hold_to_table(heading, part, moments, tmp_path, caplog, lambda old, new: (new.path, old.path))
 
 
-@pytest.mark.sampled(one_in=4)
+@pytest.mark.sampled(one_in=7)
 @pytest.mark.parametrize("part", PARTS)
 def test_a_newer_part_in_an_older_store_does_what_the_table_says(
     part: str, moments: list[Moment], tmp_path: Path, caplog: pytest.LogCaptureFixture

@@ -73,14 +73,14 @@ def check(fs: SimFileSystem, world: World) -> None:
     manager.close()
 
 
-@pytest.mark.sampled(one_in=3)
+@pytest.mark.sampled(one_in=4)
 @pytest.mark.parametrize("shard", range(_SHARDS))
 def test_nothing_acknowledged_is_lost_when_power_fails_at_any_operation(shard: int) -> None:
     for operation in stops(shard, power_loss=True):
         check(*stopped(operation, operation, power_loss=True))
 
 
-@pytest.mark.sampled(one_in=3)
+@pytest.mark.sampled(one_in=4)
 @pytest.mark.parametrize("shard", range(_SHARDS))
 def test_nothing_acknowledged_is_lost_when_the_process_dies_at_any_operation(shard: int) -> None:
     for operation in stops(shard, power_loss=False):

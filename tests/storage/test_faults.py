@@ -148,7 +148,7 @@ def faults(shard: int) -> Iterator[tuple[int, ErrorName, bool, bool]]:
         yield from ways if ALL else [ways[operation * 7 % len(ways)]]
 
 
-@pytest.mark.sampled(one_in=6)
+@pytest.mark.sampled(one_in=8)
 @pytest.mark.parametrize("shard", range(_SHARDS))
 def test_a_failed_operation_loses_nothing_and_raises(shard: int) -> None:
     for operation, error, forever, power_loss in faults(shard):
@@ -241,7 +241,7 @@ def test_a_failed_read_raises_and_a_later_one_works() -> None:
     manager.close()
 
 
-@pytest.mark.sampled(one_in=4)
+@pytest.mark.sampled(one_in=8)
 @pytest.mark.parametrize("seed", range(0, len(OPERATIONS), 5))
 def test_an_open_that_cannot_read_raises_and_changes_nothing(seed: int) -> None:
     stopped, world = stopped_store(seed)

@@ -152,7 +152,7 @@ def take_over(full: Full) -> None:
 OPERATIONS = [delete_closed, delete_all, recover_open, change_record, checkpoint_and_collect, take_over]
 
 
-@pytest.mark.sampled(one_in=4)
+@pytest.mark.sampled(one_in=6)
 @pytest.mark.parametrize("watched", [False, True])
 @pytest.mark.parametrize("restart", ["live", "closed", "killed", "lost power"])
 @pytest.mark.parametrize("operation", OPERATIONS)

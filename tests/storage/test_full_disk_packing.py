@@ -273,7 +273,7 @@ def stopped_while_packing(operation: int, how: str) -> None:
     manager.close()
 
 
-@pytest.mark.sampled(one_in=4, group="full disks")
+@pytest.mark.sampled(one_in=6, group="full disks")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 @pytest.mark.parametrize("how", ["killed", "lost power"])
 @small_stores_have_a_reserve()
@@ -344,7 +344,7 @@ def test_packing_leaves_the_index_the_space_that_checkpoints_need() -> None:
     manager.close()
 
 
-@pytest.mark.sampled(one_in=4, group="full disks")
+@pytest.mark.sampled(one_in=6, group="full disks")
 @pytest.mark.parametrize("hint", [StorageHint.NVME, StorageHint.HDD])
 def test_deletes_of_interleaved_ledgers_free_space_on_a_real_full_disk(hint: StorageHint, tmp_path: Path) -> None:
     with small_device(tmp_path / "device", 96 * MIB) as device:

@@ -21,7 +21,7 @@ _LEDGERS = 160
 """More checkpoints than the space that is allocated beyond the end of a new catalog holds."""
 
 
-@pytest.mark.sampled(one_in=4, group="full disks")
+@pytest.mark.sampled(one_in=6, group="full disks")
 @pytest.mark.parametrize("end", ["live", "closed", "killed", "lost power"])
 def test_every_start_on_a_full_disk_deletes_another_ledger(end: str) -> None:
     fs = SimFileSystem(7, capacity_bytes=128 * MIB)
@@ -55,7 +55,7 @@ def test_a_checkpoint_that_there_is_no_space_for_takes_no_reserved_file(monkeypa
     manager.close()
 
 
-@pytest.mark.sampled(one_in=4, group="full disks")
+@pytest.mark.sampled(one_in=6, group="full disks")
 @pytest.mark.parametrize("hint", [StorageHint.NVME, StorageHint.SSD])
 def test_every_start_on_a_real_full_disk_deletes_another_ledger(hint: StorageHint, tmp_path: Path) -> None:
     with small_device(tmp_path / "device", 64 * MIB) as device:

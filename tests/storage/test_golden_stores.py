@@ -50,7 +50,7 @@ def check(manager: LedgerManager, expected: dict[str, Any], *, recover: bool) ->
             manager.ledger_metadata(ledger_id)
 
 
-@pytest.mark.sampled(one_in=4)
+@pytest.mark.sampled(one_in=6)
 @pytest.mark.parametrize("archive", EMBEDDED, ids=lambda path: path.name)
 def test_a_golden_store_is_read_verified_and_continued(archive: Path, tmp_path: Path) -> None:
     expected = unpack(archive, tmp_path)
@@ -72,7 +72,7 @@ def test_a_golden_store_is_read_verified_and_continued(archive: Path, tmp_path: 
     assert not verify_store(str(root), password=PASSWORD).problems
 
 
-@pytest.mark.sampled(one_in=4)
+@pytest.mark.sampled(one_in=6)
 @pytest.mark.parametrize("archive", EMBEDDED, ids=lambda path: path.name)
 def test_the_index_of_a_golden_store_is_made_again(archive: Path, tmp_path: Path) -> None:
     expected = unpack(archive, tmp_path)

@@ -125,6 +125,7 @@ def test_a_store_with_something_else_in_place_of_a_log_file_is_refused(tmp_path:
     assert set(found.values()) <= {"CorruptError", "StorageFailedError"}, found
 
 
+@pytest.mark.sampled(one_in=3)
 @pytest.mark.parametrize("name", ["base-", "run-", "pack-"])
 def test_a_backup_with_something_else_in_place_of_a_file_is_refused(name: str, tmp_path: Path) -> None:
     with open_quick(tmp_path / "store") as manager, manager.create_ledger(insecure=True) as writer:

@@ -223,7 +223,7 @@ _OF_OLD_KERNELS: Final = (
 )
 
 
-@pytest.mark.sampled(one_in=4)
+@pytest.mark.sampled(one_in=8)
 @pytest.mark.parametrize(
     ("case", "old_kernel"),
     [

@@ -310,7 +310,7 @@ def check_contents(path: Path, given: Contents, lost: frozenset[int]) -> None:
                         assert ledger_id in lost
 
 
-@pytest.mark.sampled(one_in=3)
+@pytest.mark.sampled(one_in=5)
 @pytest.mark.parametrize("name", DAMAGE)
 def test_a_remedy_that_an_error_names_mends_the_store(
     name: str, sound: tuple[Path, Contents], tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -446,7 +446,7 @@ def mend(path: Path, capsys: pytest.CaptureFixture[str]) -> str | None:
     raise AssertionError(f"the remedies lead in a circle: {text}")
 
 
-@pytest.mark.sampled(one_in=4)
+@pytest.mark.sampled(one_in=6)
 @pytest.mark.parametrize("names", TRIED, ids=" and ".join)
 def test_what_errors_name_opens_a_store_that_lost_several_parts(
     names: tuple[str, ...], sound: tuple[Path, Contents], tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -51,6 +51,7 @@ def data_file(root: Path, kind: str) -> Path:
     return found
 
 
+@pytest.mark.sampled(one_in=2)
 @pytest.mark.parametrize("part", [0.0, 0.5, 0.99])
 @pytest.mark.parametrize("kind", ["cold", "log"])
 def test_a_file_that_was_cut_is_refused_untouched(root: Path, kind: str, part: float) -> None:

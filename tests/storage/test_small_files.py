@@ -63,7 +63,7 @@ def assert_whole(manager: LedgerManager) -> None:
             assert payloads(reader) == numbered(50)
 
 
-@pytest.mark.sampled(one_in=4)
+@pytest.mark.sampled(one_in=6)
 @pytest.mark.parametrize("harm", HARMS)
 @pytest.mark.parametrize("name", ["cookie", "nvme/cookie", "ssd/cookie", "hdd/cookie", "catalog-*"])
 def test_a_small_file_is_made_again(root: Path, name: str, harm: str, caplog: pytest.LogCaptureFixture) -> None:

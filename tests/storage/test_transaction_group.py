@@ -529,6 +529,7 @@ def test_a_group_whose_write_failed_is_kept_whole_or_not_at_all() -> None:
     assert seen == {False, True}
 
 
+@pytest.mark.sampled(one_in=3, group="any line")
 @pytest.mark.timeout(0)
 def test_an_interrupt_at_any_line_leaves_a_group_whole_or_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     rooms = (

@@ -37,6 +37,7 @@ def no_collector() -> Iterator[None]:
     gc.enable()
 
 
+@pytest.mark.sampled(one_in=2)
 @pytest.mark.usefixtures("no_collector")
 @pytest.mark.parametrize("read_only", [False, True])
 def test_a_closed_manager_has_no_file_open(tmp_path: Path, read_only: bool) -> None:

@@ -506,6 +506,7 @@ def test_an_interrupt_at_any_line_leaves_no_ledger_of_a_blob(manager: LedgerMana
         assert all(blobs.get(each.name) == b"bytes" for each in blobs.list())
 
 
+@pytest.mark.sampled(one_in=3, group="any line")
 def test_an_interrupt_at_any_line_leaves_the_group_whole_or_absent(manager: LedgerManager) -> None:
     with wal_of(manager) as wal, log_of(manager) as log, log.writer() as writer:
         files = (

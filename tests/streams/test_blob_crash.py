@@ -47,13 +47,13 @@ def check(manager: LedgerManager, model: Model) -> None:
 CRASHING = Crashing(Model, run, run_through, check)
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(one_in=2)
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_each_name_has_its_old_or_new_blob_when_the_machine_stops_at_any_operation(seed: int) -> None:
     CRASHING.stop_at_operations(seed, seed % 2, 2, at_least=100)
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(one_in=2)
 @pytest.mark.parametrize("error", ["EIO", "ENOSPC"])
 @pytest.mark.parametrize("forever", [False, True])
 def test_each_name_has_its_old_or_new_blob_when_any_operation_fails(error: ErrorName, forever: bool) -> None:

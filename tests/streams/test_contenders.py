@@ -88,7 +88,7 @@ def read(manager: LedgerManager, kind: str) -> list[tuple[int, bytes]]:
         return [(record.lsn, record.data) for record in wal.replay()]
 
 
-@pytest.mark.sampled(one_in=4, group="processes")
+@pytest.mark.sampled(one_in=8, group="processes")
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("kind", ["log", pytest.param("wal", marks=pytest.mark.long)])
 def test_processes_compete_for_a_log(tmp_path: Path, url: str, kind: str) -> None:

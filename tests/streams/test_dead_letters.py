@@ -39,7 +39,7 @@ def consumed(directory: Path, most: int, how: str) -> list[list[int]]:
     return [[] if line == "done" else [int(word) for word in line.split()] for line in found.stdout.splitlines()]
 
 
-@pytest.mark.sampled(one_in=4, group="processes")
+@pytest.mark.sampled(one_in=8, group="processes")
 @pytest.mark.parametrize(
     ("most", "how"), [(7, "kill"), (1, "raise"), *(pytest.param(*each, marks=pytest.mark.long) for each in LATE)]
 )

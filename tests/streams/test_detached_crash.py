@@ -78,7 +78,7 @@ def prepared(log: Log) -> None:
     leave(writer)
 
 
-@pytest.mark.sampled(one_in=4, group="steps")
+@pytest.mark.sampled(one_in=6, group="steps")
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 def test_a_commit_that_dies_at_any_step_is_made_once(manager: LedgerManager, after: bool) -> None:
     with opened(manager, "first") as log:

@@ -164,7 +164,7 @@ OPERATIONS = [
 ]
 
 
-@pytest.mark.sampled(one_in=4)
+@pytest.mark.sampled(one_in=6)
 @pytest.mark.parametrize("restart", ["live", "closed", "killed"])
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_what_frees_space_or_ends_works_on_a_full_disk(operation: Callable[[Disk], None], restart: str) -> None:

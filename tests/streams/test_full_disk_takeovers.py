@@ -119,7 +119,7 @@ def operations_of_take_over(filled: SimFileSystem) -> int:
     return len(fs.operations)
 
 
-@pytest.mark.sampled(one_in=4, group="full disks")
+@pytest.mark.sampled(one_in=6, group="full disks")
 @pytest.mark.parametrize("kills", [30 if ALL else 9])
 def test_take_overs_that_are_killed_at_one_operation_again_and_again_leave_the_reserve(
     kills: int, filled: SimFileSystem
@@ -132,7 +132,7 @@ def test_take_overs_that_are_killed_at_one_operation_again_and_again_leave_the_r
         assert_emptied(killed(fs), "wal")
 
 
-@pytest.mark.sampled(one_in=4, group="full disks")
+@pytest.mark.sampled(one_in=6, group="full disks")
 @pytest.mark.parametrize("seed", [1, 2, 3] if ALL else [1])
 def test_take_overs_that_are_killed_at_any_operation_leave_the_reserve(seed: int, filled: SimFileSystem) -> None:
     choice, operations, fs = Random(seed), operations_of_take_over(filled), filled.kill()
@@ -142,7 +142,7 @@ def test_take_overs_that_are_killed_at_any_operation_leave_the_reserve(seed: int
     assert_emptied(killed(fs), "wal")
 
 
-@pytest.mark.sampled(one_in=4, group="full disks")
+@pytest.mark.sampled(one_in=6, group="full disks")
 def test_each_of_many_logs_is_taken_over_on_a_full_disk() -> None:
     names = [f"wal-{number}" for number in range(20)]
     fs = full_disk(wals(names))

@@ -61,7 +61,7 @@ def test_an_interrupt_at_any_line_leaves_a_log_that_appends(tmp_path: Path, what
         assert line > 20, "nothing was traced"
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(one_in=3, group="any line")
 @pytest.mark.timeout(0)
 def test_an_interrupt_at_any_line_of_a_checkpoint_leaves_no_upload(tmp_path: Path) -> None:
     def checkpoint(content: bytes) -> None:
@@ -145,6 +145,7 @@ def test_an_interrupt_at_any_line_leaves_a_named_log_that_continues(tmp_path: Pa
         assert line > 20, "nothing was traced"
 
 
+@pytest.mark.sampled(one_in=3, group="any line")
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.timeout(0)
 def test_an_interrupt_at_any_line_of_taking_a_log_leaves_it_to_the_next_writer(tmp_path: Path) -> None:

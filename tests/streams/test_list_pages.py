@@ -54,6 +54,8 @@ from tests.cluster.inside import SECRET, inside
 from tests.paths import ROOT
 from tests.waiting import wait_until
 
+pytestmark = pytest.mark.sampled(one_in=2, using="manager")
+
 PASSWORD = b"pages"
 PAGE = 3
 SEGMENTS = 20
@@ -117,7 +119,7 @@ def test_segments_leave_the_record_and_are_read_as_before(manager: LedgerManager
         assert numbers_of(again) == list(range(SEGMENTS))
 
 
-@pytest.mark.sampled(one_in=3)
+@pytest.mark.sampled(one_in=6)
 @pytest.mark.parametrize("first", [1, PAGE, PAGE + 1, 2 * PAGE - 1, SEGMENTS - 1, SEGMENTS])
 def test_truncation_deletes_the_ledgers_before_it_and_their_pages(manager: LedgerManager, log: Log, first: int) -> None:
     ledgers = [each.ledger_id for each in log.segments()]

@@ -83,13 +83,14 @@ print(len(outcomes), "rounds")
 """
 
 
+@pytest.mark.sampled(one_in=3, group="handlers")
 def test_a_call_of_a_real_signal_handler_never_hangs_and_loses_nothing(tmp_path: Path) -> None:
     process = python(PROGRAM, tmp_path, "48")
     output, _ = process.communicate(timeout=PROCESS_S)
     assert (process.returncode, output.splitlines()[-1:]) == (0, ["48 rounds"]), output
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(one_in=3, group="any line")
 @pytest.mark.timeout(0)
 @pytest.mark.parametrize("what", ["Log.close", "LogWriter.close", "LogWriter.seal"])
 def test_an_interrupted_close_is_completed_by_another(tmp_path: Path, what: str) -> None:

@@ -221,6 +221,7 @@ os._exit(0)
 """
 
 
+@pytest.mark.sampled(one_in=2)
 @pytest.mark.parametrize("kind", ["log", "wal"])
 def test_the_command_that_the_error_of_lost_records_names_lets_the_log_be_made_again(
     kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

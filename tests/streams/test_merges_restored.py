@@ -51,6 +51,7 @@ def merged_to_the_end(manager: LedgerManager, log: Log) -> None:
     assert len(data_of(log)) == RECORDS + 3 * EACH
 
 
+@pytest.mark.sampled(one_in=2)
 @pytest.mark.parametrize("merged_before", [True, False])
 def test_a_log_is_restored_while_the_ledgers_of_merged_segments_are_kept(cluster: Cluster, merged_before: bool) -> None:
     with cluster.running() as running:

@@ -79,7 +79,7 @@ def command_truncates(path: Path, lsn: int) -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.sampled(one_in=4, group="full disks")
+@pytest.mark.sampled(one_in=6, group="full disks")
 @pytest.mark.parametrize("stop", [work_and_close, work_and_be_killed])
 def test_a_full_disk_is_emptied(device: Path, stop: object) -> None:
     path = device / "store"
@@ -116,7 +116,7 @@ def test_a_full_disk_is_emptied(device: Path, stop: object) -> None:
             writer.append(RECORD)
 
 
-@pytest.mark.sampled(one_in=4, group="full disks")
+@pytest.mark.sampled(one_in=6, group="full disks")
 def test_processes_that_are_killed_while_they_take_logs_over_do_not_use_up_the_reserve(device: Path) -> None:
     path = device / "store"
     make_store(path)

@@ -138,6 +138,7 @@ os._exit(0)
 """
 
 
+@pytest.mark.sampled(one_in=2)
 @pytest.mark.parametrize("call", [Log.last_seq, Log.writer])
 def test_the_error_of_a_damaged_record_at_the_end_of_an_open_ledger_names_the_log(
     call: Callable[[Log], object], tmp_path: Path

@@ -65,6 +65,8 @@ from tests.streams.test_log import PASSWORD, data_of, opened
 from tests.streams.test_log_rebuild import lose_record
 from tests.waiting import WAIT_S, wait_until
 
+pytestmark = pytest.mark.sampled(one_in=2, using="manager")
+
 COMMITS, EACH = 11, 3
 RECORDS = COMMITS * EACH
 
@@ -112,6 +114,7 @@ def contents(records: list[LogRecord]) -> list[tuple[object, ...]]:
 # ---- positions -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(one_in=2)
 @pytest.mark.parametrize("keep_s", [0, 3600])
 def test_a_position_that_names_a_merged_segment_is_still_that_of_its_record(log: Log, keep_s: float) -> None:
     before = list(log.reader())
@@ -146,7 +149,7 @@ def test_a_subscription_continues_at_the_positions_that_it_handed_out(manager: L
         assert data_of(again) == [b"%d" % (RECORDS - 1)]
 
 
-@pytest.mark.sampled(one_in=4)
+@pytest.mark.sampled(one_in=6)
 @pytest.mark.parametrize("keep_s", [0, 3600])
 @pytest.mark.parametrize("most", [1, 2, 100])
 def test_readers_at_every_place_continue_in_the_merged_segments(log: Log, keep_s: float, most: int) -> None:
@@ -308,6 +311,7 @@ def test_records_are_copied_a_few_times_only_however_often_segments_are_merged()
     assert copies < 8, "as 5000 is 10 times 1.67**12, in the worst case 12"
 
 
+@pytest.mark.sampled(one_in=3)
 @pytest.mark.parametrize("nbytes", [1_000, 10_000, 100_000])
 def test_a_day_of_commits_each_second_leaves_few_ledgers(nbytes: int) -> None:
     left, copies = merged_often(86_400, nbytes, 600, RollPolicy())
@@ -474,6 +478,7 @@ def after_copies(monkeypatch: pytest.MonkeyPatch, do: Callable[[], object]) -> N
     monkeypatch.setattr(ledger_list, "merge", merge)
 
 
+@pytest.mark.sampled(one_in=3)
 @pytest.mark.parametrize("kept", [EACH, EACH + 1, 4 * EACH, RECORDS])
 def test_a_merge_of_what_was_truncated_meanwhile_changes_nothing(
     manager: LedgerManager, log: Log, monkeypatch: pytest.MonkeyPatch, kept: int

@@ -71,7 +71,7 @@ def check(manager: LedgerManager, log: Log, readers: list[LogReader]) -> None:
     assert {each.ledger_id for each in manager.ledgers(ledger_type="log")} == listed
 
 
-@pytest.mark.sampled(one_in=4, group="steps")
+@pytest.mark.sampled(one_in=6, group="steps")
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 def test_a_merge_that_dies_at_any_step_changes_no_record(manager: LedgerManager, after: bool) -> None:
     with opened(manager) as log:

@@ -72,13 +72,13 @@ def check(manager: LedgerManager, model: Model) -> None:
 CRASHING = Crashing(Model, run, run_through, check)
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(one_in=2)
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_no_acknowledgement_is_lost_when_the_machine_stops_at_any_operation(seed: int) -> None:
     CRASHING.stop_at_operations(seed, seed % 3, 3, at_least=150)
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(one_in=2)
 @pytest.mark.parametrize("error", ["EIO", "ENOSPC"])
 @pytest.mark.parametrize("forever", [False, True])
 def test_no_acknowledgement_is_lost_when_any_operation_fails(error: ErrorName, forever: bool) -> None:

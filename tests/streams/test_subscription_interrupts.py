@@ -17,7 +17,7 @@ FILES = ("pybk/streams/subscription", "pybk/streams/cursor", "pybk/streams/deliv
 DURABLE = {"ack": {0, 1}, "ack_async": {0, 1}, "seek": {0, 1, 2, 3, 4}}
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(one_in=3, group="any line")
 @pytest.mark.parametrize("what", ["read", "look", "again", "ack", "ack_async", "nack", "seek"])
 @pytest.mark.timeout(0)
 def test_an_interrupt_at_any_line_leaves_a_subscription_that_works(tmp_path: Path, what: str) -> None:

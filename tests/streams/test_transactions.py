@@ -66,7 +66,7 @@ def run(fs: SimFileSystem) -> bool:
     return acknowledged
 
 
-@pytest.mark.sampled(one_in=4, group="steps")
+@pytest.mark.sampled(one_in=6, group="steps")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_transaction_of_several_commits_is_whole_or_absent_when_the_machine_stops_at_any_operation(
     monkeypatch: pytest.MonkeyPatch,

@@ -65,13 +65,14 @@ print(len(outcomes), "rounds")
 """
 
 
+@pytest.mark.sampled(one_in=3, group="handlers")
 def test_a_call_of_a_real_signal_handler_never_hangs_and_loses_nothing(tmp_path: Path) -> None:
     process = python(PROGRAM, tmp_path, "30")
     output, _ = process.communicate(timeout=PROCESS_S)
     assert (process.returncode, output.splitlines()[-1:]) == (0, ["30 rounds"]), output
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(one_in=3, group="any line")
 @pytest.mark.timeout(0)
 @pytest.mark.parametrize("what", ["close", "seal"])
 def test_an_interrupted_close_is_completed_by_another(tmp_path: Path, what: str) -> None:

@@ -79,6 +79,7 @@ print(*sys.modules)
 """
 
 
+@pytest.mark.sampled(one_in=2)
 @pytest.mark.parametrize("command", [["ledger", "list"], ["store", "status"], ["store", "files"], ["permissions"]])
 def test_a_look_at_a_store_imports_nothing_of_clusters(tmp_path: Path, command: list[str]) -> None:
     with open_store(tmp_path) as manager, manager.create_ledger(insecure=True) as writer:

@@ -24,7 +24,7 @@ from pybk.errors import StorageFullError
 from tests.admin.dev.local import Commands, Local, local_cluster
 from tests.waiting import wait_until
 
-pytestmark = pytest.mark.sampled(one_in=6, using="local")
+pytestmark = pytest.mark.sampled(one_in=8, using="local")
 
 yaml: Any = pytest.importorskip("yaml")
 pytest.importorskip("prometheus_client")

@@ -19,7 +19,7 @@ from pybk.streams import cursor, subscription_lag
 from tests.admin.dev.walking import PASSWORD, Cluster, Walk, cluster, pybk, walk
 from tests.waiting import WAIT_S
 
-pytestmark = pytest.mark.sampled(one_in=6, using="cluster", group="runbooks")
+pytestmark = pytest.mark.sampled(one_in=8, using="cluster", group="runbooks")
 
 pytest.importorskip("prometheus_client")
 

@@ -14,7 +14,7 @@ from pybk import LedgerState, Passwords, back_up, health
 from pybk.metadata.underreplication import RepairState
 from tests.admin.dev.walking import PASSWORD, Cluster, Walk, cluster, pybk, walk
 
-pytestmark = pytest.mark.sampled(one_in=6, using="cluster", group="runbooks")
+pytestmark = pytest.mark.sampled(one_in=8, using="cluster", group="runbooks")
 
 pytest.importorskip("prometheus_client")
 

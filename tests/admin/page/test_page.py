@@ -31,7 +31,7 @@ from tests.paths import ROOT
 from tests.storage.real_store import open_quick
 from tests.waiting import wait_until
 
-pytestmark = pytest.mark.sampled(one_in=4, using="browser")
+pytestmark = pytest.mark.sampled(one_in=6, using="browser")
 
 HOSTILE: Final = "<img src=x onerror=alert(1)>"
 IMAGES: Final = ROOT / "docs" / "images"

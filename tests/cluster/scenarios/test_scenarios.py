@@ -24,6 +24,6 @@ def test_scenario_04_three_of_five_bookies_die(tmp_path: Path) -> None:
     assert scenario_04_three_of_five(tmp_path)["ledgers with one copy"]
 
 
-@pytest.mark.sampled(one_in=4, group="processes")
+@pytest.mark.sampled(one_in=8, group="processes")
 def test_scenario_18_a_writer_leaves_a_bookie_that_is_drained(tmp_path: Path) -> None:
     assert scenario_18_stale(tmp_path)["ensemble changes of each"] == 1

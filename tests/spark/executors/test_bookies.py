@@ -39,7 +39,7 @@ from tests.internals import metadata_of
 from tests.storage.real_store import contents, numbered
 from tests.waiting import PROCESS_S, WAIT_S, stop, wait_until
 
-pytestmark = pytest.mark.sampled(one_in=4, using="begin")
+pytestmark = pytest.mark.sampled(one_in=8, using="begin")
 
 Begin = Callable[[], "Sleeper"]
 

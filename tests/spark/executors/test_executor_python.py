@@ -58,7 +58,7 @@ def errors_in(text: str) -> list[str]:
     return [line.strip() for line in text.splitlines() if line.lstrip().startswith("pybk.errors.")]
 
 
-@pytest.mark.sampled(one_in=2)
+@pytest.mark.sampled(one_in=4)
 @pytest.mark.parametrize("configured", [False, True])
 @pytest.mark.parametrize(
     ("customization", "said"),

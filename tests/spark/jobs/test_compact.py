@@ -23,7 +23,7 @@ from tests.spark.jobs.test_commands import Commands
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = pytest.mark.sampled(one_in=4, using="spark")
+pytestmark = pytest.mark.sampled(one_in=6, using="spark")
 
 PASSWORD = b"the password of most ledgers here"
 EACH = 20

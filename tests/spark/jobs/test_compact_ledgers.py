@@ -40,7 +40,7 @@ from tests.storage.real_store import contents
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = pytest.mark.sampled(one_in=4, using="spark")
+pytestmark = pytest.mark.sampled(one_in=6, using="spark")
 
 
 @pytest.fixture

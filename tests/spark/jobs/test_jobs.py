@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from pybk.bookie.server import BookieServer
 
-pytestmark = pytest.mark.sampled(one_in=4, using="spark")
+pytestmark = pytest.mark.sampled(one_in=6, using="spark")
 
 PASSWORD = b"the password of most ledgers here"
 

@@ -48,7 +48,7 @@ from tests.storage.real_store import contents, open_quick
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = pytest.mark.sampled(one_in=4, using="spark")
+pytestmark = pytest.mark.sampled(one_in=6, using="spark")
 
 PASSWORD = b"the password of all ledgers here \xff"
 OTHER_SECRET = b"the secret of the other cluster -"
@@ -407,7 +407,7 @@ def test_an_imported_export_equals_the_original(
     assert sorted(found.ledgers.values()) == shown(target)
 
 
-@pytest.mark.sampled(one_in=4, group="processes")
+@pytest.mark.sampled(one_in=8, group="processes")
 def test_no_secret_is_in_what_spark_shows(spark: SparkSession, source: Inside, target: Inside, tmp_path: Path) -> None:
     write(source.connect(), [b"x"])
     verify(spark, source.url, **SOURCE)

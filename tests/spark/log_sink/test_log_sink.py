@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from pybk.streams.log_record import LogRecord
 
-pytestmark = pytest.mark.sampled(one_in=4, using="spark")
+pytestmark = pytest.mark.sampled(one_in=6, using="spark")
 
 
 def write_file(directory: Path, number: int, lines: Iterable[object]) -> None:
@@ -55,7 +55,7 @@ def append(place: Place, frame: DataFrame, **options: Any) -> None:
     frame.write.format("pybk").options(**place.options, **options).mode("append").save()
 
 
-@pytest.mark.sampled(one_in=4, group="processes")
+@pytest.mark.sampled(one_in=8, group="processes")
 def test_a_stream_writes_each_row_once_over_restarts(spark: SparkSession, place: Place, tmp_path: Path) -> None:
     rows = lines_of(spark, tmp_path).selectExpr("CAST(CAST(value AS INT) % 5 AS STRING) AS key", "value")
     rows = rows.repartition(3, "key")
@@ -85,7 +85,7 @@ def test_a_stream_writes_each_row_once_over_restarts(spark: SparkSession, place:
     assert [bytes(row.value) for row in read.orderBy("offset").collect()] == [each.data for each in records]
 
 
-@pytest.mark.sampled(one_in=4, group="processes")
+@pytest.mark.sampled(one_in=8, group="processes")
 def test_a_pipeline_for_kafka_writes_to_the_logs_that_rows_name(
     spark: SparkSession, place: Place, tmp_path: Path
 ) -> None:

@@ -31,7 +31,7 @@ from tests.spark.stream_query import StreamQuery
 from tests.waiting import wait_until
 
 pytestmark = [
-    pytest.mark.sampled(one_in=5, using="store"),
+    pytest.mark.sampled(one_in=8, using="store"),
     pytest.mark.usefixtures("process_of_a_driver"),
 ]
 

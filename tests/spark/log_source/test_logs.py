@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from pybk.manager.ledger_manager import LedgerManager
 
-pytestmark = pytest.mark.sampled(one_in=4, using="spark")
+pytestmark = pytest.mark.sampled(one_in=6, using="spark")
 
 KAFKA = "key: binary, value: binary, topic: string, partition: int, offset: bigint, timestamp: timestamp"
 SECOND = 10**9

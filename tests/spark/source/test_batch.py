@@ -20,7 +20,7 @@ from tests.storage.real_store import open_quick
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-pytestmark = pytest.mark.sampled(one_in=4, using="spark")
+pytestmark = pytest.mark.sampled(one_in=6, using="spark")
 
 PASSWORD = b"the ledgers' password"
 PUSHING = "spark.sql.python.filterPushdown.enabled"

@@ -28,7 +28,7 @@ from tests.spark.stream_query import StreamQuery
 from tests.storage.real_store import python
 from tests.waiting import PROCESS_S
 
-pytestmark = [pytest.mark.sampled(one_in=5, using="store"), pytest.mark.usefixtures("process_of_a_driver")]
+pytestmark = [pytest.mark.sampled(one_in=8, using="store"), pytest.mark.usefixtures("process_of_a_driver")]
 
 PASSWORD = b"pw"
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-pytestmark = pytest.mark.sampled(one_in=4, using="spark")
+pytestmark = pytest.mark.sampled(one_in=6, using="spark")
 
 PASSWORD = b"a password to be kept"
 
@@ -130,7 +130,7 @@ def cluster(tmp_path: Path) -> Iterator[Inside]:
         yield cluster
 
 
-@pytest.mark.sampled(one_in=4, group="processes")
+@pytest.mark.sampled(one_in=8, group="processes")
 def test_a_cluster_through_and_through(spark: SparkSession, cluster: Inside, tmp_path: Path) -> None:
     """What one query writes to ledgers another one reads, once."""
     where = cluster_options(cluster.url)

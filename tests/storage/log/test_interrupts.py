@@ -74,7 +74,7 @@ def one_round(manager: LedgerManager, line: int) -> bool:
     return fired
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(one_in=3, group="any line")
 @pytest.mark.timeout(0)
 def test_an_interrupt_at_any_line_of_the_commit_path_strands_no_waiter() -> None:
     manager = open_store(SimFileSystem(1))
@@ -85,7 +85,7 @@ def test_an_interrupt_at_any_line_of_the_commit_path_strands_no_waiter() -> None
     manager.close()
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(one_in=3, group="any line")
 @pytest.mark.timeout(0)
 def test_an_interrupt_while_the_log_switches_files_strands_no_waiter() -> None:
     for line in sample("switch", range(0, 400, every(13)), 3):
@@ -103,6 +103,7 @@ def test_an_interrupt_while_the_log_switches_files_strands_no_waiter() -> None:
         manager.close()
 
 
+@pytest.mark.sampled(one_in=3, group="any line")
 @pytest.mark.timeout(0)
 def test_the_checkpoint_after_an_interrupt_has_all_that_is_durable() -> None:
     """It drops the log files, so an entry whose ledger it does not know of would be lost with all that follow it."""
@@ -156,6 +157,7 @@ def test_an_interrupt_after_any_call_into_c_leaves_no_ledger_locked(what: str) -
         writer.append(b"after")
 
 
+@pytest.mark.sampled(one_in=3, group="handlers")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # an interrupt in somebody's gc callback
 @pytest.mark.timeout(0)
 def test_real_interrupts_strand_no_waiter_and_lose_nothing() -> None:

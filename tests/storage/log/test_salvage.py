@@ -224,7 +224,7 @@ def start(fs: SimFileSystem) -> Replicas:
 """Else power fails at every fourth operation of a start, and the process dies at as many others."""
 
 
-@pytest.mark.sampled(one_in=3)
+@pytest.mark.sampled(one_in=5)
 @pytest.mark.parametrize("power_loss", [True, False])
 @pytest.mark.parametrize("harm", [header_zeroed, first_file_lost, creation_damaged, watermark_lost, *STORED])
 def test_a_stop_at_any_operation_of_the_start_lifts_no_limbo(harm: Harm, power_loss: bool) -> None:

@@ -138,7 +138,7 @@ DAMAGE: dict[str, Callable[[Path], None]] = {
 }
 
 
-@pytest.mark.sampled(one_in=3)
+@pytest.mark.sampled(one_in=4)
 @pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
 def test_a_damaged_index_is_refused_and_made_again(tmp_path: Path, damage: Callable[[Path], None]) -> None:
     given = fill(tmp_path / "store")
@@ -253,7 +253,7 @@ LOSSES = [
 ]
 
 
-@pytest.mark.sampled(one_in=3)
+@pytest.mark.sampled(one_in=4)
 @pytest.mark.parametrize("lose", LOSSES)
 def test_missing_entries_are_refused_and_stay_known_when_accepted(tmp_path: Path, lose: Callable[[Path], None]) -> None:
     given = fill(tmp_path)
