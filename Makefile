@@ -74,7 +74,7 @@ test-floors: $(BIN)/python
 	$(VENV)/floors/bin/python -m pytest $(ARGS)
 
 test-pure: $(VENV)/.test
-	PYBK_PURE=1 $(BIN)/python -m pytest -n 3 tests/test_digest.py tests/native tests/test_everyday.py $(ARGS)
+	PYBK_PURE=1 $(BIN)/python -m pytest tests/test_digest.py tests/native tests/test_everyday.py $(ARGS)
 
 test-native: $(VENV)/.test
 	tools/native sanitized
