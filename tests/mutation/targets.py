@@ -46,10 +46,10 @@ _CLIENT: Final = (
     "tests/client/test_driving.py",
     "tests/cluster/test_same_api.py",
 )
-_TREE: Final = ("tests/metadata/test_store.py", "tests/metadata/test_cas.py")
+_TREE: Final = ("tests/metadata/test_store.py", "tests/metadata/test_lost_answers.py")
 _RECORDS: Final = (
     "tests/metadata/test_formats.py",
-    "tests/metadata/test_cas.py",
+    "tests/metadata/test_lost_answers.py",
     "tests/metadata/test_ledgers.py",
     "tests/metadata/test_registration.py",
 )
@@ -125,9 +125,9 @@ GROUPS: Final = (
             "metadata.locks": (*_RECORDS, "tests/metadata/test_lmdb_store.py"),
             "metadata.underreplication": _RECORDS,
             "metadata.pointers": ("tests/metadata/test_pointers.py",),
-            "metadata.cas": ("tests/metadata/test_cas.py",),
+            "metadata.lost_answers": ("tests/metadata/test_lost_answers.py",),
             "metadata.store": _TREE,
-            "metadata.authenticated_values": ("tests/metadata/test_formats.py", "tests/metadata/test_cas.py"),
+            "metadata.authenticated_values": ("tests/metadata/test_formats.py", "tests/metadata/test_lost_answers.py"),
         },
         simulated=False,
     ),

@@ -16,7 +16,7 @@ from pybk.ledger.digest import DigestType
 from pybk.manager.ledger_manager import LedgerManager
 from pybk.manager.local_backend import StoreBackend
 from pybk.storage.store import Store
-from pybk.storage.store_parts import PartsOpener
+from pybk.storage.store_opening import PartsOpener
 from tests.internals import store_of
 from tests.sampling import ALL, every, sample
 from tests.simdisk import SimCrash, SimEnvironment, SimFileSystem

@@ -486,17 +486,17 @@ MUTANTS = [
     Mutant(
         "a catalog that is newer than the index is believed",
         an_older_index_is_made_again,
-        [Piece("store_parts:_newer_in_place", "if further:\n    ...", "pass")],
+        [Piece("store_opening:_newer_in_place", "if further:\n    ...", "pass")],
     ),
     Mutant(
         "an index that names what was removed is known as older",
         an_index_older_than_a_move,
-        [Piece("store_parts:older_environments", "there.removed_at > catalog_location(mark)", "False")],
+        [Piece("store_opening:older_environments", "there.removed_at > catalog_location(mark)", "False")],
     ),
     Mutant(
         "an older environment of the SSD tier is refused",
         an_older_ssd_tier_is_refused,
-        [Piece("store_parts:older_environments", "there.puts < row.bytes", "False")],
+        [Piece("store_opening:older_environments", "there.puts < row.bytes", "False")],
     ),
     Mutant(
         "a checkpoint takes named records over",

@@ -184,7 +184,7 @@ DAMAGE: dict[str, Damage] = {
     "lost page of the index": Damage(damage_index, ("storage/repair/verify.py:_Check._check_index",)),
     "cut log file": Damage(
         lambda path: os.truncate(files_of(path, "log")[0], 50_000),
-        ("storage/store_parts.py:refuse_older",),
+        ("storage/store_opening.py:refuse_older",),
         frozenset({0}),
     ),
     "lost tier": Damage(

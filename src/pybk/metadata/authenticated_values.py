@@ -34,7 +34,7 @@ from pybk.errors import (
     UsageError,
 )
 from pybk.feature_level import FeatureLevel
-from pybk.metadata.cas import settle
+from pybk.metadata.lost_answers import settle
 from pybk.metadata.metadata_keys import MetadataKeys
 from pybk.metadata.store import MetadataStore, Node
 from pybk.values import decode_json, encode_json

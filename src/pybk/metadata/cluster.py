@@ -35,7 +35,7 @@ from pybk.metadata.authenticated_values import (
     mac_of,
     token_of,
 )
-from pybk.metadata.cas import settle
+from pybk.metadata.lost_answers import settle
 from pybk.metadata.deletions import Deletions
 from pybk.metadata.durable_positions import DurablePositions
 from pybk.metadata.epochs import MetadataEpochs

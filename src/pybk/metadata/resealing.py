@@ -24,7 +24,7 @@ from pybk.metadata.authenticated_values import (
     token_of,
     unchanged_since,
 )
-from pybk.metadata.cas import settle
+from pybk.metadata.lost_answers import settle
 from pybk.metadata.cluster import CLUSTER_KEY, ClusterMetadata
 from pybk.metadata.deletions import DELETION_HEAD_KEY, DELETION_POSITIONS_KEY, DELETIONS_KEY
 from pybk.metadata.durable_positions import POSITIONS_KEY

@@ -16,7 +16,7 @@ The store object begins another session when it needs one.
 
 **Errors.** Every call has the store's timeout as its deadline. If a lost connection or a missed deadline leaves the
 outcome of a change open, the call raises MetadataUnreachableError with ``outcome_unknown``. A store never repeats a
-change by itself; ``cas`` does, where that is safe.
+change by itself; ``lost_answers`` does, where that is safe.
 """
 
 from __future__ import annotations

@@ -120,7 +120,7 @@ from pybk.storage.space import (
     index_change_bytes,
     index_space,
 )
-from pybk.storage.store_parts import (
+from pybk.storage.store_opening import (
     OlderIndexError,
     PartsOpener,
     StoreParts,

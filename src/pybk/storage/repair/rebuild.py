@@ -42,7 +42,7 @@ from pybk.storage.log.recovery import Replay, check_control, load_log_files, log
 from pybk.storage.repair.inspection import RecordReader, file_rows, locations_of
 from pybk.storage.repair.log_remains import read_remains
 from pybk.storage.repair.tiling import tile
-from pybk.storage.store_parts import log_file_end, older_environments
+from pybk.storage.store_opening import log_file_end, older_environments
 from pybk.storage.tiers import COLD, LOG, OpenedFiles
 from pybk.storage.tiers.lmdb_tier import NO_MARK, EntriesMark, environment_is_there, write_entries_mark
 from pybk.storage.volumes import Directory, Volumes, load_directories, save_directories
