@@ -10,7 +10,9 @@ import shutil
 import stat
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -42,6 +44,8 @@ from pybk.manager.ledger_manager import LedgerManager
 from pybk.manager.ledger_writer import LedgerWriter
 from pybk.operations.store_repair import verify
 from pybk.storage.descriptor import LedgerDescriptor
+from pybk.storage.index.catalog_and_index import CatalogAndIndex
+from pybk.storage.index.index import IndexSnapshot
 from pybk.storage.named_records import NamedChange
 from pybk.storage.readonly import ReadOnlyStore
 from pybk.storage.transaction_group import LedgerEntries
@@ -257,6 +261,45 @@ def test_no_commit_is_published_while_a_cut_is_taken(manager: LedgerManager, mon
     assert [row.last_entry_id for row in store.cut().ledgers] == [0]
     assert None not in leaders
     assert leaders
+
+
+def test_a_checkpoint_that_ends_while_a_cut_is_taken_hides_nothing(
+    manager: LedgerManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It writes the index and forgets what changed; the cut must have that from the one or from the other."""
+    writer, store = ledger(manager, 3), store_of(manager)
+    store.scheduler.checkpoint()
+    writer.append_many(numbered(2))
+    store.named.compare_and_set("name", None, b"value", level=store.feature_level)
+    forming, ends, ended = threading.Event(), threading.Event(), threading.Event()
+    commit, forget, snapshot = CatalogAndIndex.commit, store.tail_checked, store.index.snapshot
+
+    def held(*given: Any, **named: Any) -> None:
+        forming.set()
+        assert ends.wait(WAIT_S)
+        commit(*given, **named)
+
+    def forgotten(tail_bytes: int) -> None:
+        forget(tail_bytes)
+        ended.set()
+
+    @contextmanager
+    def looking() -> Iterator[IndexSnapshot]:
+        with snapshot() as found:
+            ends.set()
+            assert ended.wait(WAIT_S)
+            yield found
+
+    monkeypatch.setattr(CatalogAndIndex, "commit", held)
+    monkeypatch.setattr(store, "tail_checked", forgotten)
+    monkeypatch.setattr(store.index, "snapshot", looking)
+    thread = threading.Thread(target=store.scheduler.checkpoint)
+    thread.start()
+    assert forming.wait(WAIT_S)
+    cut = store.cut()
+    thread.join(WAIT_S)
+    assert [row.last_entry_id for row in cut.ledgers] == [4]
+    assert [(row.name, row.value) for row in cut.named] == [("name", b"value")]
 
 
 def test_a_cut_of_a_reader_is_not_torn_by_a_checkpoint(manager: LedgerManager, tmp_path: Path) -> None:

@@ -868,12 +868,13 @@ class Store(StoreReader):
             found: list[IndexSnapshot] = []
 
             def look() -> None:
-                # The index is not newer than the log, and what it lacks is dirty: a checkpoint cleans after it wrote.
-                found[:] = [snapshots.enter_context(self.index.snapshot())]
+                # What is dirty comes first, because a checkpoint may end meanwhile: it writes the index, then cleans.
+                # The index is not newer than the log, which stands still.
                 rows = storage.rows_of(self.take_dirty().values())
                 named = tuple(self.named.tail())
                 numbers = self.next_ledger_id, self.next_creation_sequence
                 tails[:] = [storage.CutTail(self.log.durable_lsn, *numbers, rows, named)]
+                found[:] = [snapshots.enter_context(self.index.snapshot())]
 
             self.log.stand_still(look)
             return storage.merged(found[0], tails[0])
