@@ -177,11 +177,12 @@ def test_a_commit_whose_answer_is_lost_is_read_from_the_record(manager: LedgerMa
     with opened(manager) as log:
         prepared(log)
         segments = written(log, 1, numbered(7, 2), numbered(9, 3))
-        lost = 3
+        lost, acting = 3, threading.get_ident()
 
         def perform(real: Callable[[Step], Any], step: Step) -> Any:
             nonlocal lost
-            if isinstance(step, WriteList) and step.record.last_epoch("query") == 1 and lost:
+            commits = isinstance(step, WriteList) and step.record.last_epoch("query") == 1
+            if commits and lost and threading.get_ident() == acting:  # the log's upkeep writes the list, too
                 lost -= 1
                 if done and lost == 2:
                     real(step)
