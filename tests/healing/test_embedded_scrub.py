@@ -36,7 +36,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def fill(manager: LedgerManager, hint: StorageHint, count: int = 200) -> int:
     with manager.create_ledger(storage_hints=[hint], insecure=True) as writer:
-        writer.append_many([b"%d %s" % (number, SECRET) for number in range(count)])
+        writer.append_many([b"entry %d %s" % (number, SECRET) for number in range(count)])
     return writer.ledger_id
 
 
@@ -72,7 +72,7 @@ def test_a_bit_that_flips_where_nobody_reads_is_found_and_shown_until_it_is_righ
     with open_quick(tmp_path, scrub_seconds=1.0) as manager:
         wait_until(lambda: counted(manager, SCRUB_BYTES) > 200 * len(SECRET), "everything was checked once")
         assert manager.health().state == "ok"
-        flip(tmp_path, b"150 " + SECRET)
+        flip(tmp_path, b"entry 150 " + SECRET)
         wait_until(lambda: manager.health().state == "degraded")
         assert f"1 damaged record in ledger {damaged}" in manager.health().reason
         assert counted(manager, SCRUB_DAMAGED_RECORDS) > 0
@@ -83,7 +83,7 @@ def test_a_bit_that_flips_where_nobody_reads_is_found_and_shown_until_it_is_righ
             list(reader.read(150, 150))
         with manager.open_ledger(sound) as reader:
             assert len(list(reader)) == 3
-        flip(tmp_path, bytes([b"1"[0] ^ 1]) + b"50 " + SECRET)
+        flip(tmp_path, b"dntry 150 " + SECRET)  # the bit as it was
         wait_until(lambda: manager.health().state == "ok", "the damage is forgotten")
 
 
