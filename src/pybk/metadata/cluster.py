@@ -35,11 +35,11 @@ from pybk.metadata.authenticated_values import (
     mac_of,
     token_of,
 )
-from pybk.metadata.lost_answers import settle
 from pybk.metadata.deletions import Deletions
 from pybk.metadata.durable_positions import DurablePositions
 from pybk.metadata.epochs import MetadataEpochs
 from pybk.metadata.locks import Locks
+from pybk.metadata.lost_answers import settle
 from pybk.metadata.metadata_keys import MetadataKeys
 from pybk.metadata.orphan_records import OrphanRecords
 from pybk.metadata.pointers import Pointers

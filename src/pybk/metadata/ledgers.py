@@ -23,9 +23,9 @@ from pybk.errors import (
 from pybk.flags import LedgerType
 from pybk.ledger.ledger_metadata import LedgerMetadata, decode_type, type_marked
 from pybk.metadata.authenticated_values import AuthenticatedValues, UnknownEpochError, ValueKind, new_token, token_of
-from pybk.metadata.lost_answers import settle
 from pybk.metadata.id_ranges import IdRange, decode_ranges, has_id
 from pybk.metadata.ledger_description import LedgerDescription
+from pybk.metadata.lost_answers import settle
 from pybk.metadata.metadata_keys import MetadataKeys
 from pybk.metadata.store import MetadataStore, Node, Watch
 from pybk.values import decode_json, encode_json, from_base64, to_base64

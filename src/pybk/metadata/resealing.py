@@ -24,13 +24,13 @@ from pybk.metadata.authenticated_values import (
     token_of,
     unchanged_since,
 )
-from pybk.metadata.lost_answers import settle
 from pybk.metadata.cluster import CLUSTER_KEY, ClusterMetadata
 from pybk.metadata.deletions import DELETION_HEAD_KEY, DELETION_POSITIONS_KEY, DELETIONS_KEY
 from pybk.metadata.durable_positions import POSITIONS_KEY
 from pybk.metadata.epochs import EPOCH_KEY, OUTDATED_KEY
 from pybk.metadata.ledgers import IDS_KEY, LEDGERS_KEY, leaves_after
 from pybk.metadata.locks import LOCKS_KEY
+from pybk.metadata.lost_answers import settle
 from pybk.metadata.metadata_keys import MetadataKeys
 from pybk.metadata.orphan_records import ORPHANS_KEY
 from pybk.metadata.pointers import POINTERS_KEY
