@@ -522,7 +522,7 @@ class LedgerManager:
         if recover:
             with operation(self._on_span, "pybk.ledger.recover", ledger_id=ledger_id):
                 backend.recover(descriptor)
-        else:
+        elif descriptor.metadata.state is not LedgerState.CLOSED:  # the end of a closed one is final
             backend.look(descriptor)
         check_end = partial(self._check_end, require_seal=require_seal)
         if require_seal and descriptor.metadata.state is not LedgerState.CLOSED:

@@ -471,6 +471,8 @@ def take_locations(runs: RunLocations, max_bytes: int, *, span_max: int) -> RunL
         max_bytes: Entry bytes wanted.
         span_max: Longest distance in bytes from the first to the last byte.
     """
+    if len(runs) == 1:
+        return runs
     other = np.flatnonzero(runs["file"] != runs["file"][0])
     if other.size:
         runs = runs[: other[0]]

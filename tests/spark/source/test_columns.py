@@ -18,9 +18,11 @@ from pyspark.sql.types import IntegerType, LongType, StringType, StructField, St
 from pybk.errors import UsageError
 from pybk.flags import StorageHint
 from pybk.ledger.arrow import binary_array
+from pybk.ledger.digest import DigestType
 from pybk.ledger.entry import EntryBatch
+from pybk.manager.ledger_reader import LedgerReader
 from pybk.spark.options import source_options
-from pybk.spark.source.columns import LedgerColumns, check_schema, schema_of
+from pybk.spark.source.columns import LedgerColumns, LedgerRows, check_schema, schema_of
 from tests.storage.real_store import open_quick
 
 
@@ -64,6 +66,12 @@ def options() -> dict[str, str]:
     return {"path": "/data", "ledger": "0"}
 
 
+def rows_of(schema: StructType, *parts: tuple[LedgerReader, EntryBatch]) -> pa.RecordBatch:
+    """Return entries of ledgers as one batch of rows."""
+    rows = [LedgerRows(reader.metadata, entries.entry_ids, entries) for reader, entries in parts]
+    return LedgerColumns(schema).batch(rows)
+
+
 def test_columns_by_options(options: dict[str, str]) -> None:
     assert schema_of(source_options(options)).names == ["ledger_id", "entry_id", "payload", "length"]
     assert schema_of(source_options({**options, "payload": "false"})).names == ["ledger_id", "entry_id", "length"]
@@ -85,7 +93,7 @@ def test_a_row_has_what_the_entry_and_its_ledger_have(tmp_path: Path, options: d
         writer.append_many([b"first", b"", b"third"])
         reader = manager.open_ledger(writer.ledger_id, recover=False)
         schema = schema_of(source_options({**options, "includeMetadata": "true"}))
-        found = LedgerColumns(schema, reader.metadata).batch(reader.read_batch(1))
+        found = rows_of(schema, (reader, reader.read_batch(1)))
     found.validate(full=True)
     same: dict[str, Any] = {
         "ledger_id": writer.ledger_id,
@@ -99,6 +107,41 @@ def test_a_row_has_what_the_entry_and_its_ledger_have(tmp_path: Path, options: d
     ]
 
 
+@pytest.mark.parametrize("digest_type", [DigestType.CRC32C, DigestType.HMAC_SHA256])
+def test_rows_of_several_ledgers_share_a_batch(
+    tmp_path: Path, options: dict[str, str], digest_type: DigestType
+) -> None:
+    schema = schema_of(source_options({**options, "includeMetadata": "true"}))
+    with open_quick(tmp_path / "store") as manager:
+        parts, expected = [], []
+        for number in range(3):
+            with manager.create_ledger(
+                ledger_type=f"kind-{number}",
+                custom_metadata={"n": b"%d" % number},
+                digest_type=digest_type,
+                password=b"p",
+            ) as writer:
+                payloads = [b"%d of %d" % (each, number) for each in range(4)]
+                writer.append_many(payloads)
+            reader = manager.open_ledger(writer.ledger_id, password=b"p")
+            parts += [(reader, reader.read_batch(2)), (reader, reader.read_batch(0, last=1))]
+            expected += [
+                {
+                    "ledger_id": writer.ledger_id,
+                    "entry_id": each,
+                    "payload": payloads[each],
+                    "length": len(payloads[each]),
+                    "ledger_type": f"kind-{number}",
+                    "storage_hints": [],
+                    "custom_metadata": [("n", b"%d" % number)],
+                }
+                for each in (2, 3, 0, 1)
+            ]
+        found = rows_of(schema, *parts)
+    found.validate(full=True)
+    assert found.to_pylist() == expected
+
+
 def test_a_schema_may_have_fewer_columns_in_another_order(tmp_path: Path) -> None:
     schema = StructType([StructField("length", LongType(), False), StructField("ledger_type", StringType())])
     check_schema(schema)
@@ -106,7 +149,7 @@ def test_a_schema_may_have_fewer_columns_in_another_order(tmp_path: Path) -> Non
         writer = manager.create_ledger(insecure=True)
         writer.append(b"four")
         reader = manager.open_ledger(writer.ledger_id, recover=False)
-        found = LedgerColumns(schema, reader.metadata).batch(reader.read_batch(0))
+        found = rows_of(schema, (reader, reader.read_batch(0)))
     assert found.to_pylist() == [{"length": 4, "ledger_type": ""}]
     assert not found.schema.field("length").nullable
 

@@ -276,8 +276,8 @@ MUTANTS: Final = [
     Mutant(
         "a row has the number of the member's entry",
         READING + "_read_range",
-        "LedgerColumns(schema, metadata, shift)",
-        "LedgerColumns(schema, metadata)",
+        "entries.entry_ids - shift",
+        "entries.entry_ids",
         "columns",
     ),
     Mutant(

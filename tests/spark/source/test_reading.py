@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,13 +19,15 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 from pybk import DigestType
 from pybk.credentials import Secret, write_new_secret
 from pybk.errors import EntryUnknownError, NoSuchLedgerError, UnauthorizedError, UsageError
+from pybk.ledger.entry import EntryBatch
 from pybk.manager.ledger_reader import LedgerReader
 from pybk.manager.ledger_writer import LedgerWriter
 from pybk.spark.connection import close_connections
 from pybk.spark.options import SourceOptions, source_options
 from pybk.spark.source import arrow_columns, reading
+from pybk.spark.source.batch_reader import BatchReader
 from pybk.spark.source.columns import schema_of
-from pybk.spark.source.planning import EntryRange
+from pybk.spark.source.planning import NUMBER_BYTES, EntryRange
 from pybk.spark.source.reading import payload_bytes, read_ranges
 from pybk.streams.log import Log
 from pybk.streams.log_writer import NewRecord
@@ -76,6 +79,104 @@ def test_pieces_are_read_in_order(options: SourceOptions, writer: LedgerWriter) 
     assert read(options) == []
     assert payload_bytes(options, EntryRange(ledger_id, 8, 11)) == 6
     assert payload_bytes(options, EntryRange(ledger_id, 0, 0)) == 1
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Iterator[tuple[SourceOptions, list[EntryRange]]]:
+    """A store of ledgers with three entries each, and their ranges."""
+    with open_quick(tmp_path / "store") as manager:
+        ranges = []
+        for number in range(7):
+            with manager.create_ledger(insecure=True, ledger_type="small") as writer:
+                writer.append_many([b"%d-%d" % (number, each) for each in range(3)])
+            ranges.append(EntryRange(writer.ledger_id, 0, 2))
+    yield source_options({"path": str(tmp_path / "store"), "ledgerType": "small"}), ranges
+    close_connections()
+
+
+def test_small_ledgers_share_batches(small: tuple[SourceOptions, list[EntryRange]]) -> None:
+    options, ranges = small
+    [batch] = read_ranges(options, schema_of(options), ranges)
+    rows = [(row["ledger_id"], row["entry_id"], row["payload"]) for row in batch.to_pylist()]
+    assert rows == [
+        (each.ledger_id, entry, b"%d-%d" % (number, entry)) for number, each in enumerate(ranges) for entry in range(3)
+    ]
+    entry_bytes = 3 + 64  # and header and digest
+    batches = list(read_ranges(replace(options, batch_bytes=6 * entry_bytes), schema_of(options), ranges))
+    assert [each.num_rows for each in batches] == [3] * 7, "a half is enough"
+    batches = list(read_ranges(replace(options, batch_bytes=8 * entry_bytes), schema_of(options), ranges))
+    assert [each.num_rows for each in batches] == [6, 6, 6, 3]
+
+
+def test_a_batch_refers_to_so_many_ledgers_at_most(
+    small: tuple[SourceOptions, list[EntryRange]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options, ranges = small
+    monkeypatch.setattr(reading, "ROWS_SHARE", 0.2)
+    assert [each.num_rows for each in read_ranges(options, schema_of(options), ranges)] == [9, 9, 3]
+
+
+def test_small_ledgers_whose_entries_are_not_read_share_batches(
+    small: tuple[SourceOptions, list[EntryRange]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options, ranges = small
+    monkeypatch.delattr(LedgerReader, "read_batch")
+    schema = StructType([StructField("ledger_id", LongType()), StructField("entry_id", LongType())])
+    [batch] = read_ranges(options, schema, ranges)
+    assert [tuple(row.values()) for row in batch.to_pylist()] == [
+        (each.ledger_id, entry) for each in ranges for entry in range(3)
+    ]
+
+
+def test_rows_that_need_no_entries_are_planned_by_their_numbers(
+    small: tuple[SourceOptions, list[EntryRange]],
+) -> None:
+    options, ranges = small
+    numbers = StructType([StructField("entry_id", LongType())])
+    assert [each.entry_bytes for each in BatchReader(options, numbers).ranges()] == [NUMBER_BYTES] * len(ranges)
+    every = schema_of(options)
+    assert [each.entry_bytes for each in BatchReader(options, every).ranges()] == [3.0] * len(ranges)
+
+
+def test_rows_of_ledgers_before_one_that_is_lost_are_kept(small: tuple[SourceOptions, list[EntryRange]]) -> None:
+    options, ranges = small
+    lost = EntryRange(99, 0, 1)
+    with pytest.raises(NoSuchLedgerError, match="ledger 99 was deleted"):
+        list(read_ranges(options, schema_of(options), [ranges[0], lost, ranges[1]]))
+    lossy = replace(options, fail_on_data_loss=False)
+    [batch] = read_ranges(lossy, schema_of(options), [ranges[0], lost, ranges[1]])
+    assert batch.column("ledger_id").to_pylist() == [ranges[0].ledger_id] * 3 + [ranges[1].ledger_id] * 3
+
+
+def test_the_ledger_of_a_row_that_is_too_large_is_named(
+    small: tuple[SourceOptions, list[EntryRange]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options, ranges = small
+    with open_quick(tmp_path / "store") as manager, manager.create_ledger(insecure=True) as writer:
+        writer.append_many([b"", b"four"])
+    monkeypatch.setattr(arrow_columns, "ROW_BYTES_MAX", 3)
+    large = EntryRange(writer.ledger_id, 0, 1)
+    with pytest.raises(UsageError, match=rf"an entry of ledger {writer.ledger_id} has 4 bytes"):
+        list(read_ranges(options, schema_of(options), [ranges[0], large, ranges[1]]))
+
+
+def test_a_large_ledger_is_read_in_whole_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with open_quick(tmp_path / "store") as manager, manager.create_ledger(insecure=True) as writer:
+        writer.append_many([bytes(100)] * 1000)
+    options = replace(source_options({"path": str(tmp_path / "store"), "ledger": "0"}), batch_bytes=20_000)
+    reads: list[int] = []
+    read_batch = LedgerReader.read_batch
+
+    def counted(self: LedgerReader, first: int, **options: int) -> EntryBatch:
+        found = read_batch(self, first, **options)
+        reads.append(len(found))
+        return found
+
+    monkeypatch.setattr(LedgerReader, "read_batch", counted)
+    batches = list(read_ranges(options, schema_of(options), [EntryRange(writer.ledger_id, 0, 999)]))
+    assert [each.num_rows for each in batches] == reads
+    assert min(reads[:-1]) == 20_000 // (100 + 64)
+    close_connections()
 
 
 def test_entries_are_not_read_for_columns_that_are_known_without_them(

@@ -171,7 +171,10 @@ class _Rows(_Numbers):
         return record_parts(self._records, where=f"log {self._log!r}")
 
     def _pieces(self, pieces: Pieces) -> pa.Array:
-        return binary_column(self._records.buffer, pieces.starts, pieces.sizes, f"a record of log {self._log!r}")
+        return binary_column(self._records.buffer, pieces.starts, pieces.sizes, self._named)
+
+    def _named(self, _: int) -> str:
+        return f"a record of log {self._log!r}"
 
     def _keys(self) -> pa.Array:
         if not self._parts.has_key.any():

@@ -40,14 +40,14 @@ def check_columns(schema: StructType, types: Mapping[str, DataType]) -> None:
             )
 
 
-def binary_column(buffer: memoryview, starts: Int64s, sizes: Int64s, what: str) -> pa.Array:
+def binary_column(buffer: memoryview, starts: Int64s, sizes: Int64s, what: Callable[[int], str]) -> pa.Array:
     """Return pieces of a buffer as a column, copied once.
 
     Args:
         buffer: Bytes, contiguous.
         starts: Where each piece starts, bytes.
         sizes: The size of each piece, bytes.
-        what: What the pieces are, for errors, such as "an entry of ledger 5".
+        what: Returns the name of a piece, by its index, for errors; such as "an entry of ledger 5".
 
     Raises:
         UsageError: A piece is larger than ``ROW_BYTES_MAX``.
@@ -56,8 +56,8 @@ def binary_column(buffer: memoryview, starts: Int64s, sizes: Int64s, what: str) 
     largest = int(sizes.max(initial=0))
     if largest > ROW_BYTES_MAX:
         raise UsageError(
-            f"{what} has {largest} bytes, and a row of Spark takes {ROW_BYTES_MAX}: read it with the library, and "
-            "leave its column out here by .schema(...)"
+            f"{what(int(sizes.argmax()))} has {largest} bytes, and a row of Spark takes {ROW_BYTES_MAX}: read it with "
+            "the library, and leave its column out here by .schema(...)"
         )
     return binary_array(buffer, starts, sizes).cast(pa.binary())  # Spark does not support large_binary
 

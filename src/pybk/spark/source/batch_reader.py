@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Final
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 
 from pybk.spark import source
-from pybk.spark.source.columns import check_schema
+from pybk.spark.source.columns import check_schema, needs_entries
 from pybk.spark.source.filters import EVERY, push
 from pybk.spark.source.planning import (
+    NUMBER_BYTES,
     EntryRange,
     ReadableLedger,
     SizedRange,
@@ -51,6 +52,7 @@ class BatchReader(DataSourceReader):
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         self._options = options
         self._schema = schema
+        self._reads_entries = needs_entries(schema)
         self._ledgers: Ranges = EVERY
         self._entries: Ranges = EVERY
 
@@ -82,13 +84,14 @@ class BatchReader(DataSourceReader):
     def _parts(self, readable: ReadableLedger) -> Iterator[SizedRange[EntryRange]]:
         """Yield the ranges to read of a ledger."""
         options, ledger_id = self._options, readable.ledger_id
+        entry_bytes = readable.entry_bytes if self._reads_entries else NUMBER_BYTES
         first = max(options.start_entry, options.starting.entries.get(ledger_id, 0))
         last = readable.end - 1
         for bound in (options.end_entry, options.ending.entries.get(ledger_id)):
             last = last if bound is None else min(last, bound)
         if first <= last:
             for low, high in intersect(((first, last),), self._entries):
-                yield SizedRange(EntryRange(ledger_id, low, high, readable.place), readable.entry_bytes)
+                yield SizedRange(EntryRange(ledger_id, low, high, readable.place), entry_bytes)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the Arrow batches of one partition."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from itertools import groupby
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -19,7 +20,7 @@ from pyspark.sql.types import (
 )
 
 from pybk.ledger.arrow import plain_array
-from pybk.spark.source.arrow_columns import ArrowRows, binary_column, check_columns, number_ranges, repeated
+from pybk.spark.source.arrow_columns import ArrowRows, binary_column, check_columns, repeated
 
 if TYPE_CHECKING:
     from pybk.ledger.arrow import Int64s
@@ -59,59 +60,100 @@ def check_schema(schema: StructType) -> None:
     check_columns(schema, _TYPES)
 
 
+class LedgerRows(NamedTuple):
+    """Entries of one ledger that become rows.
+
+    Attributes:
+        metadata: The ledger as the rows show it: of a member of a merged ledger, the member.
+        ids: The numbers of the entries, as the rows show them, ``(n,)`` int64.
+        entries: The entries; None if only columns are wanted for which they are not read.
+    """
+
+    metadata: LedgerMetadata
+    ids: Int64s
+    entries: EntryBatch | None
+
+
 class LedgerColumns:
-    """Makes the columns of one ledger.
+    """Makes the columns of ledgers; rows of several ledgers share a batch.
+
+    A batch costs some 200 microseconds here and in Spark, whatever it has, so small ledgers share them.
 
     Args:
         schema: The columns wanted.
-        metadata: The metadata of the ledger.
-        shift: The id of its entry 0 in the ledger that has its entries, a merged one; 0 if it has them itself.
 
     Attributes:
         of_entries: Whether a column needs the entries themselves.
     """
 
-    def __init__(self, schema: StructType, metadata: LedgerMetadata, shift: int = 0) -> None:
+    def __init__(self, schema: StructType) -> None:
         self._rows = ArrowRows(schema)
-        self._metadata = metadata
-        self._shift = shift
-        self.of_entries: Final = not self._rows.names.isdisjoint(_OF_ENTRIES)
+        self.of_entries: Final = needs_entries(schema)
 
-    def batch(self, entries: EntryBatch) -> pa.RecordBatch:
-        """Return entries as rows, in their order; payloads are copied once.
+    def batch(self, rows: Sequence[LedgerRows]) -> pa.RecordBatch:
+        """Return rows in their order, of one ledger or of several; payloads are copied once.
 
         Raises:
             UsageError: An entry is too large for a row.
             pyarrow.ArrowInvalid: The payloads have 2 GiB or more in total.
         """
-        return self._rows.batch(partial(self._column, entries))
+        return self._rows.batch(partial(_column, rows))
 
-    def numbered(self, first: int, last: int) -> Iterator[pa.RecordBatch]:
-        """Yield rows of entries that are not read, if ``of_entries`` is false."""
-        for low, high in number_ranges(first, last):
-            yield self._rows.batch(partial(self._known, np.arange(low, high + 1)))
 
-    def _column(self, entries: EntryBatch, field: pa.Field) -> pa.Array:
-        match field.name:
-            case "payload":
-                what = f"an entry of ledger {self._metadata.ledger_id}"
-                return binary_column(entries.buffer, entries.payload_offsets, entries.payload_sizes, what)
-            case "length":
-                return plain_array(entries.payload_sizes)
-        return self._known(entries.entry_ids - self._shift if self._shift else entries.entry_ids, field)
+def needs_entries(schema: StructType) -> bool:
+    """Return whether a column of a schema needs the entries themselves."""
+    return not _OF_ENTRIES.isdisjoint(schema.names)
 
-    def _known(self, entry_ids: Int64s, field: pa.Field) -> pa.Array:
-        """Return a column that the entries themselves are not needed for."""
-        metadata = self._metadata
-        match field.name:
-            case "entry_id":
-                return plain_array(entry_ids)
-            case "ledger_id":
-                value: object = metadata.ledger_id
-            case "ledger_type":
-                value = str(metadata.ledger_type)
-            case "storage_hints":
-                value = sorted(hint.value for hint in metadata.storage_hints)
-            case _:
-                value = sorted(metadata.custom_metadata.items())
-        return repeated(value, field.type, len(entry_ids))
+
+def _column(rows: Sequence[LedgerRows], field: pa.Field) -> pa.Array:
+    """Return a column of some rows."""
+    match field.name:
+        case "entry_id":
+            return plain_array(np.concatenate([each.ids for each in rows]))
+        case "ledger_id":
+            ledgers = np.array([each.metadata.ledger_id for each in rows], np.int64)
+            return plain_array(np.repeat(ledgers, [len(each.ids) for each in rows]))
+        case "payload":
+            return _one_array([_payloads(each) for each in _by_buffer(rows)])
+        case "length":
+            return plain_array(np.concatenate([_entries(each).payload_sizes for each in rows]))
+    return _one_array([repeated(_of_ledger(each.metadata, field.name), field.type, len(each.ids)) for each in rows])
+
+
+def _of_ledger(metadata: LedgerMetadata, name: str) -> object:
+    """Return the value of a column that is the same for all entries of a ledger."""
+    match name:
+        case "ledger_type":
+            return str(metadata.ledger_type)
+        case "storage_hints":
+            return sorted(hint.value for hint in metadata.storage_hints)
+    return sorted(metadata.custom_metadata.items())
+
+
+def _by_buffer(rows: Sequence[LedgerRows]) -> list[list[LedgerRows]]:
+    """Return rows in groups of neighbours whose entries lie in one buffer, such as the map of a file."""
+    return [list(each) for _, each in groupby(rows, key=lambda each: id(_entries(each).buffer))]
+
+
+def _payloads(rows: Sequence[LedgerRows]) -> pa.Array:
+    """Return the payloads of rows whose entries lie in one buffer."""
+    entries = [_entries(each) for each in rows]
+    starts = np.concatenate([each.payload_offsets for each in entries])
+    sizes = np.concatenate([each.payload_sizes for each in entries])
+    return binary_column(entries[0].buffer, starts, sizes, partial(_named, rows))
+
+
+def _named(rows: Sequence[LedgerRows], number: int) -> str:
+    """Return the name of a row, for errors."""
+    ends = np.cumsum([len(each.ids) for each in rows])
+    return f"an entry of ledger {rows[int(np.searchsorted(ends, number, side='right'))].metadata.ledger_id}"
+
+
+def _entries(rows: LedgerRows) -> EntryBatch:
+    assert rows.entries is not None, "a column of entries is wanted, so they were read"
+    return rows.entries
+
+
+def _one_array(arrays: list[pa.Array]) -> pa.Array:
+    """Return the values of some arrays as one."""
+    return arrays[0] if len(arrays) == 1 else pa.concat_arrays(arrays)

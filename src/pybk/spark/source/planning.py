@@ -15,7 +15,11 @@ PARTITION_BYTES: Final = 128 << 20
 
 PARTITIONS_MAX: Final = 100_000
 
-_OPEN_BYTES: Final = 1 << 20
+NUMBER_BYTES: Final = 32
+"""The bytes that an entry counts for if it is not read: its row has numbers alone."""
+
+_OPEN_BYTES: Final = 256 << 10
+"""The bytes that the opening of a ledger counts for: about as many are read in the time that it takes."""
 
 
 class Range(Protocol):

@@ -8,19 +8,23 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, Self
 
+import numpy as np
 from pyspark.sql.datasource import InputPartition
 
 from pybk.deferral import LateModule
 from pybk.errors import EntryUnknownError, NoSuchLedgerError
 from pybk.spark.connection import Connection, connection, task_connection
 from pybk.spark.places import of_member
-from pybk.spark.source.columns import LedgerColumns
+from pybk.spark.source import arrow_columns
+from pybk.spark.source.arrow_columns import number_ranges
+from pybk.spark.source.columns import LedgerColumns, LedgerRows
 from pybk.spark.source.planning import EntryRange
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
+    from pybk.ledger.ledger_metadata import LedgerMetadata
     from pybk.manager.ledger_reader import LedgerReader
     from pybk.spark.options import SourceOptions
     from pybk.spark.sink import manifest
@@ -31,6 +35,16 @@ LATE_SECONDS: Final = 10.0
 """The longest wait of a task, in seconds, until it sees the entries or records that the planner saw."""
 
 _CONFIRMED_LOOK_SECONDS: Final = 0.05
+
+_BATCH_SHARE: Final = 0.5
+"""The part of a whole batch from which on rows are handed over.
+
+A read takes as many bytes as the batch lacks, so one that ends before that has ended its ledger. A batch that waited
+until it is whole would end with reads of ever fewer bytes.
+"""
+
+ROWS_SHARE: Final = 1 / 1024
+"""The least part of a whole batch that rows of one ledger count for: they refer to its metadata and its buffer."""
 
 logger = logging.getLogger(__name__)
 
@@ -75,15 +89,64 @@ def read_ranges(
         UnauthorizedError: The password is not that of a ledger.
         LedgerUnsealedError, SealMismatchError: A seal is required, and a ledger has none or one that does not match.
     """
+    columns = LedgerColumns(schema)
+    forming = _FormingBatch(options.batch_bytes)
     with OpenLedgers(options, task_connection(options.where)) as ledgers:
         for entry_range in entry_ranges:
-            yield from _read_range(options, schema, ledgers, entry_range)
+            for rows, share in _read_range(options, columns.of_entries, forming, ledgers, entry_range):
+                forming.add(rows, share)
+                if forming.share >= _BATCH_SHARE:
+                    yield columns.batch(forming.take())
+    if forming.share:
+        yield columns.batch(forming.take())
+
+
+class _FormingBatch:
+    """Rows that become one batch, of one ledger or of several small ones.
+
+    Args:
+        most: The most bytes of a batch, about.
+
+    Attributes:
+        share: The part of a whole batch that they are.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._rows: list[LedgerRows] = []
+        self.share = 0.0
+
+    @property
+    def missing_bytes(self) -> int:
+        """The bytes that the batch lacks, at least 1."""
+        return max(1, int(self._most * (1 - self.share)))
+
+    def add(self, rows: LedgerRows, share: float) -> None:
+        """Add rows, and the part of a whole batch that they are."""
+        self._rows.append(rows)
+        self.share += max(share, ROWS_SHARE)
+
+    def take(self) -> list[LedgerRows]:
+        """Return the rows, and begin anew."""
+        rows, self._rows, self.share = self._rows, [], 0.0
+        return rows
 
 
 def _read_range(
-    options: SourceOptions, schema: StructType, ledgers: OpenLedgers, entry_range: EntryRange
-) -> Iterator[pa.RecordBatch]:
-    """Read and verify the entries of one range, wherever they are moved meanwhile."""
+    options: SourceOptions, of_entries: bool, forming: _FormingBatch, ledgers: OpenLedgers, entry_range: EntryRange
+) -> Iterator[tuple[LedgerRows, float]]:
+    """Read and verify the entries of one range, wherever they are moved meanwhile.
+
+    Args:
+        options: The options of the read.
+        of_entries: Whether the entries themselves are wanted, and not only their numbers.
+        forming: The batch that takes what is yielded.
+        ledgers: Opens the ledgers.
+        entry_range: The range.
+
+    Yields:
+        Rows, and the part of a whole batch that they are.
+    """
     left = entry_range
     while len(left):
         try:
@@ -91,14 +154,14 @@ def _read_range(
             shift, last = left.shift, left.last + left.shift
             is_member = left.stored_in != left.ledger_id
             metadata = of_member(reader.metadata, left.ledger_id) if is_member else reader.metadata
-            columns = LedgerColumns(schema, metadata, shift)
-            if not columns.of_entries:
-                yield from columns.numbered(left.first, left.last)
+            if not of_entries:
+                yield from _numbered(metadata, left)
                 return
             while len(left):
-                entries = reader.read_batch(left.first + shift, max_bytes=options.batch_bytes, last=last)
-                yield columns.batch(entries)
-                left = left.part(int(entries.entry_ids[-1]) + 1 - shift, left.last)
+                entries = reader.read_batch(left.first + shift, max_bytes=forming.missing_bytes, last=last)
+                ids = entries.entry_ids - shift
+                left = left.part(int(ids[-1]) + 1, left.last)
+                yield LedgerRows(metadata, ids, entries), int(entries.sizes.sum()) / options.batch_bytes
         except NoSuchLedgerError as error:
             moved = ledgers.moved(left)
             if moved is None:
@@ -109,6 +172,13 @@ def _read_range(
                 )
                 return
             left = moved
+
+
+def _numbered(metadata: LedgerMetadata, left: EntryRange) -> Iterator[tuple[LedgerRows, float]]:
+    """Yield rows of entries that are not read, and the part of a whole batch that they are."""
+    for low, high in number_ranges(left.first, left.last):
+        ids = np.arange(low, high + 1)
+        yield LedgerRows(metadata, ids, None), len(ids) / arrow_columns.NUMBERED_ROWS
 
 
 class OpenLedgers:
