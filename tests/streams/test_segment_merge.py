@@ -39,7 +39,7 @@ from pybk import (
 )
 from pybk.admin.cli import main
 from pybk.manager.ledger_manager import backend_of
-from pybk.streams import ledger_list, ledger_steps, segment_merge
+from pybk.streams import detached_writer, ledger_list, ledger_steps, segment_merge
 from pybk.streams.ledger_list import Merge
 from pybk.streams.ledger_spec import spec_of
 from pybk.streams.ledger_steps import LedgerSteps
@@ -621,7 +621,7 @@ def test_what_a_merge_that_died_has_written_is_swept_after_a_later_one(
 
 def test_a_copy_that_fails_leaves_nothing(manager: LedgerManager, log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
     before = [each.ledger_id for each in manager.ledgers()]
-    monkeypatch.setattr(segment_merge, "encode_parts", None)
+    monkeypatch.setattr(detached_writer, "encode_parts", None)
     with pytest.raises(TypeError):
         log.merge_segments()
     assert [each.ledger_id for each in manager.ledgers()] == before

@@ -152,6 +152,20 @@ def _checked_header(header: object) -> tuple[bytes, bytes]:
     )
 
 
+def attributes_of_keys(key_sizes: Int64s) -> bytes:
+    """Return the attributes of records with keys and without headers, each as far as its key, one after the other.
+
+    Args:
+        key_sizes: The bytes of each key, ``NO_KEY`` for a record without one, ``(n,)`` int64.
+
+    Returns:
+        ``len(NO_ATTRIBUTES)`` bytes for each.
+    """
+    found = np.zeros((len(key_sizes), 2), "<u2")
+    found[:, 0] = key_sizes
+    return found.tobytes()
+
+
 def decode_attributes(data: bytes, *, where: str) -> tuple[bytes | None, Headers, bytes]:
     """Return the key, the headers and the data of a record.
 
@@ -496,7 +510,7 @@ def part_bytes(records: Records) -> Int64s:
 
 
 def encode_parts(seq: int, parts: Sequence[Records], highest: Highest) -> tuple[bytes, Highest]:
-    """Return the payload of a relative entry with records that were read, and the highest values after it.
+    """Return the payload of a relative entry with records that lie in buffers, and the highest values after it.
 
     Args:
         seq: The number of the first in the ledger.
@@ -507,11 +521,14 @@ def encode_parts(seq: int, parts: Sequence[Records], highest: Highest) -> tuple[
     """
     flags = EntryFlag.TIMES | EntryFlag.HIGHEST | EntryFlag.RELATIVE
     times = np.concatenate([_numbers(each.times, each) for each in parts])
-    txids = np.concatenate([_numbers(each.txids, each) for each in parts])
     pieces: list[bytes | memoryview] = [_HIGHEST.pack(*highest), times.astype("<i8").tobytes()]
-    if (txids != NO_VALUE).any():
-        flags |= EntryFlag.TXIDS
-        pieces.append(txids.astype("<i8").tobytes())
+    txid = highest.txid
+    if any(each.txids is not None for each in parts):
+        txids = np.concatenate([_numbers(each.txids, each) for each in parts])
+        if (txids != NO_VALUE).any():
+            flags |= EntryFlag.TXIDS
+            pieces.append(txids.astype("<i8").tobytes())
+            txid = max(txid, int(txids.max()))
     sizes = np.concatenate([each.ends - each.starts for each in parts])
     marks = [each.attributed for each in parts if each.attributed is not None]
     attributed = any(each.any() for each in marks)
@@ -524,7 +541,7 @@ def encode_parts(seq: int, parts: Sequence[Records], highest: Highest) -> tuple[
         pieces.append(np.cumsum(sizes).astype("<u4").tobytes())
     for each in parts:
         pieces += _with_attributes(each) if attributed and _bare(each).any() else _data_of(each)
-    after = Highest(max(highest.time_ns, int(times.max())), max(highest.txid, int(txids.max())))
+    after = Highest(max(highest.time_ns, int(times.max())), txid)
     return b"".join((_HEADER.pack(ENTRY_FORMAT, EntryKind.RECORDS, flags, count, seq), *pieces)), after
 
 
@@ -623,6 +640,33 @@ class Records(NamedTuple):
     segment: int
     first_entry: int
     firsts: Int64s
+
+    @classmethod
+    def new(
+        cls,
+        buffer: memoryview,
+        starts: Int64s,
+        ends: Int64s,
+        *,
+        times: Int64s,
+        txids: Int64s | None = None,
+        attributed: npt.NDArray[np.bool_] | None = None,
+    ) -> Self:
+        """Return records that are in no entry yet, with numbers from 0 up; arguments as the attributes."""
+        return cls(
+            first_seq=0,
+            buffer=buffer,
+            starts=starts,
+            ends=ends,
+            times=times,
+            complete=len(starts),
+            entries=0,
+            txids=txids,
+            attributed=attributed,
+            segment=0,
+            first_entry=0,
+            firsts=starts[:0],
+        )
 
     def within(self, first: int, last: int) -> Records:
         """Return the complete records from ``first`` to ``last``."""
@@ -747,13 +791,13 @@ class _Bodies:
         """Return a number for each record, ``NO_VALUE`` in entries that have none; None if no entry has them."""
         if not present.any():
             return None
-        starts = self._starts
+        starts, counts = self._starts[present], self._counts[present]
         self.skip(present, TIME_BYTES * self._counts)
+        found = np.frombuffer(self._joined(starts, TIME_BYTES * counts), "<i8")
+        if present.all():
+            return found
         numbers = np.full(int(self._counts.sum()), NO_VALUE, np.int64)
-        at = np.cumsum(self._counts) - self._counts
-        for number in np.flatnonzero(present).tolist():
-            low, count = int(at[number]), int(self._counts[number])
-            numbers[low : low + count] = np.frombuffer(self._buffer, "<i8", count, int(starts[number]))
+        numbers[np.repeat(present, self._counts)] = found
         return numbers
 
     def split(self) -> tuple[Int64s, Int64s]:
@@ -765,19 +809,27 @@ class _Bodies:
         counts = self._counts
         if int(counts.max()) <= 1:
             return self._starts, self._ends
-        total = int(counts.sum())
-        lows, highs = np.empty(total, np.int64), np.empty(total, np.int64)
-        at = 0
-        for body, end, count in zip(self._starts.tolist(), self._ends.tolist(), counts.tolist(), strict=True):
-            if count == 1:
-                lows[at], highs[at] = body, end
-            else:
-                first = body + _END_BYTES * count
-                if first > end:
-                    raise CorruptError(f"{self._where}: a table of {count} records does not fit its entry")
-                table = np.frombuffer(self._buffer, "<u4", count, body).astype(np.int64) + first
-                if int(table[-1]) != end or (table[1:] < table[:-1]).any():
-                    raise CorruptError(f"{self._where}: the table of {count} records is damaged")
-                lows[at], lows[at + 1 : at + count], highs[at : at + count] = first, table[:-1], table
-            at += count
+        has_table = counts > 1
+        table_bytes = np.where(has_table, _END_BYTES * counts, 0)
+        firsts = self._starts + table_bytes
+        if (firsts > self._ends).any():
+            count = int(counts[np.argmax(firsts > self._ends)])
+            raise CorruptError(f"{self._where}: a table of {count} records does not fit its entry")
+        tables = np.frombuffer(self._joined(self._starts, table_bytes), "<u4")
+        highs = np.empty(int(counts.sum()), np.int64)
+        of_tables = np.repeat(has_table, counts)
+        highs[of_tables] = tables + np.repeat(firsts[has_table], counts[has_table])
+        highs[~of_tables] = self._ends[~has_table]
+        ends = np.cumsum(counts)
+        lows = np.empty_like(highs)
+        lows[1:] = highs[:-1]
+        lows[ends - counts] = firsts
+        damaged = (highs[ends - 1] != self._ends) | np.logical_or.reduceat(highs < lows, ends - counts)
+        if damaged.any():
+            count = int(counts[np.argmax(damaged)])
+            raise CorruptError(f"{self._where}: the table of {count} records is damaged")
         return lows, highs
+
+    def _joined(self, starts: Int64s, sizes: Int64s) -> bytes:
+        """Return pieces of the buffer, one after the other; they lie in it."""
+        return b"".join(map(self._buffer.__getitem__, map(slice, starts.tolist(), (starts + sizes).tolist())))

@@ -15,14 +15,11 @@ from dataclasses import replace
 from functools import partial
 from typing import Final, NamedTuple, Protocol, TypeVar
 
-import numpy as np
-
 from pybk.errors import LogLockedError, NoSuchLedgerError, RewoundError, TruncatedError, UsageError
 from pybk.manager.ledger_manager import backend_of
 from pybk.streams import ledger_list
-from pybk.streams.appender import SET_BYTES
-from pybk.streams.detached_writer import DetachedLedger
-from pybk.streams.format import NOTHING_YET, DetachedHeader, Highest, Records, encode_parts, highest_before, part_bytes
+from pybk.streams.detached_writer import DetachedLedger, DetachedRecords
+from pybk.streams.format import DetachedHeader, Highest, Records, highest_before
 from pybk.streams.ledger_list import Merge
 from pybk.streams.ledger_steps import FIRST_ENTRY, LedgerSteps, payload_of
 from pybk.streams.list_record import MERGES, Detached, ListRecord, Rows, Segment
@@ -282,12 +279,7 @@ class _Copy:
 
     def __init__(self, steps: LedgerSteps, header: DetachedHeader) -> None:
         self._ledger = DetachedLedger(steps, header)
-        self._records = 0
-        self._highest = NOTHING_YET
-        self._parts: list[Records] = []
-        """Records that are in no entry yet."""
-        self._room = SET_BYTES
-        """The bytes that the next entry may have in addition to these."""
+        self._records = DetachedRecords(self._ledger)
 
     def __enter__(self) -> _Copy:
         return self
@@ -297,30 +289,8 @@ class _Copy:
 
     def add(self, records: Records) -> None:
         """Append records; they share entries with those before and after them."""
-        ends = np.cumsum(part_bytes(records))
-        low = taken = 0
-        while low < len(ends):
-            high = int(np.searchsorted(ends, taken + self._room, side="right"))
-            if high == low and not self._parts:
-                high += 1  # it takes more than an entry usually has
-            if high > low:
-                self._parts.append(records.within(records.first_seq + low, records.first_seq + high - 1))
-                self._room -= int(ends[high - 1]) - taken
-                taken = int(ends[high - 1])
-            if high < len(ends):
-                self._flush()
-            low = high
-
-    def _flush(self) -> None:
-        """Append one entry."""
-        if self._parts:
-            payload, self._highest = encode_parts(self._records, self._parts, self._highest)
-            self._ledger.append(payload)
-            self._records += sum(len(each.starts) for each in self._parts)
-        self._parts, self._room = [], SET_BYTES
+        self._records.add(records)
 
     def seal(self) -> Detached:
         """Wait until all records are durable, and close the ledger."""
-        self._flush()
-        ledger_id, nbytes = self._ledger.seal()
-        return Detached(ledger_id, self._records, nbytes, self._highest)
+        return self._records.seal()

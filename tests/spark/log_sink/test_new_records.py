@@ -59,9 +59,9 @@ def rows_of(text: str, rows: list[dict[str, Any]], *, topic: str | None = "order
     assert of_task.of(batch.slice(0, 0)) == []
     found: dict[str, list[NewRecord]] = {}
     for half in (batch.slice(0, len(rows) // 2), batch.slice(len(rows) // 2)):
-        for log, records, numbers in of_task.of(half):
-            assert len(records) == len(numbers)
-            found.setdefault(log, []).extend(records)
+        for part in of_task.of(half):
+            assert len(part.records) == len(part.numbers)
+            found.setdefault(part.log, []).extend(part.records)
     return found
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
+from functools import cached_property, partial
 from itertools import repeat
 from typing import Final, NamedTuple, NoReturn
 
@@ -23,9 +23,10 @@ from pyspark.sql.types import (
 )
 
 from pybk.errors import UsageError
+from pybk.spark.log_sink.buffered_rows import buffered, rows_at
 from pybk.spark.options import TOPIC
 from pybk.spark.sink.byte_columns import bytes_of
-from pybk.streams.format import Headers
+from pybk.streams.format import Headers, Records
 from pybk.streams.log_writer import NewRecord
 
 HEADERS: Final = "array<struct<key:string,value:binary>>"
@@ -130,18 +131,44 @@ class _Columns:
         return self._fields[place].dataType.simpleString()
 
 
-class Rows(NamedTuple):
+class Rows:
     """Rows of a task for one log, in their order.
 
-    Attributes:
+    Args:
+        of_task: Makes the rows of the task records.
         log: The log.
-        records: The rows, as records.
+        batch: The rows.
         numbers: The number of each row among those of the task, from 1 up.
+
+    Attributes:
+        log: As given.
+        numbers: As given.
     """
 
-    log: str
-    records: list[NewRecord]
-    numbers: Sequence[int]
+    def __init__(self, of_task: TaskRows, log: str, batch: pa.RecordBatch, numbers: Sequence[int]) -> None:
+        self._of_task = of_task
+        self._batch = batch
+        self.log = log
+        self.numbers = numbers
+
+    @property
+    def value_bytes(self) -> int:
+        """The bytes of the values, about."""
+        nbytes: int = self._batch.column(self._of_task.columns.value).nbytes
+        return nbytes
+
+    @cached_property
+    def records(self) -> list[NewRecord]:
+        """The rows as records.
+
+        Raises:
+            UsageError: A header is null.
+        """
+        return self._of_task.records(self._batch, self.numbers)
+
+    def buffered(self) -> Records | None:
+        """Return the rows as records that lie in a buffer; None for rows that have to be looked at one by one."""
+        return buffered(self._of_task.columns, self._batch)
 
 
 class TaskRows:
@@ -151,10 +178,13 @@ class TaskRows:
         columns: The columns of the rows.
         topic: The log that an option names; None if a column does.
         partition: The number of the task.
+
+    Attributes:
+        columns: As given.
     """
 
     def __init__(self, columns: RecordColumns, topic: str | None, partition: int) -> None:
-        self._columns = columns
+        self.columns = columns
         self._topic = topic
         self._partition = partition
         self._before = 0
@@ -164,26 +194,32 @@ class TaskRows:
         """Return the rows of a batch for each log.
 
         Raises:
-            UsageError: A row cannot be a record, has no log, or is of another partition than that of a log.
+            UsageError: A row has no value or no log, or is of another partition than that of a log.
         """
-        columns = self._columns
+        columns = self.columns
         if not batch.num_rows:
             return []
-        self._check_partition(batch)
-        records = self._records(batch)
-        first = self._before + 1
+        numbers = range(self._before + 1, self._before + 1 + batch.num_rows)
+        self._check_partition(batch, numbers)
+        self._refuse_null(
+            columns.value,
+            batch,
+            numbers,
+            "column value is null, and a log has no records without data, such as Kafka's tombstones: filter such rows",
+        )
+        found = []
         if columns.topic is None:
             assert self._topic is not None
-            found = [Rows(self._topic, records, range(first, first + len(records)))]
+            found.append(Rows(self, self._topic, batch, numbers))
         else:
-            names = batch.column(columns.topic)
-            self._refuse_null(names, batch, "column topic is null: name a log in it, or give option topic")
-            encoded = names.dictionary_encode()
+            self._refuse_null(
+                columns.topic, batch, numbers, "column topic is null: name a log in it, or give option topic"
+            )
+            encoded = batch.column(columns.topic).dictionary_encode()
             codes = encoded.indices.to_numpy()
-            found = []
             for code, name in enumerate(encoded.dictionary.to_pylist()):
-                places = np.flatnonzero(codes == code).tolist()
-                found.append(Rows(name, [records[each] for each in places], [first + each for each in places]))
+                places = np.flatnonzero(codes == code)
+                found.append(Rows(self, name, rows_at(batch, places), (places + numbers[0]).tolist()))
         self._before += batch.num_rows
         return found
 
@@ -195,47 +231,44 @@ class TaskRows:
         of_key = "" if key is None else f", with key {key!r:.60}"
         return f"row {number} of partition {self._partition}{of_key}"
 
-    def _refuse(self, row: int, batch: pa.RecordBatch, reason: str) -> NoReturn:
+    def _refuse(self, row: int, batch: pa.RecordBatch, numbers: Sequence[int], reason: str) -> NoReturn:
         """Raise the error of a row of a batch."""
-        key = self._columns.key
+        key = self.columns.key
         shown = None if key is None else bytes_of(batch.column(key).slice(row, 1))[0]
-        raise UsageError(f"{self._named(self._before + 1 + row, shown)}: {reason}")
+        raise UsageError(f"{self._named(numbers[row], shown)}: {reason}")
 
-    def _refuse_null(self, column: pa.Array, batch: pa.RecordBatch, reason: str) -> None:
+    def _refuse_null(self, place: int, batch: pa.RecordBatch, numbers: Sequence[int], reason: str) -> None:
+        column = batch.column(place)
         if column.null_count:
-            self._refuse(pc.index(column.is_null(), True).as_py(), batch, reason)
+            self._refuse(pc.index(column.is_null(), True).as_py(), batch, numbers, reason)
 
-    def _check_partition(self, batch: pa.RecordBatch) -> None:
-        if self._columns.partition is None:
+    def _check_partition(self, batch: pa.RecordBatch, numbers: Sequence[int]) -> None:
+        if self.columns.partition is None:
             return
-        column = batch.column(self._columns.partition)
+        column = batch.column(self.columns.partition)
         row = pc.index(pc.fill_null(pc.not_equal(column, 0), False), True).as_py()
         if row >= 0:
             self._refuse(
                 row,
                 batch,
+                numbers,
                 f"column partition is {column[row]}, and a log is partition 0 of its topic: leave the column out, or "
                 "name a log for each partition in column topic",
             )
 
-    def _records(self, batch: pa.RecordBatch) -> list[NewRecord]:
-        columns = self._columns
-        values = batch.column(columns.value)
-        self._refuse_null(
-            values,
-            batch,
-            "column value is null, and a log has no records without data, such as Kafka's tombstones: filter such rows",
-        )
+    def records(self, batch: pa.RecordBatch, numbers: Sequence[int]) -> list[NewRecord]:
+        """Return rows as records, given the number of each; raises as ``Rows.records``."""
+        columns = self.columns
         rows = zip(  # noqa: B905  # what repeats has no end
-            bytes_of(values),
+            bytes_of(batch.column(columns.value)),
             repeat(None) if columns.txid is None else batch.column(columns.txid).to_pylist(),
             repeat(None) if columns.key is None else bytes_of(batch.column(columns.key)),
-            repeat(()) if columns.headers is None else self._headers(batch.column(columns.headers), batch),
+            repeat(()) if columns.headers is None else self._headers(batch.column(columns.headers), batch, numbers),
             repeat(None) if columns.event_time is None else _times(batch.column(columns.event_time)),
         )
         return list(map(_new_record, rows))
 
-    def _headers(self, column: pa.Array, batch: pa.RecordBatch) -> list[Headers]:
+    def _headers(self, column: pa.Array, batch: pa.RecordBatch, numbers: Sequence[int]) -> list[Headers]:
         """Return the headers of each row; none for a null."""
         counts = pc.fill_null(pc.list_value_length(column), 0)
         pairs = column.flatten()  # without those that a null hides
@@ -244,7 +277,7 @@ class TaskRows:
             if part.null_count:
                 ends = np.cumsum(counts.to_numpy())
                 row = int(np.searchsorted(ends, pc.index(part.is_null(), True).as_py(), side="right"))
-                self._refuse(row, batch, f"column headers has a null as a {what}: filter or replace it")
+                self._refuse(row, batch, numbers, f"column headers has a null as a {what}: filter or replace it")
         every = list(zip(names.to_pylist(), bytes_of(values), strict=True))
         found: list[Headers] = []
         at = 0

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from pybk.errors import PybkError, UsageError
 from pybk.spark.connection import task_connection
 from pybk.spark.log_sink.open_logs import open_log, refuse_live_writer
-from pybk.streams.detached_writer import DetachedSegment, DetachedWriter
+from pybk.streams.detached_writer import DetachedSegment, DetachedWriter, append_buffered
 from pybk.streams.log_writer import NewRecord
 
 if TYPE_CHECKING:
@@ -87,6 +87,12 @@ class _LogWrite:
         Raises:
             UsageError: The log does not take one of them; the error names it.
         """
+        if self.writer.records or self.few_bytes + rows.value_bytes > FEW_BYTES:
+            records = rows.buffered()
+            if records is not None:
+                self.write_few()
+                if append_buffered(self.writer, records):
+                    return
         if self.writer.records:
             try:
                 self.writer.append_many(rows.records)
