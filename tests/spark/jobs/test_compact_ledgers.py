@@ -26,7 +26,7 @@ from pybk.spark.jobs.import_ import import_
 from pybk.spark.jobs.ledgers import selected_ledgers, where_of
 from pybk.spark.jobs.retain import retain
 from pybk.spark.jobs.transfer import plan_transfer, visible_in
-from pybk.spark.sink.manifest import SINK_KEY, Sink, WrittenLedger, is_merged
+from pybk.spark.sink.manifest import SINK_KEY, SINKS, Sink, WrittenLedger, is_merged
 from pybk.spark.sink.sink_record import Attempt
 from tests.cluster.inside import SECRET, Inside, inside
 from tests.internals import cluster_backend_of
@@ -221,6 +221,14 @@ def test_a_ledger_that_was_merged_is_named_with_its_place(cluster: Inside) -> No
     with pytest.raises(NoSuchLedgerError, match="the cluster has none of this id"):
         selected_ledgers(where, [holder + 1000])
     assert [each.ledger_id for each in selected_ledgers(where, [holder])] == [holder]
+
+
+def test_a_damaged_record_of_another_sink_does_not_hide_that_a_ledger_does_not_exist(cluster: Inside) -> None:
+    batches = Batches(cluster)
+    batches.add(1)
+    metadata_of(batches.manager).write_pointer(SINKS, "other", b"not a record", None)
+    with pytest.raises(NoSuchLedgerError, match=r"none of this id.*is not known: the record of sink 'other'"):
+        selected_ledgers(where_of(cluster.url, SECRET), [1000])
 
 
 def test_a_copy_takes_the_merged_ledger_while_the_old_ones_are_kept(cluster: Inside) -> None:

@@ -105,7 +105,7 @@ def test_small_ledgers_become_one_and_keep_their_numbers(place: Connection) -> N
     sink = filled(place, "plain", 20)
     before = sink.rows()
     made = merge(place, sink)
-    assert made == (1, 20, 60, sum(row.payload_bytes for row in before), 1, ())
+    assert made == (1, 20, 60, sum(row.payload_bytes for row in before), 1, (), "")
     assert [row[:4] for row in sink.rows()] == [row[:4] for row in before]
     [holder] = holders(sink)
     assert [row.first for row in sink.rows()] == [3 * number for number in range(20)]
@@ -218,7 +218,7 @@ def test_sinks_that_are_not_merged(place: Connection, cluster: Inside) -> None:
     sink = sink_of(place, app)
     assert commit(sink, 0, *written, query="", run="")
     assert merge(place, sink).ledgers == 0
-    assert merge(place, sink_of(place, "nothing was committed")) == (0, 0, 0, 0, 0, ())
+    assert merge(place, sink_of(place, "nothing was committed")) == (0, 0, 0, 0, 0, (), "")
 
 
 def test_a_lower_feature_level_merges_nothing(tmp_path: Path) -> None:
@@ -564,6 +564,27 @@ def test_rounds_are_of_so_many_members_at_most(place: Connection, monkeypatch: p
     check(place, sink, 12)
 
 
+def test_an_error_of_a_later_round_keeps_the_report_of_those_before(
+    place: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ledger_merge, "ROUND_MEMBERS", 5)
+    sink = filled(place, "broken", 12)
+    named, rounds = Sink.merge, list[int]()
+
+    def breaking(self: Sink, merges: Sequence[LedgerMerge], keep_s: float) -> list[LedgerMerge]:
+        rounds.append(len(merges))
+        if len(rounds) > 1:
+            raise MetadataUnreachableError("the store is away")
+        return named(self, merges, keep_s)
+
+    monkeypatch.setattr(Sink, "merge", breaking)
+    made = merge(place, sink, policy=RollPolicy(records=6))
+    assert (made.ledgers, made.replaced, made.entries, made.failed) == (2, 4, 12, "the store is away")
+    assert made.left == len({row.stored_in for row in sink.rows()}) == 10
+    with pytest.raises(MetadataUnreachableError):
+        merge(place, sink, policy=RollPolicy(records=6))
+
+
 # ---- deletions -------------------------------------------------------------------------------------------------------
 
 
@@ -640,6 +661,23 @@ def test_old_ledgers_whose_metadata_cannot_be_read_are_kept_and_tried_again(plac
     assert sink.release_replaced(time.time_ns()) == ([ids[1]], {})
     assert sink.record().replaced == ()
     check(place, sink, 3)
+
+
+def test_an_old_ledger_whose_metadata_are_lost_is_reported_with_a_remedy(place: Connection) -> None:
+    sink = filled(place, "lost key", 3)
+    merge(place, sink, keep_s=0.0)
+    lost = sorted(sink.committed())[1]
+    key, store = f"{LEDGERS_KEY}/{ledger_path(lost)}", metadata_store_of(place.manager)
+    found = store.get(key)
+    assert found is not None
+    store.delete(key, found.version)
+    stay = sink.release_replaced(time.time_ns()).stay
+    assert [*stay] == [lost]
+    assert "does not prove that it was deleted" in stay[lost]
+    assert "`pybk metadata rebuild`" in stay[lost]
+    store.create(key, found.value)
+    assert sink.release_replaced(time.time_ns()) == ([lost], {})
+    assert sink.record().replaced == ()
 
 
 def expire(place: Connection, sink: Sink, **limits: Any) -> list[int]:

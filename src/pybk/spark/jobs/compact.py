@@ -312,6 +312,8 @@ def _compacted_sink(
         made = ledger_merge.merge_ledgers(sink, found.manager, policy, keep_s, copies, kind)
     except PybkError as error:
         return CompactedSink(app_id, failed=(*failed, str(error)))
+    if made.failed:
+        failed.append(made.failed)
     if made.stay:
         ledger_id, reason = made.stay[0]
         failed.append(

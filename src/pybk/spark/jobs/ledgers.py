@@ -7,7 +7,13 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from pybk.credentials import Credentials, Passwords, Secret
-from pybk.errors import NoSuchLedgerError, UsageError
+from pybk.errors import (
+    CorruptError,
+    MetadataForgedError,
+    NoSuchLedgerError,
+    UnsupportedFormatError,
+    UsageError,
+)
 from pybk.flags import LedgerType
 from pybk.ledger.keys import LedgerSeal
 from pybk.ledger.ledger_check import find_seal
@@ -86,7 +92,12 @@ def _named(found: Connection, ledger_id: int) -> LedgerMetadata:
     try:
         return found.manager.ledger_metadata(ledger_id)
     except NoSuchLedgerError as error:
-        place = places_in_merged(found, [ledger_id]).get(ledger_id)
+        try:
+            place = places_in_merged(found, [ledger_id]).get(ledger_id)
+        except (CorruptError, MetadataForgedError, UnsupportedFormatError) as unreadable:
+            raise NoSuchLedgerError(
+                f"{error}; whether a merged ledger has its entries is not known: {unreadable}"
+            ) from unreadable
         if place is None:
             raise
         raise NoSuchLedgerError(

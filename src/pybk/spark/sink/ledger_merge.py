@@ -64,8 +64,9 @@ class MergedLedgers(NamedTuple):
         replaced: The number of ledgers in place of which the sink has them.
         entries: The number of their entries.
         nbytes: Payload bytes of these ledgers.
-        left: The number of ledgers that have the entries of the sink afterwards.
+        left: The number of ledgers that have the entries of the sink afterwards, but for those committed meanwhile.
         stay: Ledgers that earlier merges have replaced and that could not be deleted, each with the reason.
+        failed: The reason why later rounds of copies were not made; empty if all were.
     """
 
     ledgers: int
@@ -74,6 +75,7 @@ class MergedLedgers(NamedTuple):
     nbytes: int
     left: int
     stay: tuple[tuple[int, str], ...] = ()
+    failed: str = ""
 
 
 class MergePlan(NamedTuple):
@@ -110,7 +112,8 @@ def merge_ledgers(
 
     Raises:
         IllegalOperationError: The feature level does not have merges, or another process merges ledgers of the sink.
-        PybkError: As the metadata store and ledgers.
+        PybkError: As the metadata store and ledgers, before any merge was made. Later ones end the call, which returns
+            what was made.
 
     Durability: Merges are durable on return.
     Bounds: The replaced ledgers of ``KEPT_MERGES_MAX`` merges are kept at a time; what else is worth it is left for a
@@ -122,21 +125,30 @@ def merge_ledgers(
             "upgrade URL --finalize`"
         )
     made: list[LedgerMerge] = []
+    failed = ""
     with _locked(sink, manager):
         stay = sink.release_replaced(time.time_ns()).stay
+        rows = sink.rows()
         if not is_one_off(sink.app_id):  # its record, which has no manifest, names few
             # The record names the merges whose old ledgers are kept, and needs space for commits.
             space = max(0, KEPT_MERGES_MAX - len(sink.record().replaced))
-            for plans in _rounds(plans_of(sink.metadata, sink.rows(), policy, kind)[:space]):
-                made += sink.merge([each for each in copies(plans) if each is not None], keep_s)
-    replaced = [{row.stored_in for row in each.members} for each in made]
+            for plans in _rounds(plans_of(sink.metadata, rows, policy, kind)[:space]):
+                try:
+                    made += sink.merge([each for each in copies(plans) if each is not None], keep_s)
+                except PybkError as error:
+                    if not made:
+                        raise
+                    failed = str(error)  # the caller reports it with what was made
+                    break
+    replaced = sum(len({row.stored_in for row in each.members}) for each in made)
     return MergedLedgers(
         len(made),
-        sum(map(len, replaced)),
+        replaced,
         sum(row.entries for each in made for row in each.members),
         sum(row.payload_bytes for each in made for row in each.members),
-        len({row.stored_in for row in sink.rows()}),
+        len({row.stored_in for row in rows}) + len(made) - replaced,
         tuple(stay.items()),
+        failed,
     )
 
 

@@ -469,7 +469,10 @@ class Sink:
                 self._manager.delete_ledger(ledger_id, password=given.password, secret=given.secret)
                 deleted.append(ledger_id)
             except NoSuchLedgerError as error:
-                failed[ledger_id] = str(error)
+                failed[ledger_id] = (
+                    f"{error}, which does not prove that it was deleted; if its metadata are lost, `pybk metadata "
+                    "rebuild` makes them again from the directories of the bookies"
+                )
             except PybkError as error:
                 if raises and isinstance(error, MetadataUnreachableError):
                     raise
