@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -34,6 +35,34 @@ def test_an_extent_counts_for_an_entry_between_those_that_were_replaced() -> Non
         extents.add(each)
     assert extents.holder(6) is whole
     assert [extents.bound(whole, entry_id) for entry_id in (0, 6, 18)] == [1, 6, 19]
+
+
+class Counting:
+    """What an extent looks up in the store; it counts how often it is asked."""
+
+    asked = 0
+
+    def __init__(self, last: int) -> None:
+        self._last = last
+
+    @property
+    def last_pushed(self) -> int:
+        """Return the last entry."""
+        Counting.asked += 1
+        return self._last
+
+
+def test_a_search_before_a_gap_looks_at_the_extent_before_it_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copy with many gaps has an extent between any two, and each run that fills one asks for its end."""
+    extents = Extents()
+    for first in range(0, 30_000, 30):
+        descriptor: Any = Counting(9)
+        extents.add(ReplicaExtent(descriptor, None, first, 1, replaces=False))
+    monkeypatch.setattr(Counting, "asked", 0)
+    for entry_id in range(25, 30_000, 30):
+        assert extents.growing(entry_id, 1) is None
+        assert extents.holder(entry_id) is None
+    assert Counting.asked <= 1000 * 5
 
 
 @given(st.lists(st.tuples(st.sampled_from((1, 2, 3)), st.integers(0, 3), st.integers(0, 4)), max_size=6), st.data())

@@ -244,6 +244,19 @@ def test_deleting_an_extent_that_found_no_space_leaves_a_sound_log(fs: SimFileSy
     assert replicas.ledgers() == []
 
 
+@pytest.mark.parametrize("how", ["delete", "drop_entries"])
+def test_a_ledger_of_which_nothing_could_be_stored_goes_without_space(
+    fs: SimFileSystem, replicas: Replicas, how: str
+) -> None:
+    """A delete of an extent that was never created would need space in the log for nothing."""
+    no_space(fs, replicas)
+    replicas.stage(LEDGER, make_run(10, 2), True)
+    getattr(replicas, how)(LEDGER)
+    assert replicas.ledgers() == []
+    with pytest.raises(StorageFullError):
+        replicas.commit()
+
+
 def test_a_delete_during_a_failing_creation_leaves_a_sound_log(
     fs: SimFileSystem, replicas: Replicas, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import heapq
+import time
 from array import array
 from dataclasses import replace
 from types import SimpleNamespace
@@ -14,7 +15,7 @@ import pytest
 
 from pybk.client import limbo_repair, replica_check
 from pybk.client import writer as writer_module
-from pybk.client.driver import Conversation, Driver
+from pybk.client.driver import WAIT_MS, Conversation, Driver
 from pybk.client.follower import Followers
 from pybk.client.limbo_repair import PAUSE_MAX_SECONDS, RETRY_SECONDS, LimboRepair
 from pybk.client.reader import REPLY_BYTES_MAX
@@ -105,6 +106,40 @@ def test_a_conversation_is_woken_at_its_time_and_not_before() -> None:
     heapq.heappush(driver.wakes, (60, 2, ref(conversation)))
     Driver.wake_up(driver, 60)
     assert len(told) == 1, "it is to be woken at another time, or not at all"
+
+
+class Pauses:
+    """Links on which nothing arrives; they note how long each pause may be."""
+
+    waiting = False
+
+    def __init__(self) -> None:
+        self.asked: list[int] = []
+
+    def begin_turn(self) -> None:
+        """Begin a turn."""
+
+    def poll(self, timeout_ms: int) -> list[object]:
+        """Note the pause, and end it at once."""
+        self.asked.append(timeout_ms)
+        return []
+
+
+def test_a_step_pauses_until_the_next_wake_up_at_most() -> None:
+    wire, conversation = Pauses(), WithoutEnd(0)
+    driver = Driver(wire, Recorder(fails=0))  # type: ignore[arg-type]  # as much as is needed
+    driver.group.stop()  # this thread drives
+    driver.active(conversation, waited=True)  # type: ignore[arg-type]  # as much as is needed
+    for wait_ms in (WAIT_MS // 2, 10 * WAIT_MS, -5):
+        conversation.wake_at_ns = at_ns = time.monotonic_ns() + wait_ms * 1_000_000
+        driver.wakes = [(at_ns, 0, ref(conversation))]  # type: ignore[arg-type]  # as above
+        driver.pass_event = lambda *_: None  # type: ignore[method-assign]
+        driver.step()
+    driver.workers.close()
+    soon, late, due = wire.asked
+    assert 0 <= soon <= WAIT_MS // 2
+    assert late == WAIT_MS
+    assert due == 0
 
 
 CLOSED = ClosedError("this client is closed")
