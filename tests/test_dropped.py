@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import gc
+import logging
+import os
 import sys
 import warnings
 import weakref
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pybk.errors import IllegalOperationError
+from pybk.errors import IllegalOperationError, LedgerFencedError, StorageError
 from pybk.flags import WriteFlag
 from pybk.manager import handle
 from pybk.manager.handle import settle_dropped
 from pybk.manager.ledger_manager import LedgerManager
+from pybk.storage.io.failures import storage_error
+from pybk.streams.wal import WriteAheadLog
 from tests.cluster.inside import inside
 from tests.internals import cluster_backend_of, store_of
 from tests.storage.real_store import contents, numbered, open_quick, python
-from tests.waiting import PROCESS_S
+from tests.waiting import PROCESS_S, wait_until
 
 
 def make_and_drop(make: Callable[[], Any]) -> None:
@@ -132,6 +138,83 @@ def test_a_dropped_client_and_a_dropped_bookie_are_closed(tmp_path: Path) -> Non
         with cluster.connect() as other:
             assert contents(other, 0, recover=True) == numbered(4)
             assert list(cluster_backend_of(other).membership.bookies) == ["bookie-0"]
+
+
+def by_entry(manager: LedgerManager) -> Callable[[], Any]:
+    return partial(manager.create_ledger(insecure=True).append, b"x")
+
+
+def by_future(manager: LedgerManager) -> Callable[[], Any]:
+    writer = manager.create_ledger(insecure=True)
+    return lambda: writer.append_async(b"x").result()
+
+
+def by_force(manager: LedgerManager) -> Callable[[], Any]:
+    writer = manager.create_ledger(write_flags=WriteFlag.DEFERRED_FORCE, insecure=True)
+
+    def append_and_force() -> None:
+        writer.append(b"x")
+        writer.force()
+
+    return append_and_force
+
+
+def by_create(manager: LedgerManager) -> Callable[[], Any]:
+    return partial(manager.create_ledger, insecure=True)
+
+
+def by_log(manager: LedgerManager) -> Callable[[], Any]:
+    return partial(WriteAheadLog.open(manager, "wal", insecure=True).append, b"x")
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])
+@pytest.mark.parametrize("by", [by_entry, by_future, by_force, by_create, by_log])
+def test_a_manager_is_closed_when_it_is_dropped_after_errors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, by: Callable[[LedgerManager], Callable[[], Any]]
+) -> None:
+    """The log keeps the error, and raises it again: its threads must not keep the frames of those that got it."""
+
+    def fail(*_: object) -> None:
+        try:
+            raise OSError(number, os.strerror(number))
+        except OSError as error:
+            raise storage_error(error, "writing the log") from error
+
+    def make() -> weakref.ref[LedgerManager]:
+        manager = open_quick(tmp_path)
+        call = by(manager)
+        monkeypatch.setattr(store_of(manager).log.writer, "write", fail)
+        for _ in range(3):
+            with pytest.raises(StorageError):
+                call()
+        return weakref.ref(manager)
+
+    def make_and_wait() -> None:
+        dropped = make()
+        wait_until(lambda: gc.collect() >= 0 and dropped() is None, "a log is closed first, in a thread")
+
+    monkeypatch.setattr(logging.root.manager, "disable", logging.CRITICAL)  # pytest keeps the errors that are logged
+    with pytest.warns(ResourceWarning, match="LedgerManager.*dropped without close"):
+        make_and_wait()
+    settle_dropped()
+    monkeypatch.undo()
+    open_quick(tmp_path).close()
+
+
+def test_a_client_is_closed_when_it_is_dropped_after_errors(tmp_path: Path) -> None:
+    with inside(tmp_path, count=1) as cluster:
+
+        def make() -> LedgerManager:
+            client = LedgerManager.connect(cluster.url, cluster_secret=cluster.secret)
+            writer = client.create_ledger(ensemble_size=1, insecure=True)
+            with cluster.connect() as other:
+                other.open_ledger(writer.ledger_id, recover=True).close()
+            for _ in range(3):
+                with pytest.raises(LedgerFencedError):
+                    writer.append(b"x")
+            return client
+
+        drop(make)
 
 
 def test_closing_in_time_warns_of_nothing(tmp_path: Path) -> None:

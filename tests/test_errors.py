@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import inspect
 from typing import Any
 
@@ -114,3 +115,27 @@ def test_errors_name_the_corrupt_place_and_the_holder_of_the_lock() -> None:
     assert (CorruptError("x").path, CorruptError("x").offset) == (None, None)
     assert StoreLockedError("x", pid=7).pid == 7
     assert StoreLockedError("x").pid is None
+
+
+@pytest.mark.parametrize("kind", ERRORS)
+def test_an_error_without_frames_says_the_same_and_refers_to_none(kind: Any) -> None:
+    try:
+        try:
+            raise OSError(errno.ENOSPC, "no space")
+        except OSError as cause:
+            raise kind("what, limit, remedy", outcome_unknown=True) from cause
+    except kind as caught:
+        error = caught
+    error.extra = 7
+    free = errors.without_frames(error)
+    assert (type(free), str(free), vars(free)) == (kind, "what, limit, remedy", vars(error))
+    assert (free.__traceback__, free.__context__) == (None, None)
+    assert isinstance(free.__cause__, OSError)
+    assert (free.__cause__.__traceback__, free.__cause__.__context__) == (None, None)
+    assert error.__traceback__ is not None, "it is raised still"
+
+
+def test_an_error_that_is_its_own_cause_ends() -> None:
+    error = UsageError("x")
+    error.__cause__ = error
+    assert str(errors.without_frames(error)) == "x"

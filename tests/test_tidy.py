@@ -129,6 +129,15 @@ def is_private(name: str) -> bool:
     return name.startswith("_") and not name.endswith("__")
 
 
+def raises_kept(nodes: Iterable[ast.AST]) -> Iterator[tuple[int, str]]:
+    """Yield line and text of errors that are raised as they were kept: all callers would share one traceback."""
+    for node in nodes:
+        if isinstance(node, ast.Raise) and node.exc is not None:
+            kept = isinstance(node.exc, ast.Attribute) and not node.exc.attr.startswith("__")
+            if kept or "with_traceback" in ast.unparse(node.exc):
+                yield node.lineno, ast.unparse(node)
+
+
 def unfinished(text: str) -> Iterator[tuple[int, str]]:
     """Yield line and text of notes that something is still to be done."""
     words = re.compile("|".join(("TO" + "DO", "FIX" + "ME", "XX" + "X", "HA" + "CK")))
@@ -155,6 +164,7 @@ def untidy(path: Path, *groups: list[Path]) -> Iterator[tuple[object, str]]:
                 (found, "import at the head of the module; for a late import see `pybk.deferral`")
                 for found in hidden_imports(nodes)
             )
+        yield from ((found, "raise `without_frames` of an error that is kept") for found in raises_kept(nodes))
         if not ast.get_docstring(tree):
             yield 1, "say in a sentence what the module knows"
         defines = any(isinstance(node, ast.FunctionDef | ast.ClassDef) for node in nodes)
@@ -190,6 +200,8 @@ def test_sources_are_tidy() -> None:
             "'''X.'''\n\nfrom __future__ import annotations\n\n\ndef f():\n    import os\n",
             "at the head",
         ),
+        (LIBRARY, "x.py", '"""X."""\n\nif x:\n    raise self.error\n', "without_frames"),
+        (LIBRARY, "x.py", '"""X."""\n\nif x:\n    raise y.with_traceback(None)\n', "without_frames"),
         (USERS, "x.py", "manager._backend.close()\n", "documented member"),
         (TESTS, "x.py", "manager._backend.close()\n", "package-level"),
         (TESTS, "x.py", "pytestmark = x\npytestmark = y\n", "in one list"),

@@ -622,11 +622,27 @@ class BlobGivenUpError(BlobError):
     """
 
 
+def without_frames(error: PybkError) -> PybkError:
+    """Return a copy of an error that refers to no frames; nor do its causes, which lose their tracebacks.
+
+    An object that keeps an error, to raise it later, keeps such a copy, and raises a copy of that each time. An
+    exception refers to the frames through which it passed, and each frame to its variables and to its caller. So a
+    store that kept the exception itself would keep the variables of all callers, among them its own manager, which
+    could then not be dropped. Two threads that raised one exception would also mix their tracebacks.
+    """
+    free = copy(error)
+    cause = free.__cause__ = error.__cause__
+    seen: set[int] = set()
+    while cause is not None and id(cause) not in seen:
+        seen.add(id(cause))
+        cause.__traceback__ = cause.__context__ = None
+        cause = cause.__cause__
+    return free
+
+
 def not_done(error: PybkError) -> PybkError:
     """Return the error of a call that was refused because of an earlier error, and so did nothing."""
-    if not error.outcome_unknown:
-        return error.with_traceback(None)
-    refused = copy(error)
-    refused.outcome_unknown = False
-    refused.__cause__ = error.__cause__
+    refused = without_frames(error)
+    if refused.outcome_unknown:
+        refused.outcome_unknown = False
     return refused

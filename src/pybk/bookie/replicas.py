@@ -37,7 +37,7 @@ from pybk.bookie.ledger_header import LedgerHeader, names_bookie_record
 from pybk.bookie.replica import Replica, View
 from pybk.bookie.replica_state import ReplicasHealth, ReplicaState
 from pybk.config import StoreConfig
-from pybk.errors import CookieError, CorruptError, UsageError
+from pybk.errors import CookieError, CorruptError, UsageError, without_frames
 from pybk.feature_level import BOOKIE_STORE_LEVEL
 from pybk.flags import LedgerType, StorageHint, WriteFlag, is_bookie_record
 from pybk.ledger.digest import DigestType
@@ -548,7 +548,7 @@ class Replicas:
             self.store.log.wait(commit)
         for commit in commits:
             if commit.error is not None:
-                raise commit.error.with_traceback(None)
+                raise without_frames(commit.error)
 
     def fence(self, ledger_id: int, header: LedgerHeader | None) -> None:
         """Fence a ledger, also an unknown one: accept adds from recoveries alone; durable on return (AB3, K8).

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from pybk.backend import KeptEntries
-from pybk.errors import PybkError, not_done
+from pybk.errors import PybkError, not_done, without_frames
 from pybk.spans import OnSpan
 from pybk.storage.descriptor import LedgerDescriptor, StagedEntries
 from pybk.storage.log.log import Admission
@@ -224,9 +224,9 @@ class AppendQueue:
         if mark is not None:
             self.wait(mark)
             if mark.error is not None:
-                raise mark.error.with_traceback(None)
+                raise without_frames(mark.error)
         elif self.error is not None:
-            raise self.error.with_traceback(None)
+            raise without_frames(self.error)
 
     def wait_for_space(self) -> None:
         """Return when fewer bytes are outstanding than now, or the queue takes no more entries."""

@@ -69,6 +69,7 @@ from pybk.errors import (
     PybkError,
     UnauthorizedError,
     VersionConflictError,
+    without_frames,
 )
 from pybk.feature_level import FeatureLevel
 from pybk.health import (
@@ -481,7 +482,7 @@ class ClusterBackend(ReplicatedLedgers):
         writing = self.writing(ledger)
         if writing.completion.done:
             if writing.completion.error is not None:
-                raise writing.completion.error.with_traceback(None)
+                raise without_frames(writing.completion.error)
             return
         if ledger.deferred:
             self.force(descriptor)
@@ -525,7 +526,7 @@ class ClusterBackend(ReplicatedLedgers):
             return ledger.last_add_confirmed  # closing forced everything
         with ledger.lock:
             if ledger.error is not None:
-                raise ledger.error.with_traceback(None)
+                raise without_frames(ledger.error)
             ledger.account_staged()
             last = ledger.last_pushed
         self.force_writing(writing, last)
@@ -537,7 +538,7 @@ class ClusterBackend(ReplicatedLedgers):
             commit = Completion()
             self.driver.do(lambda: writing.force(last, commit), commit)
             if commit.error is not None:
-                raise commit.error.with_traceback(None)
+                raise without_frames(commit.error)
 
     def delete(self, descriptor: LedgerDescriptor) -> None:
         """Replace the metadata by a tombstone; each bookie drops the entries once it has read the tombstone."""
@@ -734,7 +735,7 @@ class ClusterBackend(ReplicatedLedgers):
         self._followers.renew(ledger)
         if not ledger.is_final:
             if error is not None:
-                raise error.with_traceback(None)
+                raise error
             writing = self._writings.get(ledger.ledger_id)  # a writer in this client knows the latest LAC
             known = -1 if writing is None else writing.ledger.last_add_confirmed
             ledger.advance(max(reading.last_add_confirmed, known))

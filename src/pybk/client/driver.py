@@ -41,7 +41,7 @@ from weakref import ReferenceType, WeakValueDictionary, ref
 
 from pybk.client.entry_reading import EntryReading
 from pybk.client.missing_entries import PendingReports, Unrecorded
-from pybk.errors import EntryUnknownError, LedgerRecoveryError, PybkError
+from pybk.errors import EntryUnknownError, LedgerRecoveryError, PybkError, without_frames
 from pybk.replication.messages import (
     Answered,
     AnyReply,
@@ -283,7 +283,7 @@ class Driver:
         self.group.wait(conversation.completion)
         error = conversation.completion.error
         if error is not None:
-            raise error.with_traceback(None)
+            raise without_frames(error)
 
     def read_entry(self, ledger: RemoteLedger, bookie: Bookie, entry_id: int, stride: int) -> Entry | None:
         """Read one entry from one bookie.

@@ -13,12 +13,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator
-from copy import copy
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, NoReturn, TypeVar
 
 from pybk.deferral import asyncio
-from pybk.errors import AppendTimeoutError, PybkError, UsageError
+from pybk.errors import AppendTimeoutError, PybkError, UsageError, without_frames
 from pybk.threads import start_thread
 from pybk.threads.call_threads import LoopCalls, WakeUp, call_in, running_loop
 from pybk.threads.group_commit import Completion
@@ -127,7 +126,7 @@ class AppendFuture(Generic[T]):
 
     def _error(self, error: PybkError) -> PybkError:
         """Return the error to raise, given the commit's error, which all its futures share."""
-        return error.with_traceback(None)
+        return without_frames(error)
 
     def _wait_for(self, commit: Completion, timeout: float) -> None:
         """Wait while the background thread leads: if this one led, a slow sync would exceed the timeout."""
@@ -144,7 +143,7 @@ class AppendFuture(Generic[T]):
         except AppendTimeoutError:
             raise
         except PybkError as error:
-            return error
+            return error.with_traceback(None)
         return None
 
     def cancel(self) -> bool:
@@ -192,7 +191,7 @@ class AppendFuture(Generic[T]):
             if error is None:
                 future.set_result(self.result())
             else:
-                future.set_exception(error.with_traceback(None))
+                future.set_exception(error)
 
         self._when_done(finish)
         return future
@@ -256,7 +255,7 @@ def origin_of(future: AppendFuture[Any]) -> tuple[AppendLog, Completion]:
 
 def of_batch(error: PybkError, first: int, last: int) -> PybkError:
     """Return a copy of ``error`` saying that some of the entries ``first`` to ``last`` may be in the ledger."""
-    unknown = copy(error)
+    unknown = without_frames(error)
     unknown.args = (f"{error}; entries {first} to {last} of the batch may be there",)
     unknown.outcome_unknown = True
     return unknown

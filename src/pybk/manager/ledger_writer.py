@@ -24,6 +24,7 @@ from pybk.errors import (
     TooManyRequestsError,
     UsageError,
     not_done,
+    without_frames,
 )
 from pybk.ledger.digest import EntryDigest
 from pybk.ledger.entry import ENTRY_HEADER_BYTES, lengths_of
@@ -270,7 +271,7 @@ class LedgerWriter(Handle):
         if self._wanted:
             self._log.wait(commit)
             if commit.error is not None:
-                raise commit.error.with_traceback(None)
+                raise without_frames(commit.error)
         return entry_id
 
     def append_async(self, payload: Payload, *, entry_id: int | None = None, wait: bool = True) -> AppendFuture[int]:
@@ -653,7 +654,7 @@ class LedgerWriter(Handle):
             # The next entry is dropped and its future gets the error; later entries keep waiting.
             refused, waiting = self._early.pop(descriptor.last_pushed + 1)
             self._early_bytes -= len(refused)
-            waiting.staged(None, error)
+            waiting.staged(None, without_frames(error))
             if waiting is future:
                 raise
         except BaseException:
@@ -719,7 +720,7 @@ class LedgerWriter(Handle):
         """
         error = self._descriptor.error or self._log.error
         if error is not None and not (self._settled and isinstance(error, LedgerClosedError)):
-            raise error.with_traceback(None)
+            raise without_frames(error)
         if self._settled:
             return self._descriptor.last_add_confirmed
         with operation(self._backend.config.on_span, "pybk.ledger.force", ledger_id=self.ledger_id):
@@ -750,7 +751,7 @@ class LedgerWriter(Handle):
             )
         if isinstance(descriptor.error, LedgerFencedError):
             self._settled = True
-            raise descriptor.error.with_traceback(None)
+            raise without_frames(descriptor.error)
         if not descriptor.deleted:
             with operation(self._backend.config.on_span, "pybk.ledger.close", ledger_id=self.ledger_id):
                 self._backend.close_ledger(descriptor)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from pybk.errors import IllegalOperationError, UsageError, VersionConflictError
+from pybk.errors import IllegalOperationError, UsageError, VersionConflictError, without_frames
 from pybk.feature_level import FeatureLevel
 from pybk.storage.format.index_rows import NamedRow, encode_named
 from pybk.storage.format.log_file import RecordKind, encode_control
@@ -150,7 +150,7 @@ class NamedRecords:
         log.wait(commit)
         self.complete([change], commit)
         if commit.error is not None:
-            raise commit.error.with_traceback(None)
+            raise without_frames(commit.error)
         return commit.lsn
 
     def _stage(self, log: Log, change: NamedChange) -> Commit | Earlier:

@@ -23,6 +23,7 @@ from pybk.errors import (
     StorageFullError,
     StorageRefusedError,
     UnsupportedFormatError,
+    without_frames,
 )
 from pybk.feature_level import FeatureLevel
 from pybk.flags import StorageHint
@@ -179,7 +180,7 @@ class Scheduler:
         if self.error is None:
             logger.error("maintenance of %s failed, the store takes no more appends: %s", root, error, exc_info=error)
             self.error = (
-                error
+                without_frames(error)
                 if isinstance(error, PybkError)
                 else StorageFailedError(f"maintenance of {root} ended by {error!r}; close the store and open it again")
             )
@@ -360,7 +361,7 @@ class Scheduler:
                     raise StorageRefusedError(f"the log is as long as it may be, and {trouble}")
                 self._progress.wait(0.1)
         if self.error is not None:
-            raise self.error
+            raise without_frames(self.error)
 
     # ---- jobs ----------------------------------------------------------------------------------------------------
 
@@ -398,7 +399,7 @@ class Scheduler:
         """
         with self._job:
             if self._store.log.error is not None:
-                raise self._store.log.error
+                raise without_frames(self._store.log.error)
             try:
                 yield
             except StorageRefusedError:

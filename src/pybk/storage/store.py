@@ -78,6 +78,7 @@ from pybk.errors import (
     StorageFullError,
     StorageRefusedError,
     UsageError,
+    without_frames,
 )
 from pybk.feature_level import NEWEST_STORE_LEVEL, FeatureLevel
 from pybk.flags import StorageHint
@@ -581,7 +582,7 @@ class Store(StoreReader):
             return
         self.log.wait(commit)
         if commit.error is not None:
-            raise commit.error.with_traceback(None)
+            raise without_frames(commit.error)
 
     def _changed(self, descriptor: LedgerDescriptor, metadata: LedgerMetadata) -> None:
         """Apply a durable metadata change; called by the log's leader, maybe twice."""
@@ -644,7 +645,7 @@ class Store(StoreReader):
                     if descriptor.deleted:
                         raise NoSuchLedgerError(f"ledger {descriptor.ledger_id} was deleted")
                     if self.log.error is not None:
-                        raise self.log.error.with_traceback(None)
+                        raise without_frames(self.log.error)
                     commit = self._stage_close(descriptor, fence=fence)
             if closing is not None:  # by another thread; if its commit fails, this call closes the ledger
                 self.log.wait(closing)
@@ -722,7 +723,7 @@ class Store(StoreReader):
         """Make everything pushed so far durable and confirmed; return the last add confirmed."""
         with descriptor.lock:
             if descriptor.error is not None:
-                raise descriptor.error.with_traceback(None)
+                raise without_frames(descriptor.error)
             descriptor.account_staged()
             last = descriptor.last_pushed
             if last <= descriptor.last_add_confirmed:

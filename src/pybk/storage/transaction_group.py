@@ -22,7 +22,14 @@ from array import array
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
-from pybk.errors import IllegalOperationError, LedgerClosedError, NoSuchLedgerError, UsageError, not_done
+from pybk.errors import (
+    IllegalOperationError,
+    LedgerClosedError,
+    NoSuchLedgerError,
+    UsageError,
+    not_done,
+    without_frames,
+)
 from pybk.ledger.digest import EntryDigest
 from pybk.ledger.entry import ENTRY_HEADER_BYTES
 from pybk.ledger.ledger_metadata import LedgerState
@@ -132,7 +139,7 @@ class GroupAppend:
         self._log.wait(commit)
         self._store.named.complete(self._changes, commit)
         if commit.error is not None:
-            raise commit.error.with_traceback(None)
+            raise without_frames(commit.error)
         return GroupAppended(tuple(self._ids[each.descriptor.ledger_id] for each in self._entries), commit.lsn)
 
     # ---- what can be grouped -------------------------------------------------------------------------------------

@@ -20,7 +20,6 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from copy import copy
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
@@ -31,7 +30,6 @@ from pybk.errors import (
     ClosedError,
     EntryUnknownError,
     LedgerRecoveryError,
-    LogError,
     LogFencedError,
     LogLockedError,
     MetadataUnreachableError,
@@ -41,6 +39,7 @@ from pybk.errors import (
     StorageFullError,
     TooManyRequestsError,
     not_done,
+    without_frames,
 )
 from pybk.manager.append_future import AppendFuture, CoroutineBacklog
 from pybk.manager.ledger_manager import LedgerManager, backend_of
@@ -142,7 +141,7 @@ class ListWriter:
         self._policy = policy
         self._operation = threading.RLock()
         self._lock: Lock | None = None
-        self._ended: LogError | None = None
+        self._ended: PybkError | None = None
         """The error if it may no longer change the log, because another writer has it, or it was deleted or renamed."""
         self._rolling = 0
         """The number of the last segment that became too long; a roll of it is under way, or is tried again."""
@@ -370,13 +369,13 @@ class ListWriter:
         Raises:
             NoSuchLogError: The log itself is gone.
         """
-        self._ended = error
+        self._ended = without_frames(error)
         self.appender.fate.is_fence_reported = True
         try:
             self.steps.existing()
         except NoSuchLogError as gone:
             gone.outcome_unknown = error.outcome_unknown
-            self._ended = gone
+            self._ended = without_frames(gone)
             raise
         except (PybkError, OSError):
             pass  # that another has it is true of a log that cannot be looked at, too
@@ -410,7 +409,7 @@ class ListWriter:
             try:
                 return operation()
             except (LogFencedError, NoSuchLogError) as error:
-                self._ended = error
+                self._ended = without_frames(error)
                 raise
 
     def abandon_blob(self, ledger_id: int) -> None:
@@ -483,8 +482,9 @@ class ListWriter:
             except _WITHOUT_BOOKIES as error:
                 if not self.appender.lost:
                     raise
-                self._tried = time.monotonic(), error
-                return error
+                cause = without_frames(error)
+                self._tried = time.monotonic(), cause
+                return cause
             except (PybkError, OSError) as error:
                 self._give_up(error)
                 raise
@@ -495,7 +495,7 @@ class ListWriter:
         """Fail the appends that were lost, because they cannot be made again."""
         error: PybkError
         if isinstance(cause, PybkError) and not isinstance(cause, _WITHOUT_BOOKIES):
-            error = copy(cause)
+            error = without_frames(cause)
             error.outcome_unknown = True
         else:
             error = bookies_error(self._title, cause, self.patience_s, outcome_unknown=True)

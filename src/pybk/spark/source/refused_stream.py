@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
 
+from pybk.errors import without_frames
 from pybk.spark.worker_errors import one_line_errors
 
 if TYPE_CHECKING:
@@ -26,11 +27,11 @@ class RefusedStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """
 
     def __init__(self, error: PybkError) -> None:
-        self._error = error
+        self._error = without_frames(error)
 
     @one_line_errors()
     def _refuse(self) -> NoReturn:
-        raise self._error
+        raise without_frames(self._error)
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
         """Raise the error."""

@@ -50,13 +50,14 @@ lock to continue.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from array import array
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
-from pybk.errors import ClosedError, PybkError, StorageFailedError, StorageRefusedError, not_done
+from pybk.errors import ClosedError, PybkError, StorageFailedError, StorageRefusedError, not_done, without_frames
 from pybk.storage.descriptor import LedgerDescriptor, StagedEntries
 from pybk.storage.io.failures import is_from_signal_handler
 from pybk.storage.log.commit import (
@@ -78,6 +79,8 @@ if TYPE_CHECKING:
     from pybk.spans import OnSpan
     from pybk.storage.descriptor import LedgerDescriptor
     from pybk.storage.format.log_file import Watermark
+
+logger = logging.getLogger(__name__)
 
 BUFFERED_NS: Final = 50_000_000
 """The time for which entries that no thread waits for stay in memory; below the 100 ms that the API promises."""
@@ -482,7 +485,7 @@ class Log:
                 commit = inflight
         self.wait(commit)
         if commit.error is not None:
-            raise commit.error.with_traceback(None)
+            raise without_frames(commit.error)
 
     def _awaited(self) -> Commit | None:
         """Return the commit in flight; None if there is none or it is the kept one. The caller holds the mutex.
@@ -500,7 +503,7 @@ class Log:
                 commit = self.forming
             self.wait(commit)  # written after the kept entries
             if self.kept in (kept, None) and kept.error is not None:
-                raise kept.error.with_traceback(None)
+                raise without_frames(kept.error)
 
     # ---- what the group commit calls -----------------------------------------------------------------------------
 
@@ -558,10 +561,11 @@ class Log:
                     self.writer.write(commit)
                     self.writer.publish(commit)
             except StorageRefusedError as error:
+                refused = without_frames(error)
                 if commit is self.kept:
-                    self._put_back(commit, error)
+                    self._put_back(commit, refused)
                     return
-                self.fail_commit(commit, error)
+                self.fail_commit(commit, refused)
             except Exception as error:
                 if is_from_signal_handler(error):
                     raise  # the write did not fail: the next leader repeats it
@@ -570,8 +574,10 @@ class Log:
                     "open it again"
                 )
                 failed.__cause__ = error
-                self._error = failed
-                self.fail_commit(commit, failed)
+                raised = type(error), error, error.__traceback__
+                kept = self._error = without_frames(failed)
+                self.fail_commit(commit, kept)
+                logger.error("%s", kept, exc_info=raised)
         self._finish(commit)
 
     def _next_commit(self) -> Commit:
@@ -584,7 +590,7 @@ class Log:
         kept.staged = [entries for entries in kept.staged if not entries.descriptor.deleted]
         return kept
 
-    def _put_back(self, kept: Commit, error: StorageRefusedError) -> None:
+    def _put_back(self, kept: Commit, error: PybkError) -> None:
         """Keep the kept commit for a later attempt, because this one was refused, too."""
         with self.mutex:
             kept.error = error
