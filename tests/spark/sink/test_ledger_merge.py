@@ -23,6 +23,7 @@ from pybk.errors import (
 from pybk.feature_level import FeatureLevel
 from pybk.ledger.ledger_metadata import LedgerMetadata
 from pybk.manager.ledger_manager import LedgerManager
+from pybk.manager.ledger_writer import LedgerWriter
 from pybk.metadata.ledgers import LEDGERS_KEY, StoredLedger, ledger_path
 from pybk.spark.connection import Connection, StoreOrCluster, close_connections, connection
 from pybk.spark.consumers import QueryConsumer, Selection
@@ -447,10 +448,12 @@ class Busy:
 
     Attributes:
         written: The number of manifests that were written by others than commits.
+        made: Their writers.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, next_commit: Callable[[], object]) -> None:
         self.written = 0
+        self.made: list[LedgerWriter] = []
         self._commits = next_commit
         self._is_committing = False
         self._create = LedgerManager.create_system_ledger
@@ -462,6 +465,8 @@ class Busy:
             self._is_committing = True
             self._commits()
             self._is_committing = False
+            self.made.append(self._create(*given, **more))
+            return self.made[-1]
         return self._create(*given, **more)
 
 
@@ -471,8 +476,8 @@ def test_a_merge_ends_although_a_commit_comes_whenever_it_writes(
     sink = filled(place, "busy", 20)
     busy = Busy(monkeypatch, lambda: filled(place, "busy", 1, at=len(sink.rows())))
     assert merge(place, sink).replaced == 20
-    assert busy.written == 1, "what it has written serves after the commit"
-    check(place, sink, 21)
+    assert busy.written == 2, "one for each of the two tiers, which serve after the commits"
+    check(place, sink, 22)
 
 
 def test_a_retention_ends_although_a_commit_comes_whenever_it_writes(
@@ -496,6 +501,17 @@ def test_after_a_fold_its_names_alone_are_written_again(place: Connection, monke
     assert merge(place, sink).replaced == 23
     assert busy.written == 4, "one for each of the first two, which serve, and one for the others before and after"
     check(place, sink, 27)
+
+
+def test_a_large_manifest_is_not_written_again_after_a_fold(place: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sink_record, "FOLD", 4)
+    sink = filled(place, "large", 19)
+    assert [tier for _, tier in sink.record().chain] == [2, 0, 0, 0]
+    busy = Busy(monkeypatch, lambda: filled(place, "large", 1, at=len(sink.rows())))
+    assert merge(place, sink).replaced == 19
+    check(place, sink, 19 + busy.written)
+    sizes = sorted(each.length for each in busy.made)
+    assert sizes[-1] > 2 * sizes[-2], "that of sixteen ledgers was written once"
 
 
 def test_manifests_that_a_merge_writes_have_so_many_rows_at_most(

@@ -42,6 +42,13 @@ def test_manifests_that_change_are_joined_up_to_so_many_rows(monkeypatch: pytest
     assert changed(ROWS[:3], {0: None, 1: ROWS[9]}) == [ROWS[9], ROWS[2]]
 
 
+def test_a_manifest_that_a_commit_may_fold_is_not_joined_to_a_large_one() -> None:
+    whole = dropping(0, 5, 7, 9, 10)
+    assert parts_of(*whole) == [([70], True), ([71, 72], True), ([73, 74], True)]
+    folded = SinkRecord(chain=((70, 2), (71, 1), (72, 1), (74, 1)), last=6)
+    assert parts_of(*whole, folded) == [([70], True), ([71, 72, 74], True)]
+
+
 def test_what_was_written_serves_as_long_as_it_cannot_have_been_deleted() -> None:
     change, moved = dropping(0, 5)
     [part, *_] = [part for part, changes in change.parts(RECORD.chain, MANIFESTS, moved) if changes]

@@ -48,6 +48,7 @@ CHECKS: Final[dict[str, Callable[..., None]]] = {
     "folds": sinks.test_folds_keep_members_of_merged_ledgers,
     "busy": sinks.test_a_merge_ends_although_a_commit_comes_whenever_it_writes,
     "folded": sinks.test_after_a_fold_its_names_alone_are_written_again,
+    "large": sinks.test_a_large_manifest_is_not_written_again_after_a_fold,
     "pieces": sinks.test_manifests_that_a_merge_writes_have_so_many_rows_at_most,
     "collected": sinks.test_what_a_collection_may_have_deleted_is_written_again,
     "values": changes.test_rows_that_a_record_names_itself_are_looked_at_each_time,
@@ -131,6 +132,13 @@ MUTANTS: Final = [
         "size + rows <= sink_record.MANIFEST_ROWS",
         "True",
         "folded",
+    ),
+    Mutant(
+        "SK17: a fold has no larger manifest written again",
+        CHANGE + "parts",
+        "part[-1][1] == each[1]",
+        "True",
+        "large",
     ),
     Mutant("SK17: what commits do not fold is not folded", CHANGE + "note", "len(written) > 1", "False", "pieces"),
     Mutant(

@@ -99,14 +99,17 @@ class RowChange:
     def parts(self, chain: Chain, manifests: Mapping[int, ManifestRows], moved: Moved) -> Iterator[tuple[Chain, bool]]:
         """Yield the manifests of a chain in parts, in their order, each with whether its rows change.
 
-        Manifests that change and follow each other are one part up to ``MANIFEST_ROWS`` rows; each other is one alone.
+        Manifests of one tier that change and follow each other are one part up to ``MANIFEST_ROWS`` rows; each other
+        is one alone. A commit that folds the newest ones changes their part: a large manifest of a higher tier in it
+        would be written again after each fold, and between frequent commits there would be no time for that.
         """
         part: Chain = ()
         size = 0
         for each in chain:
             changes = self.touches(each[0], moved)
             rows = len(manifests[each[0]])
-            if part and not (changes and size + rows <= sink_record.MANIFEST_ROWS):
+            follows = changes and bool(part) and part[-1][1] == each[1]
+            if part and not (follows and size + rows <= sink_record.MANIFEST_ROWS):
                 yield part, True
                 part, size = (), 0
             if changes:
