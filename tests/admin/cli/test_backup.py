@@ -10,6 +10,7 @@ import pytest
 
 from pybk.admin.cli import main
 from tests.cluster.inside import SECRET, inside
+from tests.private_files import write_private
 from tests.storage.real_store import contents, numbered, open_quick
 
 PASSWORD = b"s3cret"
@@ -136,3 +137,39 @@ def test_damaged_entries_are_left_out_by_choice_and_all_commands_say_so(
     assert "left out" in capsys.readouterr().out
     with open_quick(tmp_path / "new") as manager:
         assert contents(manager, 0, PASSWORD) == [b"to be damaged: %d" % number for number in range(7)]
+
+
+def test_options_of_a_url_come_from_a_file_that_the_command_or_the_environment_names(
+    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fsspec = pytest.importorskip("fsspec")
+    memory = fsspec.get_filesystem_class("memory")
+
+    class Guarded(memory):  # type: ignore[misc,valid-type]  # known at run time
+        """A file system that asks for a key, as those of object stores do."""
+
+        def __init__(self, key: str = "", **options: Any) -> None:
+            super().__init__(**options)
+            if key != "s3cret":
+                raise ValueError(f"the key {key!r} is wrong")
+
+    fsspec.register_implementation("memory", Guarded, clobber=True)
+    try:
+        url = f"memory://{tmp_path}"
+        assert main(["backup", "make", str(store), url]) == 2
+        assert "the key '' is wrong" in capsys.readouterr().err
+        options = write_private(tmp_path / "options", b'key = "s3cret"\n')
+        assert main(["backup", "make", str(store), url, "--storage-options", str(options)]) == 0
+        said = capsys.readouterr().out
+        monkeypatch.setenv("PYBK_STORAGE_OPTIONS_FILE", str(options))
+        assert [each["run"] for each in run(capsys, "backup", "show", url)["runs"]] == [1]
+        assert main(["restore", url, str(tmp_path / "new")]) == 0
+        said += "".join(capsys.readouterr())
+        options.chmod(0o644)
+        assert main(["backup", "verify", url]) == 2
+        assert "its mode 0644 lets every user" in capsys.readouterr().err
+        assert "s3cret" not in said
+    finally:
+        fsspec.register_implementation("memory", memory, clobber=True)
+    with open_quick(tmp_path / "new") as manager:
+        assert contents(manager, 0, PASSWORD) == numbered(100)

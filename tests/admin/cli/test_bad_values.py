@@ -10,6 +10,7 @@ from pybk.admin.cli import main
 from pybk.admin.standalone_console import bookie_ports
 from pybk.errors import UsageError
 from pybk.options.rows import THE_TABLE, Command, Row
+from tests.storage.real_store import open_quick
 
 URL = "lmdb:///nowhere"
 
@@ -100,6 +101,7 @@ def test_an_empty_name_of_a_file_is_none(option: str, capsys: pytest.CaptureFixt
         (("store", "verify", "store", "--passwords", "text"), 'it has lines such as default = "..."'),
         (("backup", "show", "store", "--storage-options", "text"), 'it has lines such as key = "..."'),
         (("log", "cat", "store", "log", "--first=-1"), "'-1' is not a place; it takes a sequence number, "),
+        (("ledger", "list", "store", "--limit", "1" + "0" * 24), "'1" + "0" * 24 + "' is not accepted, it takes "),
     ],
     ids=lambda each: " ".join(each) if isinstance(each, tuple) else "",
 )
@@ -125,3 +127,11 @@ def test_the_ports_of_bookies_need_a_file_of_urls(tmp_path: Path) -> None:
         file.write_text(text)
         with pytest.raises(UsageError, match=r'ports is .*; it takes a line for each bookie, such as b1 = "http://'):
             bookie_ports(str(file))
+
+
+@pytest.mark.parametrize("words", ["log cat", "log tail", "wal cat"])
+def test_a_name_that_has_no_bytes_in_utf_8_is_refused(
+    words: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    open_quick(tmp_path).close()
+    assert "the name '\\udcff' cannot be encoded as UTF-8" in said(capsys, *words.split(), str(tmp_path), "\udcff")
