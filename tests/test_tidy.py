@@ -56,10 +56,10 @@ def nodes_below(root: ast.AST) -> list[ast.AST]:
     found = [root]
     for node in found:
         for value in vars(node).values():
-            if isinstance(value, ast.AST):
-                found.append(value)
-            elif isinstance(value, list):
+            if value.__class__ is list:
                 found += [each for each in value if isinstance(each, ast.AST)]
+            elif isinstance(value, ast.AST):
+                found.append(value)
     return found
 
 
@@ -80,10 +80,13 @@ def is_of_missing(handler: ast.ExceptHandler) -> bool:
     return handler.type is not None and ast.unparse(handler.type) in ("ImportError", "ModuleNotFoundError")
 
 
-def hidden_imports(nodes: Iterable[ast.AST]) -> Iterator[tuple[int, str]]:
+def hidden_imports(nodes: list[ast.AST]) -> Iterator[tuple[int, str]]:
     """Yield line and module of imports in functions, except of packages that may be missing."""
+    lines = [node.lineno for node in nodes if isinstance(node, ast.Import | ast.ImportFrom)]
     for function in nodes:
         if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        if not any(function.lineno <= line <= (function.end_lineno or line) for line in lines):
             continue
         below = nodes_below(function)
         tried = {
@@ -183,9 +186,9 @@ def untidy(path: Path, *groups: list[Path]) -> Iterator[tuple[object, str]]:
 
 
 def test_sources_are_tidy() -> None:
+    groups = [(group, set(group)) for group in (LIBRARY, USERS, TESTS)]
     for path in SOURCES:
-        groups = (group for group in (LIBRARY, USERS, TESTS) if path in group)
-        assert not list(untidy(path, *groups)), path
+        assert not list(untidy(path, *(group for group, paths in groups if path in paths))), path
 
 
 @pytest.mark.parametrize(
