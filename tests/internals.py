@@ -10,8 +10,6 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
-import pytest
-
 from pybk.backend import LedgerBackend
 from pybk.bookie.server import BookieServer
 from pybk.client.backend import ClusterBackend
@@ -39,6 +37,8 @@ from pybk.streams.log_writer import LogWriter
 from tests.waiting import WAIT_S, wait_until
 
 if TYPE_CHECKING:
+    import pytest
+
     from pybk.adapters.eventsourcing.event_log import EventLog
 
 

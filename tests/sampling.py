@@ -19,11 +19,10 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
-import pytest
-
 from tests.paths import ROOT
 
 if TYPE_CHECKING:
+    import pytest
     from _pytest.mark import ParameterSet
 
 ALL: Final = bool(os.environ.get("PYBK_ALL_FAULTS"))
@@ -104,6 +103,8 @@ def bits_of(offset: int) -> Iterable[int]:
 
 def mostly(first: str, *others: str, among: str) -> list[ParameterSet]:
     """Return the parameters of a fixture, of which a run tries one for each test: four in five times the first."""
+    import pytest  # which programs that draw places, too, do without
+
     drawn = partial(pytest.mark.sampled, one_in=len(others) + 1, among=among)
     return [pytest.param(first, marks=drawn(lots=4)), *(pytest.param(each, marks=drawn()) for each in others)]
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable
 
-import pytest
-
 from pybk.bookie.ledger_header import LedgerHeader
 from pybk.bookie.replica_state import ReplicaState
 from pybk.bookie.replicas import Replicas
@@ -132,17 +130,3 @@ def check_disk(fs: SimFileSystem, ledgers: int) -> None:
     found = verify_store(ROOT, fs=fs, environment=lambda path: SimEnvironment(fs, path, read_only=True))
     assert found.problems == ()
     assert found.ledgers == ledgers
-
-
-@pytest.fixture(name="fs")
-def new_disk() -> SimFileSystem:
-    """An empty disk."""
-    return SimFileSystem(1)
-
-
-@pytest.fixture(name="replicas")
-def new_replicas(fs: SimFileSystem) -> Replicas:
-    """The replicas of a new bookie that knows one ledger."""
-    replicas = open_replicas(fs)
-    replicas.create(LEDGER, describe())
-    return replicas

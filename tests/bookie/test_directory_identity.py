@@ -14,13 +14,11 @@ from pybk.flags import StorageHint
 from pybk.replication.messages import EntryRun
 from pybk.storage.format.extent import EXTENT_KEY, Extent
 from pybk.storage.store import Store
-from tests.bookie.replica_harness import (  # noqa: F401  # fixtures among them
+from tests.bookie.replica_harness import (
     LEDGER,
     after_crash,
     after_kill,
     make_run,
-    new_disk,
-    new_replicas,
     open_replicas,
 )
 from tests.simdisk import SimEnvironment, SimFileSystem

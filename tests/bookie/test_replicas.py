@@ -15,7 +15,7 @@ from pybk.replication.messages import Status
 from pybk.storage.descriptor import LedgerDescriptor
 from pybk.storage.format.extent import Extent
 from pybk.threads.group_commit import Completion
-from tests.bookie.replica_harness import (  # noqa: F401  # fixtures among them
+from tests.bookie.replica_harness import (
     LEDGER,
     add,
     after_crash,
@@ -24,8 +24,6 @@ from tests.bookie.replica_harness import (  # noqa: F401  # fixtures among them
     describe,
     entry,
     make_run,
-    new_disk,
-    new_replicas,
     no_space,
     state_of,
 )

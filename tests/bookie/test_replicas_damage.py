@@ -19,7 +19,7 @@ from pybk.storage.format.log_file import RunLocations
 from pybk.storage.repair.verify import verify_store
 from pybk.storage.store import Store
 from pybk.storage.tiers import ENTRIES
-from tests.bookie.replica_harness import (  # noqa: F401  # fixtures among them
+from tests.bookie.replica_harness import (
     LEDGER,
     ROOT,
     add,
@@ -28,8 +28,6 @@ from tests.bookie.replica_harness import (  # noqa: F401  # fixtures among them
     content,
     entry,
     make_run,
-    new_disk,
-    new_replicas,
     open_replicas,
     state_of,
 )

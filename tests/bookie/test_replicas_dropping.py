@@ -10,7 +10,7 @@ from pybk.bookie.replicas import Replicas
 from pybk.errors import PybkError, StorageFullError
 from pybk.flags import WriteFlag
 from pybk.replication.messages import Status
-from tests.bookie.replica_harness import (  # noqa: F401  # fixtures among them
+from tests.bookie.replica_harness import (
     LEDGER,
     add,
     after_crash,
@@ -20,8 +20,6 @@ from tests.bookie.replica_harness import (  # noqa: F401  # fixtures among them
     describe,
     entry,
     make_run,
-    new_disk,
-    new_replicas,
     no_space,
     open_replicas,
     state_of,

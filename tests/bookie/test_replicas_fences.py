@@ -11,7 +11,7 @@ from pybk.errors import StorageFullError
 from pybk.flags import LedgerType, WriteFlag
 from pybk.replication.messages import Status
 from pybk.storage.log.commit import Commit
-from tests.bookie.replica_harness import (  # noqa: F401  # fixtures among them
+from tests.bookie.replica_harness import (
     LEDGER,
     add,
     after_crash,
@@ -22,8 +22,6 @@ from tests.bookie.replica_harness import (  # noqa: F401  # fixtures among them
     describe,
     entry,
     make_run,
-    new_disk,
-    new_replicas,
     no_space,
     open_replicas,
     state_of,

@@ -10,7 +10,7 @@ from pybk.bookie.ledger_header import LedgerHeader
 from pybk.bookie.replicas import Replicas
 from pybk.flags import LedgerType, WriteFlag
 from pybk.replication.messages import EntryRun, Status
-from tests.bookie.replica_harness import (  # noqa: F401  # fixtures among them
+from tests.bookie.replica_harness import (
     LEDGER,
     ROOT,
     add,
@@ -20,8 +20,6 @@ from tests.bookie.replica_harness import (  # noqa: F401  # fixtures among them
     describe,
     entry,
     make_run,
-    new_disk,
-    new_replicas,
     open_replicas,
     state_of,
 )

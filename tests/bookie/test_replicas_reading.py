@@ -14,7 +14,7 @@ from pybk.replication.bookie import BookieMachine, Respond
 from pybk.replication.messages import Add, LacReply, Read, ReadLac, ReadReply, Reply, Status
 from pybk.storage.format.extent import Extent
 from pybk.storage.tiers import ENTRIES
-from tests.bookie.replica_harness import (  # noqa: F401  # fixtures among them
+from tests.bookie.replica_harness import (
     LEDGER,
     add,
     after_crash,
@@ -24,8 +24,6 @@ from tests.bookie.replica_harness import (  # noqa: F401  # fixtures among them
     describe,
     entry,
     make_run,
-    new_disk,
-    new_replicas,
     open_replicas,
     state_of,
 )

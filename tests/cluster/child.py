@@ -23,7 +23,6 @@ from pybk.errors import NotEnoughBookiesError, PybkError
 from pybk.ledger.ledger_metadata import Bookie
 from pybk.manager.ledger_manager import LedgerManager
 from pybk.transport import client_links, heartbeat
-from tests.internals import cluster_backend_of
 from tests.waiting import WAIT_S
 
 if TYPE_CHECKING:
@@ -82,6 +81,8 @@ def payload(ledger_id: int, entry_id: int, largest: int = 400) -> bytes:
 
 def route(manager: LedgerManager, routes: dict[str, str]) -> None:
     """Have a client reach bookies at other addresses than those that are registered."""
+    from tests.internals import cluster_backend_of  # not for the processes of bookies
+
     membership: Any = cluster_backend_of(manager).membership
     find = membership.find
 

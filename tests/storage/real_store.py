@@ -9,9 +9,7 @@ import threading
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final
-
-import pytest
+from typing import TYPE_CHECKING, Any, Final
 
 from pybk.config import StoreConfig
 from pybk.ledger import keys
@@ -20,6 +18,9 @@ from pybk.manager.ledger_reader import LedgerReader
 from pybk.storage.io.filesystem import OsFile
 from tests.paths import ROOT
 from tests.waiting import WAIT_S
+
+if TYPE_CHECKING:
+    import pytest
 
 QUICK: dict[str, Any] = {
     "log_file_bytes": 1 << 20,
