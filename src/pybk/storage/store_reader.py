@@ -510,6 +510,8 @@ def locate_entries(
         raise CorruptError(f"{where}: a run without entries, or of stride 0")
     if int((body_starts + bodies).max()) > len(buffer):
         raise CorruptError(f"{where}: a record ends beyond the {len(buffer)} bytes that are there")
+    if len(runs) == 1 and counts[0] > 1:
+        return _entries_of(buffer, runs[0], int(body_starts[0]), where)
     starts = np.cumsum(counts) - counts
     total = int(counts.sum())
     ids = np.empty(total, np.int64)
@@ -521,27 +523,30 @@ def locate_entries(
     offsets[at] = body_starts[single]
     sizes[at] = bodies[single]
     for number in np.flatnonzero(~single).tolist():
-        count = int(counts[number])
-        low = int(starts[number])
-        base = int(body_starts[number])
-        if 4 * count > int(bodies[number]):
-            raise CorruptError(
-                f"{where}: a table of {count} entries does not fit a record of {int(bodies[number])} bytes"
-            )
-        first = base + 4 * count
-        ends = np.frombuffer(buffer, "<u4", count, base).astype(np.int64)
-        ends += first
-        offsets[low] = first
-        offsets[low + 1 : low + count] = ends[:-1]
-        np.subtract(ends, offsets[low : low + count], out=sizes[low : low + count])
-        stride = int(runs["stride"][number])
-        run_first = int(runs["first"][number])
-        ids[low : low + count] = np.arange(run_first, run_first + stride * count, stride)
-        if int(ends[-1]) != base + int(bodies[number]) or int(sizes[low : low + count].min()) < 0:
-            raise CorruptError(
-                f"{where}: the table of entries {run_first} to {run_first + stride * (count - 1)} is damaged"
-            )
+        low, count = int(starts[number]), int(counts[number])
+        part = slice(low, low + count)
+        ids[part], offsets[part], sizes[part] = _entries_of(buffer, runs[number], int(body_starts[number]), where)
     return ids, offsets, sizes
+
+
+def _entries_of(
+    buffer: memoryview, run: np.void, base: int, where: str
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Locate the entries of one record that has several, whose body starts at ``base``, as ``locate_entries`` does."""
+    count, stride, first_id, body = int(run["count"]), int(run["stride"]), int(run["first"]), int(run["body"])
+    if 4 * count > body:
+        raise CorruptError(f"{where}: a table of {count} entries does not fit a record of {body} bytes")
+    first = base + 4 * count
+    ends = np.frombuffer(buffer, "<u4", count, base).astype(np.int64)
+    ends += first
+    offsets = np.empty(count, np.int64)
+    offsets[0] = first
+    offsets[1:] = ends[:-1]
+    sizes: npt.NDArray[np.int64] = ends - offsets
+    if int(ends[-1]) != base + body or int(sizes.min()) < 0:
+        last_id = first_id + stride * (count - 1)
+        raise CorruptError(f"{where}: the table of entries {first_id} to {last_id} is damaged")
+    return np.arange(first_id, first_id + stride * count, stride), offsets, sizes
 
 
 def make_batch(

@@ -85,12 +85,21 @@ class Index:
     def __init__(self, environment: Environment) -> None:
         """Use an open environment; the caller closes it."""
         self._environment = environment
+        self._decoded: tuple[bytes, CheckpointMark] | None = None
+        """The mark that was decoded last, and its bytes: a store that is only read looks at it with each ledger."""
 
     def mark(self) -> CheckpointMark | None:
         """Return the mark of the last checkpoint; None for an index without any row."""
         with self._environment.read() as transaction:
+            value, decoded = transaction.get(MARK_KEY), self._decoded
+            if value is not None and decoded is not None and value == decoded[0]:
+                return decoded[1]
             stored = stored_mark(transaction)
-        return None if stored is None else stored[0]
+        if stored is None:
+            return None
+        if value is not None:
+            self._decoded = bytes(value), stored[0]
+        return stored[0]
 
     def totals(self) -> Totals:
         """Return the numbers of ledgers and files; zeros for an index without any row."""
