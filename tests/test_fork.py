@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import os
 import signal
@@ -11,13 +12,14 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 
-from pybk import BlobStore, Log, LogEnd, Namespace, WriteAheadLog
+from pybk import BlobStore, ClusterAdmin, Log, LogEnd, Namespace, WriteAheadLog
 from pybk.admin.http import AdminServer
 from pybk.admin.http.application import AdminApplication
 from pybk.errors import ForkedProcessError, StoreLockedError
@@ -31,7 +33,7 @@ from tests.internals import backend_of, descriptor_of, metadata_of, store_of
 from tests.storage.log.test_interrupts import APPEND_PATH
 from tests.storage.real_store import contents, numbered, open_quick, stop_syncing
 from tests.test_signals import handled
-from tests.waiting import WAIT_S
+from tests.waiting import WAIT_S, wait_until
 
 pytestmark = [
     pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork"),
@@ -171,6 +173,25 @@ def test_a_child_never_waits_whatever_the_parent_was_doing(tmp_path: Path, monke
         assert contents(manager, 0) == numbered(4)
 
 
+def test_a_coroutine_in_a_child_does_not_wait_for_a_thread_of_its_parent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open_quick(tmp_path, max_outstanding_bytes=64 << 10) as manager:
+        writer = manager.create_ledger(insecure=True)
+        go = stop_syncing(monkeypatch)
+
+        async def fill() -> None:
+            await asyncio.gather(*(writer.append_coro(bytes(20_000)) for _ in range(9)))
+
+        filling = threading.Thread(target=lambda: asyncio.run(fill()))
+        filling.start()
+        wait_until(lambda: any(each.name == "pybk-backlog" for each in threading.enumerate()), "appends wait in turn")
+        in_child(lambda: all_refused([lambda: asyncio.run(writer.append_coro(b"x"))]))
+        go.set()
+        filling.join(WAIT_S)
+        assert writer.last_add_confirmed == 8
+
+
 def closed(handles: list[Any]) -> None:
     """Close handles, and drop them; a writer of a ledger says why it cannot be closed here."""
     for each in handles:
@@ -249,6 +270,169 @@ def test_a_child_ends_every_handle_of_a_cluster_too(tmp_path: Path, ending: Call
             in_child(metadata_of(manager).close)
             in_child(lock.release)
         closed(handles)
+
+
+def value_of(handle: Any, name: str) -> Any:
+    """Return a property, or the result of a call without arguments."""
+    found = getattr(handle, name)
+    return found() if callable(found) else found
+
+
+def named(handle: Any, names: str) -> list[Callable[[], Any]]:
+    """Return calls that take no arguments, by their names."""
+    return [partial(value_of, handle, name) for name in names.split()]
+
+
+def calls_of_ledgers(manager: LedgerManager) -> list[Callable[[], Any]]:
+    """Return calls of a manager, and of writers and readers of ledgers that were made before."""
+    writer, advanced = manager.create_ledger(insecure=True), manager.create_ledger(ledger_id=900, insecure=True)
+    writer.append(b"x")
+    early = advanced.append_async(b"x", entry_id=1)
+    reader = manager.open_ledger(writer.ledger_id, recover=False)
+    follower = reader.follow(1)
+    number = writer.ledger_id
+    return [
+        *named(manager, "list_ledgers ledgers bookies checkpoint scrub scrub_status health metrics transaction"),
+        lambda: manager.create_ledger(insecure=True),
+        lambda: manager.open_ledger(number),
+        lambda: manager.check_password(number, b"p"),
+        lambda: manager.delete_ledger(number),
+        lambda: manager.ledger_summary(number),
+        lambda: manager.ledger_metadata(number),
+        lambda: manager.move_ledger(number, StorageHint.HDD),
+        lambda: manager.replicate(number),
+        *named(writer, "force close"),
+        lambda: writer.append(b"x"),
+        lambda: writer.append_async(b"x"),
+        lambda: writer.append_many([b"x"]),
+        lambda: writer.append_many_async([b"x"]),
+        lambda: asyncio.run(writer.append_coro(b"x")),
+        lambda: advanced.append_async(b"x", entry_id=0),
+        lambda: advanced.append_async(b"x", entry_id=2),
+        lambda: early.result(),
+        lambda: early.result(1),
+        reader.read_last_add_confirmed,
+        lambda: reader.read_batch(0),
+        lambda: list(follower),
+        lambda: list(reader.read()),
+    ]
+
+
+def calls_of_logs(manager: LedgerManager) -> list[Callable[[], Any]]:
+    """Return calls of a log, its writer, its readers and its subscriptions, which were opened before."""
+    log = Log.open(manager, "of calls", insecure=True)
+    writer = log.writer()
+    writer.append_many(numbered(9))
+    readers = [log.reader(), log.reader(follow=True)]
+    shared = log.subscribe("shared", start=LogEnd.EARLIEST, mode="shared")
+    alone = log.subscribe("alone", start=LogEnd.EARLIEST)
+    subscriptions: list[Any] = [shared, alone]
+    for each in (*readers, *subscriptions):
+        assert each.read() is not None
+    detached = log.detached_segment(query="q", epoch=1)
+    detached.append_many([b"x"])
+    names = "first_seq last_seq first last segments seal is_sealed properties retention settings subscriptions"
+    return [
+        *named(log, names + " subscription_states locked_by merge_segments reader writer"),
+        lambda: log.writer(wait=30),
+        lambda: log.read(1),
+        lambda: log.last_epoch("q"),
+        lambda: log.subscribe("alone", wait=30),
+        lambda: log.delete_subscription("alone", steal=True),
+        lambda: log.position_for(LogEnd.LATEST),
+        lambda: log.set_properties({"a": "b"}),
+        lambda: log.set_retention(None),
+        lambda: log.on_change(lambda: None),
+        lambda: log.truncate(LogEnd.LATEST),
+        lambda: Log.names(manager),
+        lambda: Log.open(manager, "another", insecure=True),
+        *named(writer, "sync roll seal"),
+        lambda: writer.append(b"x"),
+        lambda: writer.append_async(b"x").result(),
+        lambda: asyncio.run(writer.append_coro(b"x")),
+        *(call for each in readers for call in named(each, "read lag caught_up")),
+        *(partial(each.seek, LogEnd.LATEST) for each in readers),
+        lambda: asyncio.run(readers[1].read_many_async(3)),
+        *(call for each in subscriptions for call in named(each, "read delete backlog stats rewind skip_all")),
+        *(partial(each.ack, 1) for each in subscriptions),
+        *(partial(each.nack, 1) for each in subscriptions),
+        *(partial(each.seek, LogEnd.LATEST) for each in subscriptions),
+        lambda: asyncio.run(shared.read_many_async(3)),
+        lambda: asyncio.run(alone.ack_coro(1)),
+        lambda: detached.append_many([b"x"]),
+    ]
+
+
+def calls_of_others(manager: LedgerManager) -> list[Callable[[], Any]]:
+    """Return calls of a write-ahead log, a blob store and a namespace, which were opened before."""
+    wal = WriteAheadLog.open(manager, "wal of calls", insecure=True)
+    wal.append_many(numbered(9))
+    follower = wal.follow(timeout=None)
+    next(follower)
+    blobs = BlobStore.open(manager, insecure=True)
+    blobs.put("a", bytes(20 << 20))
+    file, upload, checkpoint = blobs.open_blob("a"), blobs.create_blob("b"), wal.checkpoint()
+    names = Namespace.open(manager, insecure=True)
+    names.create("name")
+    of_blobs = "delete open_blob get stat exists versions create_blob"
+    return [
+        *named(wal, "ledgers first_lsn stats sync roll checkpoint checkpoints latest_checkpoint"),
+        lambda: wal.append(b"x"),
+        lambda: list(wal.replay()),
+        lambda: wal.read(1),
+        lambda: list(wal.read_many([1])),
+        lambda: next(wal.follow(timeout=None)),
+        lambda: wal.truncate_before(3),
+        lambda: wal.truncate_after(3),
+        lambda: next(follower),
+        *named(blobs, "sweep list"),
+        lambda: blobs.put("c", b"x"),
+        lambda: blobs.copy("a", "c"),
+        lambda: blobs.rename("a", "c"),
+        *(partial(getattr(blobs, name), "a") for name in of_blobs.split()),
+        lambda: file.read(8 << 20),
+        lambda: upload.write(b"x"),
+        *(each.commit for each in (upload, checkpoint)),
+        *(partial(getattr(names, name), "name") for name in ("create", "log", "exists", "delete")),
+        lambda: names.rename("name", "other"),
+        names.names,
+        lambda: names.watch(lambda *_: None),
+        wal.seal,
+    ]
+
+
+def calls_of_a_cluster(manager: LedgerManager) -> list[Callable[[], Any]]:
+    """Return calls that administer a cluster, and some of its metadata."""
+    admin, metadata = ClusterAdmin(manager), metadata_of(manager)
+    looks = "status bookies secret_status repairs scrub_status plan_rebalance rebalance_progress orphans settings"
+    changes = "add_secret switch_secret reseal_metadata retire_secret resume_repair scrub abort_rebalance"
+    of_bookies = "bookie drain cancel_drain drain_progress end_maintenance ok_to_stop ok_to_remove remove"
+    return [
+        *named(admin, looks),
+        *named(admin, changes),
+        *(partial(getattr(admin, name), "bookie-0") for name in of_bookies.split()),
+        lambda: admin.pause_repair(60, "somebody"),
+        lambda: admin.change_settings(lambda found: found),
+        *named(metadata, "new_ledger_id next_id list_bookies list_ledgers read_settings list_cookies catch_up"),
+        lambda: metadata.try_lock("a name", "an owner"),
+        lambda: metadata.lock_owner("a name"),
+        lambda: metadata.watch_bookies(lambda: None),
+    ]
+
+
+def test_every_call_in_a_child_is_refused_whatever_threads_of_its_parent_were_doing(tmp_path: Path) -> None:
+    with open_quick(tmp_path) as manager:
+        calls = [*calls_of_ledgers(manager), *calls_of_logs(manager), *calls_of_others(manager)]
+        with all_locks_held():
+            in_child(lambda: all_refused(calls))
+
+
+def test_every_call_of_a_cluster_in_a_child_is_refused_too(tmp_path: Path) -> None:
+    with inside(tmp_path) as cluster, cluster.connect() as manager:
+        calls = [*calls_of_ledgers(manager), *calls_of_logs(manager), *calls_of_others(manager)]
+        calls += calls_of_a_cluster(manager)
+        with all_locks_held():
+            in_child(lambda: all_refused(calls))
 
 
 def test_a_child_may_read_while_its_parent_writes(tmp_path: Path) -> None:

@@ -466,6 +466,10 @@ class Metrics:
             lambda: ((MetricKey("build_info", labels=about), 1), (MetricKey("up_since_timestamp_ns"), began_ns))
         ]
 
+    def after_fork(self) -> None:
+        """Replace the lock in a forked child, where errors are counted as well; scopes are of no use there."""
+        self._lock = threading.Lock()
+
     def scope(self, ledger_type: str = "", tier: str = "", labels: Labels = ()) -> MetricsScope:
         """Return the scope for one ledger type in one tier, or for other labels."""
         with self._lock:

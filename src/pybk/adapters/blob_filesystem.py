@@ -67,11 +67,7 @@ class _Stores:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._stores: dict[tuple[object, ...], tuple[BlobStore, LedgerManager]] = {}
-        in_children(self, _Stores._disable)
-
-    def _disable(self) -> None:
-        """Replace the lock in a forked child, because a thread of the parent may hold it while it opens a store."""
-        self._lock = threading.Lock()
+        in_children(self)
 
     def open(
         self, where: str, cluster_file: str | None, name: str, given: _Given, *, read_only: bool, insecure: bool

@@ -254,6 +254,7 @@ class ClusterBackend(ReplicatedLedgers):
     def after_fork(self) -> None:
         """Make every handle raise in a forked child, and replace locks that a thread of the parent may hold."""
         self.forked = self.ended = True
+        self.metrics.after_fork()
         self._followers.end()
         self.driver.after_fork()
         error = self._fork_error()

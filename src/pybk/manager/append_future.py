@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, NoReturn, Typ
 
 from pybk.deferral import asyncio
 from pybk.errors import AppendTimeoutError, PybkError, UsageError, without_frames
-from pybk.threads import start_thread
+from pybk.threads import in_children, start_thread
 from pybk.threads.call_threads import LoopCalls, WakeUp, call_in, running_loop
 from pybk.threads.group_commit import Completion
 
@@ -327,16 +327,16 @@ class _LoopWaker:
 class AdvancedFuture(AppendFuture[T]):
     """An append to an advanced ledger: it is staged in a commit only when all entries before it were appended.
 
-    Threads: any. ``_lock`` guards ``_callbacks``, and ``_commit``, which is set once, before ``_is_staged``.
+    Threads: any. ``_callbacks``, and ``_commit``, which is set once, before ``_is_staged``, are guarded by the ledger's
+    ``location_lock``, as other callbacks are; a forked child has a new one.
     """
 
-    __slots__ = ("_callbacks", "_descriptor", "_in_loops", "_is_staged", "_lock", "_looking", "_staged")
+    __slots__ = ("_callbacks", "_descriptor", "_in_loops", "_is_staged", "_looking", "_staged")
 
     def __init__(self, log: AppendLog, descriptor: LedgerDescriptor, value: T) -> None:
         self._log = log
         self._descriptor = descriptor
         self._value = value
-        self._lock = threading.Lock()
         self._is_staged = False
         self._staged = WakeUp()
         """Wakes one of the threads that wait for ``_is_staged``, which wakes the next."""
@@ -347,7 +347,7 @@ class AdvancedFuture(AppendFuture[T]):
 
     def staged(self, commit: Completion | None, failed: PybkError | None = None) -> None:
         """Set the append's commit, or the error with which it ends without one; the first call counts."""
-        with self._lock:
+        with self._descriptor.location_lock:
             if self._is_staged:
                 return
             if commit is None:
@@ -398,14 +398,14 @@ class AdvancedFuture(AppendFuture[T]):
 
     def _when_done(self, callback: Callable[[], None]) -> None:
         """Have ``callback`` called in a background thread when done."""
-        with self._lock:
-            if not self._is_staged:
-                first = not self._callbacks
+        with self._descriptor.location_lock:
+            waits, first = not self._is_staged, not self._callbacks
+            if waits:
                 self._callbacks.append(callback)
-                if first:
-                    self._descriptor.when_advanced(self._look)
-                return
-        super()._when_done(callback)
+        if not waits:
+            super()._when_done(callback)
+        elif first:
+            self._descriptor.when_advanced(self._look)
 
     def _call_in_loop(
         self, loop: asyncio.AbstractEventLoop, callback: Callable[[Any], Any], context: contextvars.Context
@@ -488,6 +488,10 @@ class CoroutineBacklog:
         self._running = False
         """True if the thread runs. Guarded by ``_lock``."""
 
+    def _disable(self) -> None:
+        """Forget in a forked child what waits, because it has no thread for that: the appends are refused there."""
+        self._waiting, self._running = None, False
+
     @property
     def is_empty(self) -> bool:
         """True if no append waits. While one waits, later ones must be added as well, which keeps the order."""
@@ -510,6 +514,7 @@ class CoroutineBacklog:
                 self._running = True
             if self._waiting is None:
                 self._waiting = deque()
+                in_children(self, CoroutineBacklog._disable)
             self._waiting.append(_WaitingAppend(append, loop, delivered))
         return delivered
 

@@ -573,7 +573,7 @@ class LedgerWriter(Handle):
         return commit, prefixes[-1]
 
     def _refuse(self) -> None:
-        error = self._descriptor.error
+        error = self._descriptor.error or self._log.error
         if error is not None:
             raise not_done(error)
         raise LedgerClosedError(f"ledger {self.ledger_id} is closed; create another ledger to append more")
@@ -632,7 +632,7 @@ class LedgerWriter(Handle):
     def _put_advanced(self, payload: bytes, entry_id: int, *, wait: bool) -> AdvancedFuture[int]:
         """Accept an entry; if it is the next, stage it and the entries that wait for it. The caller holds the lock."""
         descriptor = self._descriptor
-        if self._closed or descriptor.error is not None:
+        if self._closed or descriptor.error is not None or self._log.error is not None:
             self._refuse()
         if entry_id <= descriptor.last_pushed or entry_id in self._early:
             raise DuplicateEntryError(f"ledger {self.ledger_id} was given entry {entry_id} already")

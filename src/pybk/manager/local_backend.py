@@ -124,8 +124,7 @@ class LocalLocks:
         in_children(self, LocalLocks._disable)
 
     def _disable(self) -> None:
-        """Replace the guard in a forked child, because a thread of the parent may hold it, and forget the watches."""
-        self._guard = threading.RLock()
+        """Forget the watches in a forked child."""
         self._watches = {}
 
     def try_take(self, name: str, lock: LocalLock) -> bool:

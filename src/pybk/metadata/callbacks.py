@@ -56,11 +56,7 @@ class Callbacks:
         self._due: dict[Callback, float] = {}
         self._thread: threading.Thread | None = None
         self._closed = False
-        in_children(self, Callbacks._disable)
-
-    def _disable(self) -> None:
-        """Replace the lock in a forked child, because a thread of the parent may hold it; nothing is called there."""
-        self._changed = threading.Condition()
+        in_children(self)
 
     def add(self, key: str | None, call: Callable[[], None]) -> Callback:
         """Register a callback; raises ClosedError once closed.

@@ -192,6 +192,11 @@ class ClusterMetadata(
         if stored.level < NEWEST_LEVEL or key_for is not None:
             self._watch = store.watch(CLUSTER_KEY, self._look_again)
 
+    def _disable(self) -> None:
+        """Forget in a forked child the ids of ledgers that the parent has reserved."""
+        super()._disable()
+        self._ids = range(0)
+
     def measure(self, metrics: Metrics) -> None:
         """Record the times of the metadata store's requests, and count ends of sessions, in these metrics."""
         self._timed.measure(metrics)

@@ -143,12 +143,11 @@ class Locks(AuthenticatedValues):
         self._leases: dict[str, Lease] = {}
         self._leases_lock = threading.Lock()
         self._forked = False
-        in_children(self, Locks._disable)
+        in_children(self, type(self)._disable)
 
     def _disable(self) -> None:
-        """Replace the lock in a forked child, because a thread of the parent may hold it during a request."""
+        """Note in a forked child that it holds no lock of its parent."""
         self._forked = True
-        self._leases_lock = threading.Lock()
 
     def try_lock(self, name: str, owner: str) -> Lease | None:
         """Take a lock if it is free.

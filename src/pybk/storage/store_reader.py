@@ -135,6 +135,7 @@ class StoreReader:
         """
         self._forked = self.ended = True
         self.lock = threading.Lock()
+        self.metrics.after_fork()
         self.volumes.after_fork()
         self.named.after_fork()
         for descriptor in self._descriptors.values():

@@ -243,10 +243,6 @@ class Appender:
         """Drop the writer of a ledger that was never listed."""
         self._writers.pop(ledger_id, None)
 
-    def after_fork(self) -> None:
-        """Replace the lock in a forked child, because a thread of the parent may hold it."""
-        self._lock = threading.Lock()
-
     def take(self, owned: Owned) -> None:
         """Begin to append, after a take-over or a cut."""
         self.epoch = owned.record.epoch

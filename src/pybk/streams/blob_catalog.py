@@ -43,6 +43,7 @@ from pybk.manager.ledger_writer import LedgerWriter
 from pybk.storage.named_records import NamedChange
 from pybk.streams.blob_record import BlobRecord, BlobVersion, Hold, Reference
 from pybk.streams.ledger_spec import LedgerSpec, wrong_password
+from pybk.threads import hold_over_forks, in_children
 from pybk.values import decode_json, encode_json
 
 logger = logging.getLogger(__name__)
@@ -72,6 +73,7 @@ class _InUse:
         """Tokens of uploads that this process may publish yet."""
         self.abandoned: set[str] = set()
         """Tokens of uploads that this process will not publish, and has not given up yet."""
+        in_children(self)
 
     def is_read(self, ledger_id: int) -> bool:
         """Return whether a ledger is open for reading."""
@@ -79,7 +81,8 @@ class _InUse:
 
 
 _IN_USE: Final[WeakKeyDictionary[LedgerBackend, _InUse]] = WeakKeyDictionary()
-_IN_USE_LOCK: Final = threading.Lock()
+_IN_USE_LOCK: Final = threading.RLock()
+hold_over_forks(_IN_USE_LOCK)
 
 
 def new_token() -> str:

@@ -293,11 +293,6 @@ class Cursor:
         """True once the cursor was closed or deleted in this process."""
         return self._writer.closed
 
-    def after_fork(self) -> None:
-        """Replace locks in a forked child that a thread of the parent may hold."""
-        self.lock = threading.RLock()
-        self._moving = threading.Lock()
-
     # ---- changes -------------------------------------------------------------------------------------------------
 
     def ack(self, ranges: Ranges, properties: Mapping[str, int | str], *, kick: bool) -> RecordFuture[int]:
@@ -645,10 +640,6 @@ class MemoryCursor:
     def delete(self) -> None:
         """Release it."""
         self.closed = True
-
-    def after_fork(self) -> None:
-        """Replace the lock in a forked child, because a thread of the parent may hold it."""
-        self.lock = threading.RLock()
 
     def ack(self, ranges: Ranges, properties: Mapping[str, int | str], *, kick: bool) -> RecordFuture[int]:
         """Acknowledge records as ``Cursor.ack`` does, in memory alone."""

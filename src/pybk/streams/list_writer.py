@@ -49,7 +49,7 @@ from pybk.streams.ledger_list import Adopted, Owned
 from pybk.streams.ledger_spec import LedgerSpec, LogSettings
 from pybk.streams.ledger_steps import LedgerSteps
 from pybk.streams.list_record import SEQ_MAX, Detached, ListKind, ListRecord, Segment, title_of
-from pybk.threads import background, in_children, weakly
+from pybk.threads import background, in_children, renew_locks, weakly
 from pybk.threads.call_threads import in_thread
 
 if TYPE_CHECKING:
@@ -159,9 +159,8 @@ class ListWriter:
         in_children(self, ListWriter._disable)
 
     def _disable(self) -> None:
-        """Replace locks in a forked child that a thread of the parent may hold."""
-        self._operation = threading.RLock()
-        self.appender.after_fork()
+        """Give the parts new locks in a forked child."""
+        renew_locks(self.appender)
 
     # ---- taking over ---------------------------------------------------------------------------------------------
 

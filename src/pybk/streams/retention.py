@@ -287,11 +287,7 @@ class Watches:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._watches: list[Watch] | None = []
-        in_children(self, Watches._disable)
-
-    def _disable(self) -> None:
-        """Replace the lock in a forked child, because a thread of the parent may hold it."""
-        self._lock = threading.Lock()
+        in_children(self)
 
     def add(self, watch: Watch) -> None:
         """Add one."""

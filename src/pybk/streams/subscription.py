@@ -55,7 +55,7 @@ from pybk.streams.log_record import LogRecord, RecordSource, log_records
 from pybk.streams.log_writer import LogWriter
 from pybk.streams.range_set import Ranges
 from pybk.streams.record_reader import RecordReader
-from pybk.threads import in_children
+from pybk.threads import in_children, renew_locks
 from pybk.threads.call_threads import WakeUp, asyncio_form, begun_in_own_thread, begun_in_thread, call_in, in_thread
 from pybk.values import whole
 
@@ -295,11 +295,10 @@ class Subscription(RecordSource):
         in_children(self, Subscription._disable)
 
     def _disable(self) -> None:
-        """Refuse calls in a forked child, and replace locks that a thread of the parent may hold."""
+        """Refuse calls in a forked child."""
         self._forked = True
-        self._cursor.after_fork()
+        renew_locks(self._cursor)
         self._lock = self._cursor.lock
-        self._reading = threading.Lock()
 
     # ---- closing -------------------------------------------------------------------------------------------------
 

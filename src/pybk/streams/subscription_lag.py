@@ -25,7 +25,7 @@ from pybk.manager.ledger_manager import backend_of
 from pybk.metrics import Gauge, MetricKey, Metrics
 from pybk.streams.list_record import Segment
 from pybk.streams.list_writer import ListWriter
-from pybk.threads import background, weakly
+from pybk.threads import background, hold_over_forks, in_children, weakly
 
 logger = logging.getLogger(__name__)
 
@@ -115,6 +115,7 @@ class _Lags:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._lags: weakref.WeakSet[SubscriptionLag] = weakref.WeakSet()
+        in_children(self)
 
     def add(self, lag: SubscriptionLag) -> None:
         """Add one."""
@@ -136,7 +137,8 @@ class _Lags:
 
 
 _all: Final[weakref.WeakKeyDictionary[Metrics, _Lags]] = weakref.WeakKeyDictionary()
-_all_lock: Final = threading.Lock()
+_all_lock: Final = threading.RLock()
+hold_over_forks(_all_lock)
 
 
 def _lags_of(metrics: Metrics) -> _Lags:

@@ -4,9 +4,10 @@
 timers. A log at rest has no thread of its own. The threads are daemons; the next open of the log completes work that
 they leave unfinished.
 
-A forked child has none of the threads of its parent. The functions that ``in_children`` was given run first in it: they
-empty buffers, replace locks that a thread of the parent may hold, and close connections. So other calls need not check
-whether the process was forked, and a close or a finaliser in the child waits for nothing.
+A forked child has none of the threads of its parent. Objects that were given to ``in_children`` get new locks first in
+it, because a thread of the parent may hold theirs; then functions empty buffers and close connections. So other calls
+need not check whether the process was forked, and no call in the child waits for a lock. Locks of modules are held
+while the process is forked (``hold_over_forks``).
 """
 
 from __future__ import annotations
@@ -273,22 +274,49 @@ def _call_weakly(
 
 # ---- forked children -------------------------------------------------------------------------------------------------
 
-_DISABLED_BY: Final[weakref.WeakKeyDictionary[Any, Callable[[Any], None]]] = weakref.WeakKeyDictionary()
+_Disable = Callable[[Any], None]
+_IN_CHILDREN: Final[weakref.WeakKeyDictionary[Any, _Disable | None]] = weakref.WeakKeyDictionary()
+_NEW_LOCKS: Final[dict[type, Callable[[], object]]] = {
+    type(threading.Lock()): threading.Lock,
+    type(threading.RLock()): threading.RLock,
+    threading.Condition: threading.Condition,
+}
 
 
-def in_children(handle: T, disable: Callable[[T], None]) -> None:
-    """Call a function with an object in each forked child, as long as the object exists.
+def in_children(handle: T, disable: Callable[[T], None] | None = None) -> None:
+    """Give an object new locks in each forked child, as long as the object exists, and then call a function with it.
 
     Args:
-        handle: The object; it is hashed by identity, and not kept alive.
-        disable: The function; it must not refer to the object, wait, or raise.
+        handle: The object; it is hashed by identity, and not kept alive. Locks among its attributes guard something;
+            one that is a signal does not belong there.
+        disable: The function; it must not refer to the object, wait, or raise. None if new locks are all it takes.
     """
-    _DISABLED_BY[handle] = disable
+    _IN_CHILDREN[handle] = disable
+
+
+def renew_locks(handle: object) -> None:
+    """Replace the locks among the attributes of an object, in a forked child."""
+    attributes = getattr(handle, "__dict__", {})
+    for name, found in tuple(attributes.items()):
+        make = _NEW_LOCKS.get(type(found))
+        if make is not None:
+            attributes[name] = make()
+
+
+def hold_over_forks(lock: threading.RLock) -> None:
+    """Hold a lock of a module whenever the process is forked, so that no other thread holds it at the fork.
+
+    Args:
+        lock: The lock, which is held for moments only; reentrant, because a signal handler may fork.
+    """
+    os.register_at_fork(before=lock.acquire, after_in_parent=lock.release, after_in_child=lock.release)
 
 
 def _after_fork() -> None:
-    for handle, disable in list(_DISABLED_BY.items()):
-        disable(handle)
+    for handle, disable in list(_IN_CHILDREN.items()):
+        renew_locks(handle)
+        if disable is not None:
+            disable(handle)
 
 
 os.register_at_fork(after_in_child=_after_fork)

@@ -39,7 +39,7 @@ from typing import Any, Final, ParamSpec, TypeVar
 
 from pybk.deferral import asyncio
 from pybk.errors import StorageRefusedError
-from pybk.threads import Workers, start_thread
+from pybk.threads import Workers, hold_over_forks, start_thread
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -207,7 +207,8 @@ class WakeUp:
         return self._still.acquire(timeout=-1 if timeout is None else timeout)
 
 
-_LOCK: Final = threading.Lock()
+_LOCK: Final = threading.RLock()
+hold_over_forks(_LOCK)
 _OF_LOOPS: Final[weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, LoopCalls]] = weakref.WeakKeyDictionary()
 
 

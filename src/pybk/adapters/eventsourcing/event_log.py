@@ -76,7 +76,6 @@ class EventLog:
     def _disable(self) -> None:
         """Wait in a forked child for no thread of the parent."""
         self._forked = True
-        self._changed = threading.Condition()
         self._in_flight, self._paused = 0, False
 
     def close(self) -> None:

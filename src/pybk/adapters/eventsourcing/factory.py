@@ -55,11 +55,7 @@ class _Store:
         self._lock = threading.Lock()
         self._logs: dict[str, tuple[EventLog | TrackingLog, Credentials]] = {}
         """The logs by name, with their passwords or secrets."""
-        in_children(self, _Store._disable)
-
-    def _disable(self) -> None:
-        """Replace the lock in a forked child, because a thread of the parent may hold it while it opens a log."""
-        self._lock = threading.Lock()
+        in_children(self)
 
     def log(self, name: str, kind: Callable[[WriteAheadLog, object], T], given: Credentials, *, insecure: bool) -> T:
         """Return a log, and open it if needed."""

@@ -132,9 +132,8 @@ class View:
         in_children(self, View.after_fork)
 
     def after_fork(self) -> None:
-        """End it in a forked child, without a lock that a thread of the parent may hold."""
+        """End it in a forked child."""
         self._closed, self._loads = True, None
-        self._condition = threading.Condition()
 
     @property
     def admin(self) -> ClusterAdmin:
