@@ -1,17 +1,29 @@
-"""KeyboardInterrupt at a place of its own choosing, as a signal that comes there."""
+"""KeyboardInterrupt at a place of its own choosing, by a signal that comes there."""
 
 from __future__ import annotations
 
 import linecache
+import signal
 import sys
 import threading
 from collections.abc import Callable
 from dis import opmap
 from functools import cache
 from types import FrameType
-from typing import Any
+from typing import Any, Final
 
 from tests.paths import ROOT
+
+APPEND_PATH: Final = (
+    "pybk/manager/ledger_writer.py",
+    "pybk/threads/group_commit.py",
+    "pybk/storage/log/log.py",
+    "pybk/storage/log/commit.py",
+    "pybk/storage/descriptor.py",
+    "pybk/storage/store.py",
+    "pybk/storage/preallocation.py",
+)
+"""The files whose lines an append of a store runs."""
 
 
 def _found(files: tuple[str, ...]) -> tuple[str, ...]:
@@ -26,45 +38,33 @@ def _sources() -> tuple[str, ...]:
     return threading.__file__, *map(str, (ROOT / "src" / "pybk").rglob("*.py"))
 
 
-class CallInterrupter:
-    """Raises KeyboardInterrupt once, when the n-th call into C returns, as a signal does that comes during the call.
+def interrupts() -> None:
+    """Have ``strike`` raise KeyboardInterrupt. Called before the code that is struck: in a guard it would undo that."""
 
-    Used with ``sys.setprofile``.
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
 
-    Args:
-        call: Which call.
-        rooms: Ends of the file names of those that call.
+    signal.signal(signal.SIGUSR2, interrupt)
 
-    Attributes:
-        at: Where it was raised, empty if it was not.
-    """
 
-    def __init__(self, call: int, rooms: tuple[str, ...]) -> None:
-        self._left = call
-        self._rooms = _found(rooms)
-        self.at = ""
-
-    def __call__(self, frame: FrameType, event: str, called: Any) -> None:
-        code = frame.f_code
-        if event == "c_return" and not self.at and code.co_filename.endswith(self._rooms):
-            self._left -= 1
-            if self._left < 0:
-                self.at = f"{code.co_qualname}: {called.__qualname__}"
-                raise KeyboardInterrupt
+def strike() -> None:
+    """Get a signal whose handler raises KeyboardInterrupt: now, or where the guard of this thread ends or waits."""
+    signal.raise_signal(signal.SIGUSR2)
 
 
 class LineInterrupter:
-    """Raises KeyboardInterrupt once, at the n-th traced line, in the thread that it is used in; for ``sys.settrace``.
+    """Raises KeyboardInterrupt once, by a signal that comes at the n-th traced line; for ``sys.settrace``.
 
     Args:
         line: Which line.
         files: Parts of the names of the files whose lines count.
 
     Attributes:
-        fired: Whether it was raised.
+        fired: Whether the signal came.
     """
 
     def __init__(self, line: int, files: tuple[str, ...]) -> None:
+        interrupts()
         self._left = line
         self._files = _found(files)
         self.fired = False
@@ -77,7 +77,7 @@ class LineInterrupter:
             self._left -= 1
             if self._left < 0:
                 self.fired = True
-                raise KeyboardInterrupt
+                strike()
         return self
 
 

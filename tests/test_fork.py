@@ -30,7 +30,7 @@ from tests.admin.http.test_server import Client
 from tests.cluster.inside import inside
 from tests.forking import all_locks_held, in_child
 from tests.internals import backend_of, descriptor_of, metadata_of, store_of
-from tests.storage.log.test_interrupts import APPEND_PATH
+from tests.interrupting import APPEND_PATH
 from tests.storage.real_store import contents, numbered, open_quick, stop_syncing
 from tests.test_signals import handled
 from tests.waiting import WAIT_S, wait_until

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from pybk.threads.group_commit import Completion, GroupCommit
-from tests.storage.log import test_interrupts
 from tests.waiting import WAIT_S, wait_until
 
 
@@ -257,34 +256,6 @@ def test_a_child_of_a_fork_has_no_lock_to_wait_for() -> None:
     called: list[Any] = []
     group.when_done(Completion.finished(None), lambda: called.append(1))
     assert called == [1]
-
-
-def finish_all(group: GroupCommit, completions: tuple[Completion, ...]) -> None:
-    for completion in completions:
-        group.finish(completion)
-
-
-@pytest.mark.timeout(0)
-def test_an_interrupt_at_any_line_leaves_the_leadership_with_no_dead_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(test_interrupts, "APPEND_PATH", ("pybk/threads/group_commit.py",))
-    line, fired = 0, True
-    while fired:
-        own, others, after = completions = Completion(), Completion(), Completion()
-        work = InSteps()
-        group = started(work)
-        work.steps += [partial(finish_all, group, completions)] * 9
-        with group.mutex:
-            group.leader = token = threading.Lock()
-        thread = follow(group, others)
-        group.leave(token)
-        fired = test_interrupts.interrupted(line, partial(group.wait, own))
-        group.wait(after)
-        thread.join(WAIT_S)
-        assert not thread.is_alive(), f"a follower is stranded after an interrupt at line event {line}"
-        assert not group.followed
-        group.stop()
-        line += 1
-    assert line > 10
 
 
 def test_a_forked_child_calls_no_callback_of_its_parent() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import threading
 from array import array
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +19,6 @@ from pybk.storage.log.commit import Commit
 from pybk.threads.group_commit import Completion
 from tests.cluster.inside import inside
 from tests.internals import store_of
-from tests.interrupting import interrupted_at
 from tests.metadata.records import ledger
 from tests.sealing import open_sealing
 from tests.storage.real_store import payloads
@@ -75,15 +73,14 @@ def test_entries_get_the_prefixes_that_they_would_have_got_one_by_one(kind: Dige
             early = source.random(count) < share
             given = [(expected[n] if early[n] else b"", body) for n, body in enumerate(bodies)]
             entries = staged(digest, given)
-            for _ in range(2):  # an interrupted commit is encoded again
-                entries.freeze()
-                assert entries.parts[::2] == expected
-                assert entries.parts[1::2] == bodies
+            entries.freeze()
+            assert entries.parts[::2] == expected
+            assert entries.parts[1::2] == bodies
             assert entries.encoded_bytes == sum(map(len, (*expected, *bodies)))
             assert entries.descriptor.last_prefix == expected[-1]
 
 
-def test_what_an_interrupt_left_gets_no_prefix() -> None:
+def test_what_an_error_left_gets_no_prefix() -> None:
     digest = entry_digest(DigestType.CRC32C, 3)
     entries = staged(digest, [(b"", b"one"), (b"", b"two")])
     entries.parts += (b"", b"never counted")
@@ -200,29 +197,6 @@ def test_threads_append_entries_that_are_verified(tmp_path: Path, late: list[int
         ]
         assert sorted(found) == sorted(expected)
         assert sum(late) == 8 * sum(number % 7 > 0 for number in range(40))
-
-
-@pytest.mark.sampled(one_in=3, group="any line")
-def test_an_interrupt_at_any_line_leaves_whole_entries(tmp_path: Path, late: list[int]) -> None:
-    line = 0
-    while True:
-        with open_sealing(tmp_path / str(line)) as manager:
-            writer = manager.create_ledger(password=PASSWORD)
-            futures = [writer.append_async(b"%d" % number) for number in range(5)]
-            came = interrupted_at(line, ("storage/descriptor.py",), partial(writer.append, b"last"))
-            given = [future.result() for future in futures]
-            assert given == list(range(5))
-            writer.append(b"after")
-            writer.close()
-            found = payloads(manager.open_ledger(writer.ledger_id, password=PASSWORD))
-            assert found[:5] == [b"%d" % number for number in range(5)]
-            assert found[-1] == b"after"
-            assert found[5:-1] in ([], [b"last"])
-            assert manager.check_seal(writer.ledger_id, password=PASSWORD, require=True)
-        if not came:
-            break
-        line += 1
-    assert line > 5
 
 
 def test_bookies_get_entries_that_are_verified(tmp_path: Path, late: list[int]) -> None:

@@ -1,7 +1,7 @@
 /* The module pybk._native: the digests of batches, their bytes in records, entries as objects, their places in records,
    and the commit of one entry, for pybk/ledger/digest.py, pybk/ledger/entry.py, pybk/storage/store_reader.py and
    pybk/storage/format/log_file.py, which do the same without it; and the messages of wire_module.c, for
-   pybk/transport/client_links.py and server.py.
+   pybk/transport/client_links.py and server.py; and the guard of guard.c, for pybk/threads/interrupts.py.
 
    Functions let the interpreter lock go while they compute digests over RELEASE_BYTES or more, and large batches are
    checked by several threads then. What they use then cannot go
@@ -14,6 +14,7 @@
 
 #include "digests.h"
 #include "framing.h"
+#include "guard.h"
 #include "spread.h"
 #include "wire_module.h"
 
@@ -712,13 +713,18 @@ static int add_types(PyObject *module, const char *name, int (*is_there)(int typ
 
 static int set_up(PyObject *module)
 {
-    return add_types(module, "TYPES", digests_are_there) < 0 ? -1 : add_types(module, "ALONE", digests_are_there_alone);
+    if (set_up_guard(module) < 0 || add_types(module, "TYPES", digests_are_there) < 0)
+        return -1;
+    return add_types(module, "ALONE", digests_are_there_alone);
 }
 
 static PyMethodDef METHODS[] = {
+    {"checkpoint", checkpoint, METH_NOARGS, checkpoint_doc},
     {"decode", (PyCFunction)(void (*)(void))decode, METH_FASTCALL, decode_doc},
     {"encode", encode, METH_VARARGS, encode_doc},
     {"entry_commit", entry_commit, METH_VARARGS, entry_commit_doc},
+    {"guarded", (PyCFunction)(void (*)(void))guarded, METH_FASTCALL, guarded_doc},
+    {"is_guarded", is_guarded, METH_NOARGS, is_guarded_doc},
     {"lengths", lengths, METH_O, lengths_doc},
     {"make_answer", (PyCFunction)(void (*)(void))make_answer, METH_FASTCALL, make_answer_doc},
     {"make_read", (PyCFunction)(void (*)(void))make_read, METH_FASTCALL, make_read_doc},
@@ -749,10 +755,12 @@ static PyModuleDef MODULE = {
     .m_name = "pybk._native",
     .m_doc = "The digests of entries; TYPES are the digest types that this processor computes here, and ALONE those of "
              "them that it computes for one entry as fast as others do. "
-             "And the commit of one entry, and the messages of an add and a read of one.",
-    .m_size = 0,
+             "And the commit of one entry, the messages of an add and a read of one, and calls that signals do not interrupt.",
+    .m_size = sizeof(guard_state),
     .m_methods = METHODS,
     .m_slots = SLOTS,
+    .m_traverse = traverse_guard,
+    .m_clear = clear_guard,
 };
 
 PyMODINIT_FUNC PyInit__native(void) { return PyModuleDef_Init(&MODULE); }

@@ -13,7 +13,8 @@ A module that needs such a name begins with ``from pybk import manager``, and us
 
 The error of a name that was removed from a package or a class names what to use instead (``deferred``, ``without``).
 
-All other imports stand at the beginning of a module, except those of packages that may be missing.
+All other imports stand at the beginning of a module, except those of packages that may be missing, and of the native
+core (``native_core``), which may be missing as well.
 
 An import needs a file descriptor, and a process may have none left. While a store is open, a spare descriptor is closed
 for the import (``import_by``).
@@ -26,6 +27,7 @@ child would inherit the lock of the module that another thread was importing.
 
 from __future__ import annotations
 
+import os
 import sys
 from _thread import RLock
 
@@ -33,7 +35,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable, Mapping
-    from typing import Final, NoReturn, TypeVar
+    from typing import Any, Final, NoReturn, TypeVar
 
     C = TypeVar("C", bound=type)
 
@@ -41,7 +43,7 @@ if TYPE_CHECKING:
 
     Way = Callable[[Callable[[], None]], None]
 
-__all__ = ("LateModule", "asyncio", "deferred", "import_by", "import_rest", "importing", "np", "without")
+__all__ = ("LateModule", "asyncio", "deferred", "import_by", "import_rest", "importing", "native_core", "np", "without")
 
 importing: Final = RLock()
 """Held while the module of a name is imported.
@@ -78,15 +80,16 @@ def import_rest(package: str) -> None:
 
 
 def module_of(name: str) -> object:
-    """Return a module, and import it if need be."""
-    if name not in sys.modules:
+    """Return a module, and import it if need be; wait for another thread that is importing it."""
+    found = sys.modules.get(name)
+    # A signal in the wait for the lock of a module would leave it locked, so that is a matter of the way as well.
+    if found is None or getattr(getattr(found, "__spec__", None), "_initializing", False):
 
         def call() -> None:
             with importing:
                 __import__(name)
 
         _way[0](call)
-    __import__(name)  # another thread may be importing it
     return sys.modules[name]
 
 
@@ -149,6 +152,17 @@ def without(**removed: str) -> Callable[[C], C]:
         return decorated
 
     return decorate
+
+
+def native_core() -> Any:
+    """Return the module ``pybk._native``, or None without it; ``PYBK_PURE=1`` in the environment leaves it out."""
+    if os.environ.get("PYBK_PURE", "0") not in ("", "0"):
+        return None
+    try:
+        __import__("pybk._native")  # importlib takes a millisecond, for which `pybk --version` would wait
+    except ImportError:
+        return None
+    return sys.modules["pybk._native"]
 
 
 class LateModule:

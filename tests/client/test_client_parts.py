@@ -191,7 +191,7 @@ def test_missing_entries_are_recorded_before_the_metadata_name_other_bookies(fai
 
 def quiet_driver(store: Recorder) -> Driver:
     """Return a driver to which no bookie says anything."""
-    wire = SimpleNamespace(interrupt=lambda: None, begin_turn=lambda: None, poll=lambda _: [], waiting=True)
+    wire = SimpleNamespace(interrupt=lambda: None, poll=lambda _: [])
     return Driver(wire, store)  # type: ignore[arg-type]  # as much as is needed
 
 

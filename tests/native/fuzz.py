@@ -1,7 +1,7 @@
 """Compare the native core with pure Python on random entries: ``python -m tests.native.fuzz SECONDS [SEED]``.
 
 Batches are sound, damaged, or described by wrong places and ids. Each buffer is an object of its own that ends where
-its last byte is, so that AddressSanitizer sees what is read beyond it.
+its last byte is, so that AddressSanitizer sees what is read beyond it. Between them signals come in guards.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pybk.ledger import CORE
 from pybk.ledger.digest import KEY_BYTES, DigestType, EntryDigest, entry_digest
 from pybk.ledger.entry import ENTRY_HEADER_BYTES, Entry, EntryBatch
 from pybk.storage.format.log_file import BLOCK_BYTES, COMMIT_HEADER_BYTES, encode_commit_header, encode_entries, padding
-from tests.native import messages
+from tests.native import guards, messages
 
 if TYPE_CHECKING:
     from pybk.ledger.native import NativeCore
@@ -211,6 +211,7 @@ def main() -> int:
     end = time.monotonic() + float(sys.argv[1])
     while time.monotonic() < end:
         compared += compare(CORE, source) + messages.compare(CORE, source)
+        guards.check(source)
     sys.stdout.write(f"{compared} batches and messages are equal\n")
     return 0
 

@@ -45,7 +45,7 @@ from tests.storage.test_transaction_group import (
     test_a_group_record_without_its_own_records_is_not_a_valid_commit as forge_groups,
 )
 from tests.storage.test_transaction_group import (
-    test_a_group_that_is_interrupted_before_it_counts_leaves_nothing as interrupt_a_group,
+    test_a_group_that_fails_before_it_counts_leaves_nothing as fail_a_group,
 )
 from tests.storage.test_transaction_group import test_salvage_takes_a_group_whole_or_not_at_all as salvage_a_group
 
@@ -515,12 +515,12 @@ MUTANTS = [
     ),
     Mutant(
         "a group counts by one step",
-        interrupt_a_group,
+        fail_a_group,
         [Piece("log.commit:GroupEntries.freeze", "not self.group.staged", "False")],
     ),
     Mutant(
         "nothing joins the entries of a group",
-        interrupt_a_group,
+        fail_a_group,
         [Piece("log.log:Log._open_entries", "not entries.takes_more", "False")],
     ),
     Mutant(
@@ -541,7 +541,7 @@ MUTANTS = [
     Mutant(
         "a failed sync ends the store",
         a_failed_sync_ends_the_store,
-        [Piece("log.log:Log.step", "self._error = failed", "pass")],
+        [Piece("log.log:Log._fail_step", "kept = self._error = _1", "kept = _1")],
     ),
     Mutant(
         "a new log file's name is synced before it is used",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import threading
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,8 +17,8 @@ from pybk.storage.named_records import NAME_BYTES_MAX, VALUE_BYTES_MAX
 from pybk.storage.repair.rebuild import rebuild_index
 from pybk.storage.repair.verify import verify_store
 from tests.internals import store_of, store_view_of
+from tests.interrupting import interrupted_at
 from tests.simdisk import SimCrash, SimFileSystem
-from tests.storage.log import test_interrupts
 from tests.storage.real_store import open_quick
 from tests.storage.store_harness import abandon, open_world
 
@@ -191,14 +192,13 @@ def test_an_interrupt_at_any_line_of_a_change_lets_no_other_begin_from_its_versi
         "storage/log/log.py",
         "storage/log/commit.py",
     )
-    monkeypatch.setattr(test_interrupts, "APPEND_PATH", rooms)
     manager = open_world(SimFileSystem(1))
     named, level = store_of(manager).named, FeatureLevel.SEALS
     applied: dict[str, set[bytes | None]] = {}
     changed = named.changed
 
     def note(row: NamedRow) -> None:
-        applied.setdefault(row.name, set()).add(row.value)  # maybe twice
+        applied.setdefault(row.name, set()).add(row.value)
         changed(row)
 
     monkeypatch.setattr(named, "changed", note)
@@ -206,9 +206,7 @@ def test_an_interrupt_at_any_line_of_a_change_lets_no_other_begin_from_its_versi
     fired = True
     while fired:
         name = f"record {line}"
-        fired = test_interrupts.interrupted(
-            line, lambda name=name: named.compare_and_set(name, None, b"1", level=level)
-        )
+        fired = interrupted_at(line, rooms, partial(named.compare_and_set, name, None, b"1", level=level))
         try:
             named.compare_and_set(name, None, b"2", level=level)
         except VersionConflictError:

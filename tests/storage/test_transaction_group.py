@@ -56,7 +56,6 @@ from pybk.storage.transaction_group import GROUP_BYTES_MAX, GROUP_LEDGERS_MAX, G
 from tests.internals import descriptor_of, digest_of, store_of, store_view_of
 from tests.sampling import sample
 from tests.simdisk import SimCrash, SimEnvironment, SimFileSystem
-from tests.storage.log import test_interrupts
 from tests.storage.real_store import contents, open_quick, stop_syncing
 from tests.storage.store_harness import CONFIG, ROOT, abandon, open_store, open_world
 from tests.test_ledger import metadata
@@ -529,55 +528,19 @@ def test_a_group_whose_write_failed_is_kept_whole_or_not_at_all() -> None:
     assert seen == {False, True}
 
 
-@pytest.mark.sampled(one_in=3, group="any line")
-@pytest.mark.timeout(0)
-def test_an_interrupt_at_any_line_leaves_a_group_whole_or_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    rooms = (
-        "storage/transaction_group.py",
-        "storage/named_records.py",
-        "group_commit.py",
-        "storage/log/log.py",
-        "storage/log/commit.py",
-    )
-    monkeypatch.setattr(test_interrupts, "APPEND_PATH", rooms)
-    manager = open_store(SimFileSystem(1))
-    line = whole = 0
-    fired = True
-    while fired:
-        one, two = create(manager), create(manager)
-        other = one.append_async(b"other")
-        fired = test_interrupts.interrupted(
-            line, lambda one=one, two=two: put(manager, {one: [b"1", b"2"], two: [b"1"]}, {NAME: b"%d" % one.ledger_id})
-        )
-        after = [one.append(b"after"), two.append(b"after")]
-        assert other.result(WAIT_S) == 0
-        is_there = value(manager) == b"%d" % one.ledger_id
-        whole += is_there
-        group = [b"1", b"2"] if is_there else []
-        assert contents(manager, one.ledger_id) == [b"other", *group, b"after"], line
-        assert contents(manager, two.ledger_id) == [*group[:1], b"after"], line
-        assert after == [1 + len(group), len(group[:1])]
-        one.close()
-        two.close()
-        line += 1
-    assert line > 100
-    assert 10 < whole < line - 10
-    manager.close()
-
-
-class _Interrupting(dict[str, Any]):
-    """Is interrupted when it is changed."""
+class _Failing(dict[str, Any]):
+    """Cannot be changed."""
 
     def update(self, *_: Any, **__: Any) -> None:
-        raise KeyboardInterrupt
+        raise MemoryError
 
 
-def test_a_group_that_is_interrupted_before_it_counts_leaves_nothing() -> None:
+def test_a_group_that_fails_before_it_counts_leaves_nothing() -> None:
     manager = open_store(fs := SimFileSystem(1))
     one, two = create(manager), create(manager)
     named = store_of(manager).named
-    named.pending = _Interrupting()
-    with pytest.raises(KeyboardInterrupt):
+    named.pending = _Failing()
+    with pytest.raises(MemoryError):
         put(manager, {one: [b"lost"] * 2, two: [b"lost"]}, {NAME: b"lost"})
     assert store_of(manager).log.forming.groups, "it was on its way"
     named.pending = {}

@@ -61,7 +61,7 @@ class AppendQueue:
         ledger: The ledger.
         group: The group commit of the client, whose leader sends the batches.
         on_formed: Called when a batch has formed that may be sent.
-        as_leader: Lets the client's leader make a call, and returns afterwards; an interrupt may lose the call.
+        as_leader: Lets the client's leader make a call, and returns afterwards; an error in a step may lose the call.
         bytes_max: The most bytes that may be outstanding.
         on_span: The hook that gets a span of each batch; None for none.
 
@@ -194,8 +194,8 @@ class AppendQueue:
             batch.unseen = len(self.sent) < BATCHES_UNDER_WAY
             descriptor.staging = entries
             self._newest = batch
-            # The leader is notified before the batch counts: an interrupt in between costs a call of ``take``, and
-            # never leaves a batch that is not sent. The leader's ``take`` waits for the mutex, so it finds the batch.
+            # The leader is notified before the batch counts: an error in between costs a call of ``take``, and never
+            # leaves a batch that is not sent. The leader's ``take`` waits for the mutex, so it finds the batch.
             is_first = not formed
             if is_first:
                 self._on_formed()
@@ -276,7 +276,7 @@ class AppendQueue:
                 entries = batch.entries
                 entries.freeze()
                 count = len(entries.sizes)
-                if count == 0:  # an interrupt ended the append that formed it
+                if count == 0:  # an error ended the append that formed it
                     self._group.finish(batch)
                     if self.sent:  # its marks wait for what was staged before it, too
                         self.sent[-1].marks += batch.marks
@@ -389,7 +389,7 @@ class AppendQueue:
             for batch in left:
                 self._group.finish(batch)
 
-        while not all(batch.done for batch in left):  # an interrupt of the leader may have lost the call
+        while not all(batch.done for batch in left):  # an error in a step may have lost the call
             self._as_leader(finish)
 
     def after_fork(self, error: PybkError) -> None:

@@ -17,10 +17,12 @@ batches, receive, handle replies. So machines, ``_asked`` and the wire need no l
 leader through ``posted``, ``_begun``, ``_formed`` and ``_fresh``, whose single operations are atomic in CPython, and
 interrupt its pause. Metadata requests may take long, so they run in threads of their own, which post the outcome.
 
-**Interrupts.** An exception in the middle of a step may leave machines half changed. ``broken`` marks that; the next
-step gives up all conversations with errors that say that outcomes are unknown, and drops all links. An interrupt of
-the pause alone, ``Wire.waiting``, loses nothing. ``_fresh`` and ``_unmet`` have calls that an interrupt may have lost
-after they were taken from ``posted``.
+**Interrupts.** A step runs in a guard (``threads/interrupts.py``), so no signal ends it in the middle, and in the main
+thread it pauses for a slice at most.
+
+**Errors.** An error in the middle of a step, such as lack of memory, may leave machines half changed. ``broken`` marks
+that; the next step gives up all conversations with errors that say that outcomes are unknown, and drops all links.
+``_unmet`` has the completions whose calls the error may have lost.
 
 **Closing.** ``_closed`` is set by the leader. From then on a step only ends conversations.
 """
@@ -64,6 +66,7 @@ from pybk.replication.recovery import RecoveryMachine
 from pybk.replication.writer import WriterMachine
 from pybk.threads import Workers, start_thread
 from pybk.threads.group_commit import Completion, GroupCommit
+from pybk.threads.interrupts import SLICE_SECONDS, is_guarded
 
 if TYPE_CHECKING:
     from pybk.client.remote_ledger import RemoteLedger
@@ -72,12 +75,15 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_INTERRUPTED: Final = (
-    "the client was interrupted in the middle of its work, and what was under way is not known: read again, and open "
-    "ledgers that were being written to recover them"
+_BROKEN: Final = (
+    "the client failed in the middle of its work, and what was under way is not known: read again, and open ledgers "
+    "that were being written to recover them"
 )
 WAIT_MS: Final = 1000
-"""The longest pause of a step."""
+"""The longest pause of a step outside of a guard."""
+
+_SLICE_MS: Final = int(SLICE_SECONDS * 1000)
+"""The longest pause of a step in a guard."""
 
 _TICK_SECONDS: Final = 0.002
 _TICKS_UNTIL_REST: Final = 20
@@ -111,13 +117,6 @@ class Wire(Protocol):
 
     def poll(self, timeout_ms: int) -> list[tuple[int, AnyReply | None]]:
         """Return replies by request id, None for those that will not come; wait ``timeout_ms`` for the first."""
-
-    @property
-    def waiting(self) -> bool:
-        """True if ``poll`` has taken nothing yet; then an exception that ends it loses nothing."""
-
-    def begin_turn(self) -> None:
-        """Clear ``waiting``."""
 
     def begin_again(self) -> None:
         """Drop all links and pending requests; may be repeated."""
@@ -221,8 +220,6 @@ class Driver:
         self._wake_numbers = itertools.count()
         self._waited: set[AnyConversation] = set()
         """Conversations that have begun and not ended. Changed by the leader alone."""
-        self._fresh: dict[AnyConversation, Callable[[], None]] = {}
-        """The calls that begin conversations, until they are made; an interrupt may lose one after it was posted."""
         self._readings: set[EntryReading] = set()
         """The reads of one entry that threads wait for. Changed by these threads."""
         self._begun: deque[tuple[Bookie, EntryReading]] = deque()
@@ -271,10 +268,8 @@ class Driver:
 
         def first() -> None:
             self._waited.add(conversation)
-            self._fresh.pop(conversation, None)
             self.perform(conversation, begin(time.monotonic_ns()))
 
-        self._fresh[conversation] = first
         self.posted.append(first)
 
     def run(self, conversation: AnyConversation, begin: Callable[[int], list[Effect]]) -> None:
@@ -309,7 +304,7 @@ class Driver:
     def do(self, call: Callable[[], None], completion: Completion) -> None:
         """Have the leader make ``call``, which completes ``completion`` now or later, and wait for that.
 
-        If an interrupt loses the call, or the driver is closed before, ``completion`` gets an error.
+        If an error in a step loses the call, or the driver is closed before, ``completion`` gets an error.
         """
         completion.unseen = True
         self._unmet.add(completion)
@@ -320,7 +315,7 @@ class Driver:
             self._unmet.discard(completion)
 
     def call_as_leader(self, call: Callable[[], None]) -> None:
-        """Have the leader make ``call``, and return afterwards; an interrupt of the leader may lose the call."""
+        """Have the leader make ``call``, and return afterwards; an error in a step may lose the call."""
         done = Completion()
         self.posted.append(call)
         self.do(lambda: self.group.finish(done), done)
@@ -349,8 +344,8 @@ class Driver:
     def step(self) -> None:
         """Send what is pending, pause until a reply or call comes, and handle it.
 
-        An exception in the middle, such as KeyboardInterrupt, leaves machines in an unknown state. The next step gives
-        them up, because no caller may wait for ever. Once the driver is closed, the wire may be closed, too. A step
+        An exception in the middle leaves machines in an unknown state. The next step gives them up, because no caller
+        may wait for ever. Once the driver is closed, the wire may be closed, too. A step
         then only ends conversations that other threads began before they saw the close.
         """
         group = self.group
@@ -363,7 +358,6 @@ class Driver:
         if self.broken:
             self._give_up()
             return  # the leader's own completion may be done now
-        self._wire.begin_turn()
         try:
             now_ns = time.monotonic_ns()
             if self.posted and not self.do_posted():
@@ -373,7 +367,7 @@ class Driver:
             while self._begun:
                 self._wire.read(next(self._request_ids), *self._begun.popleft())
             # Do not pause after completing anything, because the leader's own completion may be done.
-            timeout_ms = 0 if group.completed or self.posted else WAIT_MS
+            timeout_ms = 0 if group.completed or self.posted else _SLICE_MS if is_guarded() else WAIT_MS
             if timeout_ms and self.wakes:
                 timeout_ms = max(0, min(timeout_ms, -(-(self.wakes[0][0] - now_ns) // 1_000_000)))
             if not self._lac_unsent or self._active:
@@ -381,7 +375,7 @@ class Driver:
             elif not self._receive(min(timeout_ms, _QUIET_MS)) and timeout_ms and not self._formed:
                 self._send_lacs()  # the leader may wait long, as for a ledger to advance
         except BaseException:
-            self.broken = not self._wire.waiting
+            self.broken = True
             raise
         if group.woke:
             time.sleep(0)  # let the woken threads run now, so that their next appends are sent together
@@ -402,8 +396,8 @@ class Driver:
         self._ticks_left = _TICKS_UNTIL_REST if busy else self._ticks_left - 1
 
     def _give_up(self) -> None:
-        """End all conversations and drop all links, after an interrupt in the middle of a step; may be repeated."""
-        self._end_all(EntryUnknownError(_INTERRUPTED), LedgerRecoveryError(_INTERRUPTED, outcome_unknown=True))
+        """End all conversations and drop all links, after an error in the middle of a step; may be repeated."""
+        self._end_all(EntryUnknownError(_BROKEN), LedgerRecoveryError(_BROKEN, outcome_unknown=True))
         self._wire.begin_again()
         self.broken = False
 
@@ -414,11 +408,9 @@ class Driver:
             if writer is not None:
                 writer.give_up(error if self._closed else of_changes, of_changes)
                 self._formed.pop(writer, None)  # a writer that another thread attached meanwhile stays
-        lost = [conversation for conversation, first in list(self._fresh.items()) if first not in self.posted]
-        for conversation in (*self._waited, *lost):
+        for conversation in tuple(self._waited):
             reads = isinstance(conversation.machine, ReadMachine | LacMachine | LacComparisonMachine)
             conversation.end(error if reads else of_changes)
-            self._fresh.pop(conversation, None)
         for reading in list(self._readings):
             self.group.finish(reading)
         for completion in list(self._unmet):
@@ -536,7 +528,7 @@ class Driver:
             conversation.completion.error = error
         self.group.finish(conversation.completion)
         conversation.wake_at_ns = None
-        self._waited.discard(conversation)  # last, so that after an interrupt it is ended again
+        self._waited.discard(conversation)  # last, so that after an error it is ended again
 
     # ---- writers -------------------------------------------------------------------------------------------------
 
@@ -589,7 +581,7 @@ class Driver:
             self._end_all(error, of_changes)
 
         self._end_late_answers()
-        while self._closed is None:  # an interrupt of the leader may have lost the call
+        while self._closed is None:  # an error in a step may have lost the call
             self.call_as_leader(end_all)
         self.group.stop()
         self.reports.close(REPORT_SECONDS)

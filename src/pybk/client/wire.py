@@ -17,8 +17,9 @@ with None when its time is over or the connection is lost. ``BookieWire`` adds w
   a key of the cluster's secret that it is a member.
 - **Trust.** A bookie may lie or be damaged. Entries are checked by the ledger's digest and the last add confirmed (LAC)
   by its proof. So the machines of ``pybk.replication`` see plain values that they may believe.
-- **Interrupts.** A KeyboardInterrupt may leave ``Links`` between any two of its steps. ``begin_again`` then drops all
-  links and makes new ones. ``_sweep`` ends requests whose end was lost, a second after their time.
+- **Errors.** An error in the middle of a step, such as lack of memory, may leave ``Links`` half changed. Then
+  ``begin_again`` drops all links and makes new ones. ``_sweep`` ends requests whose end was lost, a second after their
+  time.
 
 A request is in ``_asked`` from ``send`` until ``poll`` returns it, whether it was sent or is queued.
 
@@ -123,22 +124,13 @@ class BookieWire:
         self._packet: tuple[WriteLac, LacPacket] | None = None
         """The last LAC that was proven: its request goes to several bookies, one after the other."""
 
-    @property
-    def waiting(self) -> bool:
-        """True if ``poll`` has taken nothing yet; then an exception that ends it loses nothing."""
-        return self._links.waiting
-
-    def begin_turn(self) -> None:
-        """Clear ``waiting``, which an interrupt of an earlier ``poll`` may have left set."""
-        self._links.waiting = False
-
     def interrupt(self) -> None:
         """Make ``poll`` return at once, now or at its next call; any thread."""
         with self._changing:
             self._links.wake()
 
     def begin_again(self) -> None:
-        """Replace all links and forget all requests, because an interrupt left their state unknown; may be repeated."""
+        """Replace all links and forget all requests, because an error left their state unknown; may be repeated."""
         fresh = self._make_links()
         with self._changing:
             self._replaced.append(self._links)
@@ -154,8 +146,8 @@ class BookieWire:
         while self._replaced:
             try:
                 self._replaced[-1].close()
-            except Exception:  # the interrupt may have left them in any state, and they are not used again
-                logger.warning("links cannot be closed after an interrupt", exc_info=True)
+            except Exception:  # the error may have left them in any state, and they are not used again
+                logger.warning("links cannot be closed after an error", exc_info=True)
             self._replaced.pop()
 
     def send(self, request_id: int, bookie: Bookie, ledger: RemoteLedger, request: Request | CompareLacs) -> bool:
@@ -307,7 +299,7 @@ class BookieWire:
         return replies
 
     def _sweep(self, now_ns: int) -> list[tuple[int, None]]:
-        """End requests whose end the links did not report in time, because an interrupt may have lost it."""
+        """End requests whose end the links did not report in time, because an error may have lost it."""
         late = [request_id for request_id, asked in self._asked.items() if asked[2] < now_ns]
         for request_id in late:
             request = self._asked.pop(request_id)[1]

@@ -22,7 +22,7 @@ The writer ends once, in one of three ways, and each fails what is still queued:
 |---|---|---|
 | ``Done`` | ``close``: the closed metadata were written | ``LedgerClosedError`` |
 | ``Failed`` | the machine: fenced, deleted, bookies or metadata store away | that of the reason, outcome unknown |
-| ``give_up`` | the driver: it was interrupted or closed, so the machine's state is not known | given by the driver |
+| ``give_up`` | the driver: a step failed or it was closed, so the machine's state is not known | given by the driver |
 
 If too few bookies answer a log's writer, or the metadata store does not, its appends do not fail: they are *lost*, and
 the log's writer appends them to another ledger (``append_queue``).
@@ -155,11 +155,11 @@ class Writing(Conversation[WriterMachine]):
             error: The error of later appends.
             under_way: The error of what was sent or staged.
         """
-        is_interrupt = isinstance(error, LedgerRecoveryError)
-        if is_interrupt:
+        is_broken = isinstance(error, LedgerRecoveryError)
+        if is_broken:
             error, under_way = copy(error), copy(under_way)
             error.retryable = under_way.retryable = False
-        if is_interrupt and self.appender.on_lost is not None:
+        if is_broken and self.appender.on_lost is not None:
             self.appender.lose(self.appender.error or not_done(error))
         else:
             self._count_errors(self.appender.fail(self.appender.error or error, under_way), under_way)

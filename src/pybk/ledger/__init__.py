@@ -7,14 +7,11 @@ for byte; ``PYBK_PURE=1`` in the environment leaves it out.
 
 from __future__ import annotations
 
-import os
-import sys
-
-from pybk.deferral import deferred
+from pybk.deferral import deferred, native_core
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Final
+    from typing import Final
 
     from pybk.ledger.arrow import binary_array as binary_array
     from pybk.ledger.arrow import pyarrow as pyarrow
@@ -23,19 +20,7 @@ else:
     __getattr__ = deferred(__name__, {"arrow": "binary_array pyarrow"})
 
 
-def _native_core() -> NativeCore | None:
-    if os.environ.get("PYBK_PURE", "0") not in ("", "0"):
-        return None
-    try:
-        __import__("pybk._native")  # importlib takes a millisecond, for which `pybk --version` would wait
-    except ImportError:
-        return None
-    modules: dict[str, Any] = sys.modules
-    core: NativeCore = modules["pybk._native"]
-    return core
-
-
-CORE: Final = _native_core()
+CORE: Final[NativeCore | None] = native_core()
 """The native core, which computes digests, encodes and decodes entries and frames commits of one entry; None without
 it."""
 

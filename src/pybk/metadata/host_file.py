@@ -129,7 +129,7 @@ class HostFile:
         """Release the write lock; stop this process again if it was resumed only to release it.
 
         Args:
-            ticket: The ticket of ``try_write_lock``; 0 if the lock was not taken, or its taking was interrupted.
+            ticket: The ticket of ``try_write_lock``; 0 to stop nothing.
         """
         self._unlock(_WRITE_LOCK_AT, 0)
         if ticket and self._read(_AWAITED_SLOT)[0] == ticket:

@@ -79,6 +79,7 @@ from pybk.storage.io.filesystem import OsFileSystem
 from pybk.storage.io.lmdb_environment import LMDB_LOCK, LmdbEnvironment, ReadTransaction, WriteTransaction
 from pybk.storage.io.permissions import PRIVATE, Access, access_of, excess_warning, paths_too_open
 from pybk.threads import start_thread
+from pybk.threads.interrupts import acquire, checkpoint, guarded
 
 logger = logging.getLogger(__name__)
 
@@ -435,24 +436,20 @@ class LmdbMetadataStore:
         """Run a change in a transaction of its own, with its number; return its result and the number."""
         self._care_for_space()
         with self._explained():
-            return self._write(change, self._timeout_s if timeout_s is None else timeout_s)
+            return guarded(self._write, change, self._timeout_s if timeout_s is None else timeout_s)
 
     def _write(self, change: Callable[[WriteTransaction, int], T], timeout_s: float) -> tuple[T, int]:
-        """Take the write lock before the deadline, and run the change in a transaction."""
+        """Take the write lock before the deadline, and run the change in a transaction; in a guard."""
         self.host_file.descriptor()
         deadline = time.monotonic() + timeout_s
-        ticket, taken = 0, list[bool]()
-        # No generator-based context managers: an interrupt while one is entered or left would keep the lock.
+        if not acquire(self.thread_lock, timeout_s):
+            raise MetadataUnreachableError(
+                f"{self.path}: other threads of this process have used the metadata store's write lock for "
+                f"{timeout_s} s"
+            )
         try:
-            # One call into C takes the lock and stores the answer: an interrupt between the two would leave it locked.
-            taken.extend(map(self.thread_lock.acquire, (True,), (timeout_s,)))
-            if True not in taken:
-                raise MetadataUnreachableError(
-                    f"{self.path}: other threads of this process have used the metadata store's write lock for "
-                    f"{timeout_s} s"
-                )
+            ticket = self._wait_for_write_lock(deadline, timeout_s)
             try:
-                ticket = self._wait_for_write_lock(deadline, timeout_s)
                 with self._environment.write() as transaction:
                     number = rows.last_number(transaction) + 1
                     noted = NotedWrites(transaction)
@@ -461,16 +458,9 @@ class LmdbMetadataStore:
                     rows.put_last_number(transaction, number)
                 return result, number
             finally:
-                # This is done even without a ticket: an interrupt may have come between taking the lock and storing the
-                # ticket.
-                try:
-                    self.host_file.release_write_lock(ticket)
-                except KeyboardInterrupt:
-                    self.host_file.release_write_lock(ticket)  # the first call may not have reached the release
-                    raise
+                self.host_file.release_write_lock(ticket)
         finally:
-            if True in taken:
-                self.thread_lock.release()
+            self.thread_lock.release()
 
     def _wait_for_write_lock(self, deadline: float, timeout_s: float) -> int:
         """Wait until no other process has the write lock, and take it; return the ticket."""
@@ -478,6 +468,7 @@ class LmdbMetadataStore:
         patient = time.monotonic() + PATIENCE_S
         while not (ticket := self.host_file.try_write_lock()):
             now = time.monotonic()
+            checkpoint()
             if now >= deadline:
                 raise self._write_lock_timeout(timeout_s)
             if now >= patient:

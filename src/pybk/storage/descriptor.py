@@ -105,8 +105,7 @@ class LedgerDescriptor:
         generation: Counts how often the locations of entries changed. Guarded by ``location_lock``.
         staging: The entries that were staged last; later ones may join them. Guarded by ``lock`` and the log's mutex.
         tail_firsts: Id of the first entry of each tail location, ascending. Guarded by ``location_lock``.
-        tail: ``LOCATION_WORDS`` numbers for each tail location; after an interrupt it may have more of them at its end,
-            which are ignored. Guarded by ``location_lock``.
+        tail: ``LOCATION_WORDS`` numbers for each tail location. Guarded by ``location_lock``.
         page_firsts: Id of the first entry of each cached page, ascending. Guarded by ``location_lock``.
         pages: The cached pages of the index, in the same order. Guarded by ``location_lock``.
         advanced_callbacks: Called once, at the next change of LAC or state. Guarded by ``location_lock``.
@@ -203,17 +202,14 @@ class LedgerDescriptor:
 
         This never blocks: the thread that holds ``lock`` may itself wait for maintenance, which calls this, and staged
         entries may wait for a leader. Entries that were acknowledged before they were refused stay staged until they
-        are durable.
+        are durable. The caller is in a guard.
 
         Returns:
             True if the ledger takes entries again or never will; False if the call must be repeated.
         """
-        taken = list[bool]()
+        if not self.lock.acquire(False):
+            return False
         try:
-            # One call into C takes the lock and stores the result: an interrupt between two would leave it locked.
-            taken.extend(map(self.lock.acquire, (False,)))
-            if True not in taken:
-                return False
             if self.error is None or self.final_error is not None:
                 return True
             if not isinstance(self.error, StorageRefusedError) or not (
@@ -222,8 +218,7 @@ class LedgerDescriptor:
                 return False
             self.restart()
         finally:
-            if True in taken:
-                self.lock.release()
+            self.lock.release()
         return True
 
     def restart(self) -> None:
@@ -250,11 +245,11 @@ class LedgerDescriptor:
         staged = self.staging
         if staged is not None and staged.first + len(staged.sizes) - 1 > self.last_pushed:
             last = staged.last()
-            if last > self.last_pushed:  # not so for a group that an interrupt kept from being staged
+            if last > self.last_pushed:  # not so for a group that an error kept from being staged
                 self.last_pushed, self.length_pushed = last, staged.length()
 
     def publish(self, first: int, count: int, length: int, words: tuple[int, int, int, int]) -> None:
-        """Record the locations of durable entries; called in entry order by the log's leader. May be repeated.
+        """Record the locations of durable entries; called in entry order, by the log's leader and by replay.
 
         Args:
             first: Id of the first entry.
@@ -265,8 +260,6 @@ class LedgerDescriptor:
         with self.location_lock:
             firsts = self.tail_firsts
             if first > self.last_durable and (not firsts or firsts[-1] < first):
-                if len(self.tail) != len(firsts) * LOCATION_WORDS:  # left by an interrupted call
-                    del self.tail[len(firsts) * LOCATION_WORDS :]
                 self.tail.extend(words)
                 firsts.append(first)
             if first + count - 1 > self.last_durable:
@@ -390,7 +383,7 @@ class LedgerDescriptor:
 class StagedEntries:
     """Consecutive entries of one ledger that are staged and not durable yet.
 
-    An entry is staged once its size is appended to ``sizes``, which comes last and in one step. Parts that an interrupt
+    An entry is staged once its size is appended to ``sizes``, which comes last and in one step. Parts that an exception
     left without a size are ignored.
 
     Attributes:
@@ -445,11 +438,11 @@ class StagedEntries:
         self.staged_ns = staged_ns
 
     def trim(self) -> None:
-        """Drop the parts that an interrupt left after those of the last staged entry."""
+        """Drop the parts that an exception left after those of the last staged entry."""
         del self.parts[2 * len(self.sizes) :]
 
     def freeze(self) -> None:
-        """Fix the set of entries; the caller makes sure that no others join. May be repeated."""
+        """Fix the set of entries; the caller makes sure that no others join."""
         count = len(self.sizes)
         if len(self.parts) != 2 * count:
             self.trim()
@@ -479,8 +472,7 @@ class StagedEntries:
                     self.first + low, descriptor.last_add_confirmed, before, payloads[low:high]
                 )
         if count:
-            # Last, so that a seal names what is written, also after an interrupt. And also if the prefix was there:
-            # that of an earlier entry may have been made since.
+            # Also if the prefix was there: that of an earlier entry may have been made since.
             descriptor.last_prefix = cast(bytes, parts[2 * count - 2])
 
     def last(self) -> int:
@@ -497,7 +489,7 @@ class StagedEntries:
 
     def _report(self, on_span: OnSpan, completion: Completion) -> None:
         entries = self.last() - self.first + 1
-        if entries:  # an interrupt may have left none
+        if entries:  # an exception may have left none
             metadata = self.descriptor.metadata
             report(
                 on_span,

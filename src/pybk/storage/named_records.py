@@ -251,7 +251,7 @@ class NamedRecords:
     # ---- log and checkpoint --------------------------------------------------------------------------------------
 
     def changed(self, row: NamedRow) -> None:
-        """Take a durable change; called by the log's leader, maybe twice, and by replay."""
+        """Take a durable change; called by the log's leader, and by replay."""
         with self._lock:
             self._tail[row.name] = row
             callbacks = list(self._watchers.get(row.name, ()))

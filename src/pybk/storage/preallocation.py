@@ -6,7 +6,7 @@ passes through these states, in this order:
 
 - *queued*: made by maintenance, or by the leader if none is ready: allocated, zeroed unless commits are large, synced,
   and its directory synced. Its id is above that of the current file, and the log may take it. Two are kept.
-- *current*: taken by the log's leader, in the one step that sets ``current_id``. If an interrupt hits between that
+- *current*: taken by the log's leader, in the one step that sets ``current_id``. If memory runs out between that
   step and the first commit, the next call returns the same file.
 - *left*: the log writes no more to it (``leave_log_file``). Maintenance gives the unused blocks back and closes it;
   the file itself lives until a checkpoint finds nothing live in it.
@@ -326,7 +326,7 @@ class LogFileSupply:
         return chosen.row.file_id, chosen.file
 
     def _current(self, after: int) -> LogFile | None:
-        """Return the file that an interrupted call chose, if one did; the caller holds ``_lock``."""
+        """Return the file that a call chose which then failed, if one did; the caller holds ``_lock``."""
         wanted = self.current_id
         if wanted <= after or wanted in self._left:
             return None

@@ -34,6 +34,7 @@ from pybk.storage.io.failures import is_passing, is_refused, refused, storage_er
 from pybk.storage.preallocation import LARGE_COMMIT_BYTES
 from pybk.storage.space import Garbage
 from pybk.threads import start_thread
+from pybk.threads.interrupts import SLICE_SECONDS, checkpoint, is_guarded
 
 if TYPE_CHECKING:
     from pybk.storage.compaction.checkpoint import Checkpoint
@@ -70,6 +71,9 @@ _PACKING_SECONDS: Final = 10.0
 """The interval at which sparse files are packed while ledgers are being moved out of them."""
 _READERS_SECONDS: Final = 10.0
 """The interval of searches for places of killed readers in LMDB's reader tables."""
+
+_LOOK_SECONDS: Final = 0.1
+"""The interval at which an append that waits for a checkpoint looks whether it has come to an end."""
 
 
 class Scheduler:
@@ -355,11 +359,12 @@ class Scheduler:
         self.wake()
         with self._progress:
             while store.tail_bytes >= store.config.unchecked_tail_bytes and self.error is None and not self.stopping:
+                checkpoint()
                 store.check_space()
                 trouble = self._troubles.of(_CHECKPOINT)
                 if trouble is not None:
                     raise StorageRefusedError(f"the log is as long as it may be, and {trouble}")
-                self._progress.wait(0.1)
+                self._progress.wait(SLICE_SECONDS if is_guarded() else _LOOK_SECONDS)
         if self.error is not None:
             raise without_frames(self.error)
 
@@ -385,7 +390,9 @@ class Scheduler:
 
         thread = threading.Thread(target=body, name="pybk-job", daemon=True)
         start_thread(thread)
-        thread.join()
+        while thread.is_alive():
+            checkpoint()
+            thread.join(SLICE_SECONDS if is_guarded() else None)
         if raised:
             raise raised[0]
 

@@ -20,9 +20,8 @@ the rest and lists the losses in ``salvage``; no background job runs until the o
 
 **Changes.** Creating, closing, fencing, forcing and deleting a ledger and naming another tier for it are control
 records in the log. A change is staged while the caller holds the ledger's lock, becomes durable with its commit, and is
-applied to the descriptor by the thread that writes the commit (``_changed``, ``_forced``, ``deleted``). Those may run
-twice after an interrupt, so each can be repeated. A ledger that changed stays in ``_dirty``, which also keeps its
-descriptor alive, until a checkpoint has brought it into the index.
+applied to the descriptor by the thread that writes the commit (``_changed``, ``_forced``, ``deleted``). A ledger that
+changed stays in ``_dirty``, which also keeps its descriptor alive, until a checkpoint has brought it into the index.
 
 **Failure.** ``log.error`` is final: a failed sync leaves unknown what is on disk, so the store serves reads alone until
 it is opened again. ``scheduler.error`` fails the log as well, because without checkpoints the log would only grow.
@@ -585,7 +584,7 @@ class Store(StoreReader):
             raise without_frames(commit.error)
 
     def _changed(self, descriptor: LedgerDescriptor, metadata: LedgerMetadata) -> None:
-        """Apply a durable metadata change; called by the log's leader, maybe twice."""
+        """Apply a durable metadata change; called by the log's leader."""
         descriptor.metadata = metadata
         if self.tier_queue is not None:
             self.tier_queue.changed(metadata)
@@ -740,7 +739,7 @@ class Store(StoreReader):
         return last
 
     def _forced(self, descriptor: LedgerDescriptor, last: int) -> None:
-        """Apply a durable force; called by the log's leader, maybe twice.
+        """Apply a durable force; called by the log's leader.
 
         The next checkpoint must write the ledger's row, because its mark goes past the record that says so.
         """
@@ -789,7 +788,7 @@ class Store(StoreReader):
             raise
 
     def deleted(self, descriptor: LedgerDescriptor) -> None:
-        """Apply a durable delete; called by the log's leader, maybe twice."""
+        """Apply a durable delete; called by the log's leader."""
         descriptor.deleted = True
         descriptor.changed = True
         self._note_change(descriptor)
@@ -923,7 +922,7 @@ class Store(StoreReader):
     # ---- what the log calls ------------------------------------------------------------------------------------------
 
     def changed(self, commit: Commit) -> None:
-        """Let the next checkpoint write the ledgers of a durable commit; called by the log's leader, maybe twice."""
+        """Let the next checkpoint write the ledgers of a durable commit; called by the log's leader."""
         dirty = self._dirty
         for run, _, _ in commit.written:
             # A ledger with a tail, as this one has, is not forgotten meanwhile.

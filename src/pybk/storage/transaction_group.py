@@ -39,6 +39,7 @@ from pybk.storage.format.log_file import GROUP_RECORD_BYTES, RECORD_HEADER_BYTES
 from pybk.storage.log.commit import Commit, Control, GroupPart
 from pybk.storage.log.log import Ticket
 from pybk.storage.named_records import Earlier, NamedChange, check_change, check_level
+from pybk.threads.interrupts import Holding, guarded
 
 if TYPE_CHECKING:
     from pybk.config import StoreConfig
@@ -129,6 +130,9 @@ class GroupAppend:
             DisplacedError: A ledger ends elsewhere.
             PybkError: As ``Store.append_group``; nothing was staged.
         """
+        guarded(self._stage_guarded)
+
+    def _stage_guarded(self) -> None:
         commit = self._stage_at_once(None)
         self._commit = self._stage_in_turn() if commit is None else commit
 
@@ -196,18 +200,13 @@ class GroupAppend:
         ticket = Ticket(first, self._entry_bytes, *others)
         admission = self._log.admission
         try:
-            try:
-                admission.join(ticket)
-                ticket.wait()
-                while (commit := self._stage_at_once(ticket)) is None:
-                    self._store.wait_for_admission()
-                return commit
-            finally:
-                admission.leave(ticket)
-        except BaseException:
-            # An exception inside the line above must not leave the ticket in the queue; leaving twice is harmless.
+            admission.join(ticket)
+            ticket.wait()
+            while (commit := self._stage_at_once(ticket)) is None:
+                self._store.wait_for_admission()
+            return commit
+        finally:
             admission.leave(ticket)
-            raise
 
     def _stage_at_once(self, ticket: Ticket | None) -> Commit | None:
         """Stage the group, and return its commit; None, with nothing done, if there is no space."""
@@ -216,14 +215,10 @@ class GroupAppend:
         return staged
 
     def _stage_holding(self, number: int, ticket: Ticket | None) -> Commit | Earlier | None:
-        """Stage the group with the locks of its ledgers from a number on held, too.
-
-        Each lock has a ``with`` of its own, because an interrupt between taking a lock and remembering that would leave
-        it locked for ever.
-        """
+        """Stage the group with the locks of its ledgers from a number on held, too."""
         if number == len(self._ordered):
             return self._stage(ticket)
-        with self._ordered[number].descriptor.lock:
+        with Holding(self._ordered[number].descriptor.lock):
             return self._stage_holding(number + 1, ticket)
 
     def _stage(self, ticket: Ticket | None) -> Commit | Earlier | None:

@@ -10,9 +10,10 @@ numbers and entries ascend together. Waiting for durability happens outside of i
 appended is acknowledged, because no record of the new segment may outlive one of the old (rule T3); that takes as long
 as one append.
 
-**Repair.** Each entry is staged after the one that this writer staged last, or not at all. If an interrupt hit an
-append, or if entries were refused because space was short, the ledger does not end with that entry. Then the log's
-owner calls ``repair``: it closes the ledger, which establishes its entries, and continues the log in a new segment.
+**Repair.** Each entry is staged after the one that this writer staged last, or not at all. If a signal interrupted a
+batch while it waited for space, or if entries were refused because space was short, the ledger does not end with that
+entry. Then the log's owner calls ``repair``: it closes the ledger, which establishes its entries, and continues the log
+in a new segment.
 
 **Losses.** A ledger on bookies is *lost* if its writer has ended because too few of them answered, or the metadata
 store did not. It has all entries that were acknowledged, and may have others. So each transaction is kept, with the
@@ -27,7 +28,7 @@ again has another position, and what its ledger raises is said of the log.
 
 **Locks.** ``_lock`` guards ``_writer``, ``_last_entry``, ``next_seq``, ``segment``, ``segment_bytes`` and
 ``segment_records``, ``_owed`` and ``lost``. It is taken before the locks of a ledger, and held while an append waits
-for admission.
+for admission. Appends run in a guard (``threads/interrupts.py``), so a signal interrupts them only while they wait.
 """
 
 from __future__ import annotations
@@ -76,6 +77,7 @@ from pybk.streams.format import (
 from pybk.streams.ledger_list import Owned, held_of
 from pybk.streams.list_record import Segment
 from pybk.threads.group_commit import Completion
+from pybk.threads.interrupts import Holding, guarded
 
 if TYPE_CHECKING:
     from pybk.manager.atomic_group import GroupPart
@@ -254,13 +256,16 @@ class Appender:
 
     def switch(self, segment: Segment) -> None:
         """Append further records to a segment."""
-        with self._lock:
+        guarded(self._switch, segment)
+
+    def _switch(self, segment: Segment) -> None:
+        with Holding(self._lock):
             if segment.first_seq is not None:
                 self.next_seq = segment.first_seq
                 self._settle_held(segment.first_seq)
             elif self._writer is not None:
                 self._drain(self._writer)
-            self.needs_repair = True  # until all of the following is done, also if an interrupt comes between
+            self.needs_repair = True  # until all of the following is done
             self._tip = (self.next_seq - 1, 0)
             self._writer = self._writers[segment.ledger_id]
             self._last_entry = 0  # its header
@@ -379,7 +384,7 @@ class Appender:
         assert writer is not None
         while self._owed:
             kept = self._owed[0]
-            if kept.seq >= self.next_seq:  # else an interrupt came after it was appended
+            if kept.seq >= self.next_seq:  # else it was appended, and what came then has failed
                 assert kept.seq == self.next_seq, "a transaction is missing"
                 staged = stage_many(writer, kept.payloads, self._last_entry, kick=True)
                 assert staged is not None, "nothing else is appended"
@@ -425,26 +430,33 @@ class Appender:
         Returns:
             A future of its sequence number; None if ``needs_repair`` is set, and nothing was done.
         """
-        with self._lock:
+        return guarded(self._append, data, time_ns, kick, wait)
+
+    def _append(self, data: bytes, time_ns: int | None, kick: bool, wait: bool) -> RecordFuture[int] | None:
+        with Holding(self._lock):
             seq = self.next_seq
             staged = self._stage(encode_record(seq, data, time_ns), 1, kick=kick, wait=wait)
         return None if staged is None else RecordFuture(*staged, seq, self._title, self.fate)
 
     def append_batch(self, batch: Batch[T], *, kick: bool, wait: bool = True) -> RecordFuture[T] | None:
         """Stage records as one transaction; return a future of the batch's result, or None as ``append`` does."""
-        with self._lock:
+        return guarded(self._append_in_turn, batch, kick, wait)
+
+    def _append_in_turn(self, batch: Batch[T], kick: bool, wait: bool) -> RecordFuture[T] | None:
+        with Holding(self._lock):
             return self._append_batch(batch, kick=kick, wait=wait)
 
     def append_at_once(self, batch: Batch[T]) -> RecordFuture[T] | None:
         """Stage records; return None, with nothing done, if the call might have to wait for the lock or a repair."""
-        taken = list[bool]()
+        return guarded(self._append_at_once, batch)
+
+    def _append_at_once(self, batch: Batch[T]) -> RecordFuture[T] | None:
+        if not self._lock.acquire(False):
+            return None
         try:
-            # One call into C takes the lock and keeps the answer: an interrupt between the two would leave it locked.
-            taken.extend(map(self._lock.acquire, (False,)))
-            return self._append_batch(batch, kick=True, wait=False, several=False) if True in taken else None
+            return self._append_batch(batch, kick=True, wait=False, several=False)
         finally:
-            if True in taken:
-                self._lock.release()
+            self._lock.release()
 
     def _append_batch(self, batch: Batch[T], *, kick: bool, wait: bool, several: bool = True) -> RecordFuture[T] | None:
         """Stage records; the caller holds the lock. Without ``several`` None for those that need several entries."""
@@ -480,7 +492,10 @@ class Appender:
             DisplacedError: A log of the group ends elsewhere; ``needs_repair`` is set if it is this one. Nothing was
                 staged.
         """
-        with self._lock:
+        return guarded(lambda: self._hold(batch, stage))
+
+    def _hold(self, batch: Batch[T], stage: Callable[[GroupPart], R | None]) -> tuple[R, T] | None:
+        with Holding(self._lock):
             writer, segment = self._writer, self.segment
             if self.needs_repair or writer is None or segment is None:
                 return None
@@ -488,7 +503,7 @@ class Appender:
             payloads = self._encoded(batch)
             if payloads is None:
                 return None
-            self.needs_repair = True  # until it is known what was staged, also if an interrupt comes between
+            self.needs_repair = True  # until it is known what was staged, also if a signal interrupts a wait
             try:
                 staged = stage(handles.GroupPart(group_entries(writer, payloads, self._last_entry)))
             except DisplacedError:
@@ -571,7 +586,6 @@ class Appender:
         self.next_seq += records
         self.segment_bytes += nbytes
         self.segment_records += records
-        # Last: after an interrupt the next append finds that the ledger ends elsewhere.
         self._last_entry += entries
 
     def flush(self) -> None:

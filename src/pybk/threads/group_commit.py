@@ -30,12 +30,10 @@ then run in the thread that completes.
 held for a few instructions and never during a step. A token is locked by its own thread, under the mutex, and unlocked
 under it.
 
-**Interrupts.** Python raises KeyboardInterrupt between any two lines of the main thread. ``wait`` and ``lead`` leave in
-a ``finally``, and again if an interrupt hits that, because leaving twice is harmless: only the leader's own token
-changes the leadership. A follower that leaves unlocks its token, and a hand-over skips unlocked tokens, so a thread
-that has left never becomes the leader. After an interrupted step the next leader calls ``Work.step`` again, which must
-allow for that. A leader that is interrupted after a completion is done and before all followers are woken leaves the
-completion in ``followed``: the next leader that leaves wakes them.
+**Interrupts.** ``wait`` and ``lead`` run in a guard (``interrupts.py``), so a signal interrupts no step. Its handler is
+called at a checkpoint: before a step, and while a follower waits. If it raises, the thread leaves: a leader hands the
+leadership over, and a follower unlocks its token. A hand-over skips unlocked tokens, so a thread that has left never
+becomes the leader.
 
 **Why no wake-up is lost.** A thread becomes a follower under the mutex, after it has seen, under the same mutex, a
 completion that is not done and a leader. That leader looks for followers under the mutex before it leaves. Work that is
@@ -56,6 +54,7 @@ from contextlib import suppress
 from typing import Any, Final, Protocol, Self, TypeVar
 
 from pybk.errors import PybkError
+from pybk.threads.interrupts import acquire, checkpoint, guarded
 
 logger = logging.getLogger(__name__)
 
@@ -115,7 +114,7 @@ class Work(Protocol):
     def step(self) -> None:
         """Do one step towards the pending completions, and complete those that it finishes.
 
-        Called by the leader. An interrupt may end it at any line; the next leader then calls it again.
+        Called by the leader. In a guard it takes ``interrupts.SLICE_SECONDS`` at most, and what it has to do.
         """
 
     def is_pending(self) -> bool:
@@ -182,39 +181,38 @@ class GroupCommit:
         """Return when ``completion`` is done; lead meanwhile if no other thread does.
 
         Raises:
-            BaseException: Raised by ``Work.step`` in this thread; the completion may still be pending.
+            BaseException: Raised by ``Work.step``, or by the handler of a signal, in this thread; the completion may
+                still be pending.
         """
+        guarded(self._wait, completion)
+
+    def _wait(self, completion: Completion) -> None:
         token = threading.Lock()
         try:
-            try:
-                with self.mutex:
-                    completion.wanted = True
-                    leads = self.leader is None and not completion.done
-                    if leads:
-                        self.leader = token
-                if not leads:
-                    self._enter(token, completion)
-                while not completion.done:
-                    self.work.step()
-            finally:
-                self.leave(token)
-        except BaseException:
-            # An exception inside the line above must not keep the leadership; leaving twice is harmless.
-            self.leave(token)
-            raise
+            with self.mutex:
+                completion.wanted = True
+                leads = self.leader is None and not completion.done
+                if leads:
+                    self.leader = token
+            if not leads:
+                self._enter(token, completion)
+            while not completion.done:
+                checkpoint()
+                self.work.step()
+        finally:
+            self._leave(token)
 
     def lead(self, call: Callable[[], T]) -> T:
-        """Wait for the leadership, call ``call`` as the leader, and return its result."""
+        """Wait for the leadership, call ``call`` as the leader, and return its result; ``call`` ends by itself."""
+        return guarded(self._lead, call)
+
+    def _lead(self, call: Callable[[], T]) -> T:
         token = threading.Lock()
         try:
-            try:
-                self._enter(token, Completion())  # never done, so this returns with the leadership
-                return call()
-            finally:
-                self.leave(token)
-        except BaseException:
-            self.leave(token)
-            raise
+            self._enter(token, Completion())  # never done, so this returns with the leadership
+            return call()
+        finally:
+            self._leave(token)
 
     def _enter(self, token: threading.Lock, completion: Completion) -> None:
         """Return as the leader, or when ``completion`` is done."""
@@ -231,10 +229,10 @@ class GroupCommit:
         if completion.unseen:
             self.work.interrupt()
             completion.unseen = False
-        token.acquire()
+        acquire(token)
 
-    def leave(self, token: threading.Lock) -> None:
-        """Stop waiting, and hand the leadership over if ``token`` has it; may be repeated."""
+    def _leave(self, token: threading.Lock) -> None:
+        """Stop waiting, and hand the leadership over if ``token`` has it."""
         with self.mutex:
             if token.locked():  # the thread stops waiting, so it must not become the leader later
                 token.release()
@@ -252,9 +250,6 @@ class GroupCommit:
         """Make a follower the leader, or no thread if there is none; the leader calls it with the mutex held."""
         while self.followed:
             completion = next(iter(self.followed))
-            if completion.done:
-                self._wake(completion)  # an interrupt kept an earlier leader from waking them
-                continue
             for follower in completion.followers:
                 if follower.locked():
                     self.leader = follower
@@ -283,7 +278,7 @@ class GroupCommit:
             self._wake(completion)
 
     def _wake(self, completion: Completion) -> None:
-        """Unlock the tokens of a completion's followers; the caller holds the mutex. May be repeated."""
+        """Unlock the tokens of a completion's followers; the caller holds the mutex."""
         for follower in completion.followers:
             if follower.locked():
                 follower.release()
@@ -359,7 +354,7 @@ class GroupCommit:
         try:
             self.work.step()
         finally:
-            self.leave(token)
+            self._leave(token)
         self._run_callbacks()
         return True
 
@@ -373,7 +368,7 @@ class GroupCommit:
         try:
             self.work.idle()
         finally:
-            self.leave(token)
+            self._leave(token)
 
     def _run_callbacks(self) -> None:
         # ``pybk.manager.handle`` finds this function by its name, because a close in a callback must not wait for this

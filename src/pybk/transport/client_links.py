@@ -713,7 +713,6 @@ class Links:
 
     Attributes:
         counters: Counts since the links were made.
-        waiting: True while ``poll`` waits and has received nothing; an exception that is raised then loses no outcome.
 
     Threads: one at a time, except for ``wake``, which any thread may call until ``close`` is called.
     """
@@ -747,7 +746,6 @@ class Links:
         """The link to the bookie of this process, once it was asked for."""
         self._grants: dict[int, tuple[bytes, RightsKey | MemberKey]] = {}
         self._outcomes: list[Outcome] = []
-        self.waiting = False
         self.due_ns = 0
         """The time when deadlines are checked next."""
         self._epoll = select.epoll()
@@ -884,7 +882,7 @@ class Links:
         if now_ns >= self.due_ns:
             self._look_after(now_ns)
         # No signal announces messages that arrived there: sending consumes signals, and a new socket has none until it
-        # was read. They are forgotten after the wait, because an interrupt of the wait loses nothing.
+        # was read.
         asked = [self._signals]
         for link in self._touched:
             if link._mac is None:
@@ -896,9 +894,7 @@ class Links:
             own.flush()
             own.take()
         timeout_ms = 0 if self._outcomes else min(timeout_ms, (self.due_ns - now_ns) // 10**6 + 1)
-        self.waiting = True
         ready: list[tuple[Any, int]] = zmq.zmq_poll(asked, timeout_ms)
-        self.waiting = False
         self._touched = set()
         if ready:
             signalled = type(ready[0][0]) is int
@@ -994,9 +990,9 @@ class Links:
         self._by_monitor.pop(socket.fileno(), None)
 
     def close(self) -> None:
-        """Close all links, also those that an interrupt left half open; outstanding requests get no outcome.
+        """Close all links, also those that an error left half open; outstanding requests get no outcome.
 
-        May be repeated, as after an interrupt.
+        May be repeated, as after an error.
         """
         try:
             if self._in_process is not None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +18,8 @@ from pybk.storage.io.filesystem import PIECES_MAX, OsFile
 from pybk.storage.log.commit import BatchEntries, Commit
 from pybk.storage.transaction_group import LedgerEntries
 from tests.internals import descriptor_of, digest_of, store_of
-from tests.interrupting import interrupted_at
-from tests.sampling import every
 from tests.sealing import open_sealing
-from tests.simdisk import SimFileSystem
-from tests.storage.real_store import contents, open_quick, payloads
-from tests.storage.store_harness import open_store
+from tests.storage.real_store import contents, open_quick
 
 PASSWORD = b"correct horse"
 COUNT = 100
@@ -277,27 +272,3 @@ def test_the_last_prefix_stays_when_those_of_entries_before_it_are_made(
     _ = writer.append_async(b"alone")
     writer.append_many_async(batch(12)).result()
     assert int.from_bytes(descriptor.last_prefix[8:16], "big") == 100
-
-
-@pytest.mark.parametrize("what", ["batch", "later"])
-@pytest.mark.timeout(0)
-def test_an_interrupt_at_any_line_leaves_whole_batches(what: str) -> None:
-    files = ("manager/ledger_writer.py", "storage/log/log.py", "storage/log/commit.py", "storage/descriptor.py")
-    line = 0
-    with open_store(SimFileSystem(0)) as manager:
-        while True:
-            writer = manager.create_ledger(insecure=True)
-            kept = writer.append_many_async(batch(13))
-            given = batch(14) if what == "batch" else [b"later", b"ones"]
-            came = interrupted_at(line, files, partial(writer.append_many, given))
-            assert kept.result() == range(100)
-            last = writer.append(b"after")
-            writer.close()
-            found = payloads(manager.open_ledger(writer.ledger_id))
-            assert found[:100] == batch(13)
-            assert found[100:] in ([b"after"], [*given, b"after"])
-            assert len(found) == last + 1
-            if not came:
-                break
-            line += every(3)
-    assert line > 40, "the append was not traced"

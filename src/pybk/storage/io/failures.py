@@ -15,17 +15,15 @@ import errno
 import logging
 import os
 import resource
-import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from functools import partial
-from types import CodeType
 from typing import Final, TypeVar
 
 from pybk.deferral import import_by, importing
 from pybk.errors import StorageError, StorageFailedError, StorageFullError, StorageRefusedError
+from pybk.threads.interrupts import guarded
 
 logger = logging.getLogger(__name__)
 
@@ -122,32 +120,6 @@ def undoing(error: BaseException) -> Iterator[None]:
         yield
     except OSError as problem:
         error.add_note(f"undoing what was done until then failed, too: {problem}")
-
-
-def is_from_signal_handler(error: BaseException) -> bool:
-    """Return whether a signal handler raised an error, which then says nothing about what it interrupted.
-
-    Python calls handlers between any two instructions of the main thread, and what they raise looks like an error of
-    the interrupted call: a handler's TimeoutError is an OSError. Only the traceback shows the handler's frame.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        return False
-    handlers = {_code_of(signal.getsignal(number)) for number in signal.valid_signals()} - {None}
-    step = error.__traceback__
-    while step is not None:
-        if step.tb_frame.f_code in handlers:
-            return True
-        step = step.tb_next
-    return False
-
-
-def _code_of(handler: object) -> CodeType | None:
-    """Return the code of a Python function, method, partial or object that can be called; None for all else."""
-    while isinstance(handler, partial):
-        handler = handler.func
-    function = getattr(handler, "__func__", handler)
-    code = getattr(function, "__code__", None) or getattr(vars(type(handler)).get("__call__"), "__code__", None)
-    return code if isinstance(code, CodeType) else None
 
 
 CHECKING: Final = "checking stored entries"
@@ -323,7 +295,8 @@ def descriptor_max() -> int:
 def import_with_spare(call: Callable[[], None]) -> None:
     """Import something that was not imported at the beginning, at the cost of spare descriptors if there are no others.
 
-    What is half imported cannot always be imported again, so the first descriptor is tried before anything is imported.
+    What is half imported cannot always be imported again, as numpy cannot. So the first descriptor is tried before
+    anything is imported, and no signal interrupts the import.
 
     Args:
         call: Imports it, and has one descriptor open at any time.
@@ -340,7 +313,7 @@ def import_with_spare(call: Callable[[], None]) -> None:
             tried.close()
             call()
 
-    with_spare(importing_it)
+    guarded(with_spare, importing_it)
 
 
 import_by(import_with_spare)

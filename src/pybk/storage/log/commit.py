@@ -1,7 +1,7 @@
 """One commit of the log: the entries and control records that become durable together, and how they are written.
 
 ``CommitWriter`` encodes the records of a commit, chooses its location, writes with one sync, and publishes to the
-ledgers. A leader may be interrupted between any two lines, so each call can be repeated with the same outcome.
+ledgers. It is used by the leader, in a guard (``threads/interrupts.py``), which no signal interrupts.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from pybk.storage.io.filesystem import File
 
 Control = tuple[Callable[[int], bytes], Callable[[], None]]
-"""A control record: its bytes as a function of the LSN, and a function that applies it once durable, maybe twice."""
+"""A control record: its bytes as a function of the LSN, and a function that applies it once durable."""
 
 
 class GroupPart(NamedTuple):
@@ -64,7 +64,7 @@ class StagedGroup:
         low: Index in ``Commit.staged`` at which the group's entries begin.
         high: Index after its last entries.
         controls: Its control records.
-        staged: Whether the group counts. It is set last and in one step, so an interrupt before it leaves nothing of
+        staged: Whether the group counts. It is set last and in one step, so an error before it leaves nothing of
             the group.
     """
 
@@ -134,7 +134,7 @@ class BatchEntries(StagedEntries):
         self.last_prefix = body.last_prefix
 
     def freeze(self) -> None:
-        """Freeze the entries; none if an interrupt ended the append."""
+        """Freeze the entries; none if an exception ended the append."""
         if self.sizes:
             self.encoded_bytes = int(np.sum(self.sizes))
             descriptor = self.descriptor
@@ -182,7 +182,7 @@ class Commit(Completion):
         file_id: Its log file.
         base: Offset of its header in the file.
         start: Offset at which writing starts: ``base``, or 0 if the file's header is written, too.
-        buffers: The bytes to write. Not empty once encoded; a repeated step writes the same bytes again.
+        buffers: The bytes to write.
 
     Threads: while the commit forms, the log's mutex guards it; after that only the leader uses it.
     """
@@ -233,7 +233,7 @@ class Commit(Completion):
         return not self.staged and not self.controls and not self.creations and not self.groups
 
     def fail(self, error: PybkError) -> None:
-        """Set the error of the commit and of its ledgers, which then take no entries; may be repeated."""
+        """Set the error of the commit and of its ledgers, which then take no entries."""
         self.error = error
         for descriptor in self.ledgers():
             descriptor.error = error
@@ -244,7 +244,7 @@ class Commit(Completion):
 
     @classmethod
     def of_acknowledged(cls, error: PybkError, *refused: Commit) -> Self | None:
-        """Return a commit of the acknowledged entries of refused commits; None if there are none. May be repeated.
+        """Return a commit of the acknowledged entries of refused commits; None if there are none.
 
         An append to a deferred ledger is acknowledged before the entry is written. A refusal, which the store survives,
         must not lose the entry, so it waits for another attempt.
@@ -263,7 +263,7 @@ class Commit(Completion):
             return None
         kept = cls()
         kept.error = error
-        kept.staged = list(dict.fromkeys(acknowledged))  # an interrupted attempt leaves them twice
+        kept.staged = acknowledged
         for entries in kept.staged:
             entries.completion = kept
             kept.payload_bytes += sum(entries.sizes)
@@ -312,10 +312,10 @@ class CommitObserver(Protocol):
     """Notes each durable commit: what the next checkpoint has to write, metrics, and the size of the log's tail."""
 
     def changed(self, commit: Commit) -> None:
-        """Note the ledgers whose entries a commit has; called by the leader after publishing them, maybe twice."""
+        """Note the ledgers whose entries a commit has; called by the leader after publishing them."""
 
     def committed(self, commit: Commit, now_ns: int, took_ns: int) -> None:
-        """Count a commit; called by the leader after publishing, at most once: not at all after an interrupt.
+        """Count a commit; called by the leader after publishing.
 
         Args:
             commit: The commit.
@@ -324,7 +324,7 @@ class CommitObserver(Protocol):
         """
 
     def failed(self, commit: Commit, error: PybkError) -> None:
-        """Count the entries of a commit that failed; an interrupt may lose or repeat the call."""
+        """Count the entries of a commit that failed."""
 
 
 class CommitWriter:
@@ -355,8 +355,6 @@ class CommitWriter:
         """The time when the last commit was synced, on the monotonic clock."""
         self._took_ns = 0
         """The time that it took to write and sync it."""
-        self._left: tuple[int, int, int] | None = None
-        """Arguments of ``leave_log_file`` for a file that is left, until that call has returned."""
 
     def position(self) -> tuple[int, int, int]:
         """Return id of the current log file, offset in it, and next LSN. Threads: any."""
@@ -369,14 +367,13 @@ class CommitWriter:
             StorageRefusedError: Space, file descriptors or memory are short; nothing was written.
             OSError: Writing or syncing failed; the content of the disk is unknown.
         """
-        if not commit.buffers:
-            try:
-                if not self._frame_entry(commit):
-                    self._encode(commit)
-                    self._choose_location(commit)
-                    self._frame(commit)
-            except MemoryError as error:
-                raise refused(error, f"writing a commit of {commit.payload_bytes} bytes") from error
+        try:
+            if not self._frame_entry(commit):
+                self._encode(commit)
+                self._choose_location(commit)
+                self._frame(commit)
+        except MemoryError as error:
+            raise refused(error, f"writing a commit of {commit.payload_bytes} bytes") from error
         file = self._file
         assert file is not None
         began_ns = time.monotonic_ns()
@@ -461,13 +458,10 @@ class CommitWriter:
         commit.base = self._file_offset
 
     def leave_file(self) -> None:
-        """Leave the current file, so that the next commit begins another; may be repeated."""
+        """Leave the current file, so that the next commit begins another; does nothing without one."""
         if self._file is not None:
-            self._left = self.file_id, self._file_offset, self.next_lsn - self._file_lsn
+            self._files.leave_log_file(self.file_id, self._file_offset, self.next_lsn - self._file_lsn)
             self._file = None
-        if self._left is not None:
-            self._files.leave_log_file(*self._left)
-            self._left = None
 
     def _frame(self, commit: Commit) -> None:
         """Set the commit's ``buffers``: header, records and padding, in a new file after the file's own header."""
@@ -485,7 +479,7 @@ class CommitWriter:
         commit.buffers = buffers if len(buffers) <= PIECES_MAX else [b"".join(buffers)]
 
     def publish(self, commit: Commit) -> None:
-        """Publish a durable commit: pass entry locations to ledgers, apply control records. May be repeated."""
+        """Publish a durable commit: pass entry locations to ledgers, apply control records."""
         self._watermark.advance(commit.lsn)
         for _, _, apply in commit.creations:
             apply()

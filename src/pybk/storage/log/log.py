@@ -27,11 +27,10 @@ and only the leader sets ``inflight``. No lock is held while the commit is writt
 **Why nothing is lost.**
 
 - A commit is written only after the one before it is durable, so a valid commit proves all before it.
-- An entry is staged by one step, the append to ``StagedEntries.sizes``, so an interrupt leaves it whole or not there.
-- Each part of ``step`` can be repeated: an interrupt at any line leaves the commit in ``inflight``, and the next
-  leader does it again from the start, with the same bytes at the same location.
+- An entry is staged by one step, the append to ``StagedEntries.sizes``, so an exception leaves it whole or not there.
+- The leader is in a guard (``threads/interrupts.py``), so no signal ends a step in the middle.
 - A write or sync that failed is final, because the content of the disk is unknown then: ``_error`` is set, and the log
-  takes nothing more. An exception of a signal handler is recognized by its traceback; it is not a failed write.
+  takes nothing more.
 - A refused commit was not written. It fails together with the forming one, because later entries of the same ledgers
   would leave a gap.
 - Entries of deferred ledgers were acknowledged when they were staged, so a refusal keeps them. The kept commit stands
@@ -59,7 +58,6 @@ from typing import TYPE_CHECKING, Final
 
 from pybk.errors import ClosedError, PybkError, StorageFailedError, StorageRefusedError, not_done, without_frames
 from pybk.storage.descriptor import LedgerDescriptor, StagedEntries
-from pybk.storage.io.failures import is_from_signal_handler
 from pybk.storage.log.commit import (
     BatchEntries,
     Commit,
@@ -73,6 +71,7 @@ from pybk.storage.log.commit import (
 )
 from pybk.threads import start_thread
 from pybk.threads.group_commit import Completion, GroupCommit
+from pybk.threads.interrupts import acquire, guarded
 
 if TYPE_CHECKING:
     from pybk.ledger.digest import EncodedEntries
@@ -125,7 +124,7 @@ class Log:
         self.forming = Commit()
         """The commit that takes entries. Guarded by ``mutex``."""
         self.inflight: Commit | None = None
-        """The commit that is written, or failed and not finished. Set by the leader, under ``mutex``."""
+        """The commit that a step writes now. Set by the leader, under ``mutex``."""
         self._error: PybkError | None = None
         """The error that ended the log; final once set."""
         self._refused: set[LedgerDescriptor] = set()
@@ -421,7 +420,7 @@ class Log:
 
         Args:
             encode: Given the LSN, returns the whole record.
-            apply: Called by the leader when the record is durable, before waiters wake; may be called twice.
+            apply: Called by the leader when the record is durable, before waiters wake.
             unless_changed: For a record that contains a ledger's last entry: the ledger, and its error when the caller
                 read the last entry.
             creates: The ledger that the record creates. The record precedes the commit's entries, which may be of it.
@@ -508,8 +507,8 @@ class Log:
     # ---- what the group commit calls -----------------------------------------------------------------------------
 
     def is_pending(self) -> bool:
-        """Return whether a commit is in flight or wanted; the caller holds the mutex."""
-        return self.inflight is not None or self.forming.wanted
+        """Return whether the forming commit is wanted; the caller holds the mutex, and no step runs."""
+        return self.forming.wanted
 
     def sleep_seconds(self) -> float:
         """Return how long the committer may sleep: until buffered entries are due; -1 if until it is kicked.
@@ -544,41 +543,46 @@ class Log:
     # ---- one commit ----------------------------------------------------------------------------------------------
 
     def step(self) -> None:
-        """Make one commit durable, or fail it; called by the leader. May be repeated after an exception."""
+        """Make one commit durable, or fail it; called by the leader.
+
+        Cost: A write and a sync; both end by themselves, however slow the disk.
+        """
         with self.mutex:
-            if self.inflight is None:
-                self.inflight = self.forming if self.kept is None else self._next_commit()
-            commit = self.inflight
-            if self.forming is commit:  # an interrupt may have come after ``inflight`` was set
+            commit = self.inflight = self.forming if self.kept is None else self._next_commit()
+            if self.forming is commit:
                 self.forming = Commit()
-        if not commit.done:
-            try:
-                if not commit.staged and commit.is_empty():
-                    commit.done = True
-                elif (error := commit.error or self._error) is not None:
-                    self.fail_commit(commit, error)
-                else:
-                    self.writer.write(commit)
-                    self.writer.publish(commit)
-            except StorageRefusedError as error:
-                refused = without_frames(error)
-                if commit is self.kept:
-                    self._put_back(commit, refused)
-                    return
-                self.fail_commit(commit, refused)
-            except Exception as error:
-                if is_from_signal_handler(error):
-                    raise  # the write did not fail: the next leader repeats it
-                failed = StorageFailedError(
-                    f"writing the log failed ({error}); this store takes no more appends: close it, mend the device, "
-                    "open it again"
-                )
-                failed.__cause__ = error
-                raised = type(error), error, error.__traceback__
-                kept = self._error = without_frames(failed)
-                self.fail_commit(commit, kept)
-                logger.error("%s", kept, exc_info=raised)
+        try:
+            if not commit.staged and commit.is_empty():
+                commit.done = True
+            elif self._error is not None:
+                self.fail_commit(commit, self._error)
+            else:
+                self.writer.write(commit)
+                self.writer.publish(commit)
+        except StorageRefusedError as error:
+            refused = without_frames(error)
+            if commit is self.kept:
+                self._put_back(commit, refused)
+                return
+            self.fail_commit(commit, refused)
+        except BaseException as error:
+            self._fail_step(commit, error)
+            if not isinstance(error, Exception):  # what no guard defers
+                self._finish(commit)
+                raise
         self._finish(commit)
+
+    def _fail_step(self, commit: Commit, error: BaseException) -> None:
+        """Fail a commit and the log, because it is not known what was written."""
+        failed = StorageFailedError(
+            f"writing the log failed ({str(error) or repr(error)}); this store takes no more appends: close it, mend "
+            "the device, open it again"
+        )
+        failed.__cause__ = error
+        raised = type(error), error, error.__traceback__
+        kept = self._error = without_frames(failed)
+        self.fail_commit(commit, kept)
+        logger.error("%s", kept, exc_info=raised)
 
     def _next_commit(self) -> Commit:
         """Return the commit to write next: the kept one if it is to be tried now; the caller holds the mutex."""
@@ -597,30 +601,27 @@ class Log:
             self.inflight = None
 
     def fail_commit(self, commit: Commit, error: PybkError) -> None:
-        """Fail a commit and the forming one: later entries of the same ledgers would leave a gap. May be repeated.
+        """Fail a commit and the forming one: later entries of the same ledgers would leave a gap.
 
         If the commit was refused, the acknowledged entries in both are kept. Their ledgers take no more until the
         entries are durable, and the entries count as outstanding meanwhile, which bounds them.
         """
-        again = commit.done
         with self.mutex:
-            commit.fail(error)  # from here on it is not written, even if an interrupt ends this call
-            forming = commit.failed_with = commit.failed_with or self.forming
+            forming = commit.failed_with = self.forming
+            commit.fail(error)
             forming.fail(error)
             if isinstance(error, StorageRefusedError):
                 self._refusal = error
                 self._refused.update(commit.ledgers(), forming.ledgers())
-            if self.forming is forming:  # replaced last, when all its ledgers have their error
-                if isinstance(error, StorageRefusedError):
-                    before = () if self.kept is None else (self.kept,)
-                    self.kept = Commit.of_acknowledged(error, *before, commit, forming)
-                self.forming = Commit()
+                before = () if self.kept is None else (self.kept,)
+                self.kept = Commit.of_acknowledged(error, *before, commit, forming)
+            self.forming = Commit()
             forming.done = commit.done = True
-        for failed in () if again else (commit, forming):
+        for failed in (commit, forming):
             self._observer.failed(failed, error)
 
     def _finish(self, commit: Commit) -> None:
-        """Complete a done commit, and the one that failed with it; may be repeated."""
+        """Complete a done commit, and the one that failed with it."""
         with self.mutex:
             commit.release_buffers()
             self.group.complete(commit)
@@ -630,8 +631,7 @@ class Log:
             if self.kept is commit:
                 self.kept = None
                 self._refused = {each for each in self._refused if not self._takes_again(each, commit)}
-            if self.inflight is commit:
-                self.inflight = None
+            self.inflight = None
         # Entries refer to their commit. A commit that refers to its entries could only be freed by the collector of
         # cycles, which would run, and delay an append, after every sixty commits.
         commit.staged = []
@@ -649,24 +649,21 @@ class Log:
         A ledger with kept entries resumes when these are durable; this call has them tried again.
         """
         if self._refused:
-            with self.mutex:
-                if self.kept is not None:
-                    self._tries_kept = True
-                    self.forming.wanted = True
-                    self.group.kick_background()
-                self._refused = {descriptor for descriptor in self._refused if not descriptor.readmit()}
+            guarded(self._readmit)
+
+    def _readmit(self) -> None:
+        with self.mutex:
+            if self.kept is not None:
+                self._tries_kept = True
+                self.forming.wanted = True
+                self.group.kick_background()
+            self._refused = {descriptor for descriptor in self._refused if not descriptor.readmit()}
 
     # ---- cutting and closing -------------------------------------------------------------------------------------
 
     def stand_still(self, look: Callable[[], None]) -> None:
         """Call a function while no commit can be published, to see the state after exactly one commit."""
-
-        def at_rest() -> None:
-            while self.inflight is not None:
-                self.step()
-            look()
-
-        self.group.lead(at_rest)
+        self.group.lead(look)
 
     def cut(self, snapshot: Callable[[], None]) -> int:
         """Leave the current log file, so that the next commit begins another.
@@ -680,8 +677,6 @@ class Log:
         return self.group.lead(lambda: self._cut(snapshot))
 
     def _cut(self, snapshot: Callable[[], None]) -> int:
-        while self.inflight is not None:
-            self.step()
         self.writer.leave_file()
         snapshot()
         return self.durable_lsn
@@ -736,7 +731,7 @@ class Ticket:
 
     def wait(self) -> None:
         """Block until the append is first in the queue; call it once."""
-        self._gate.acquire()
+        acquire(self._gate)
 
 
 class Admission:
@@ -799,7 +794,7 @@ class Admission:
             self._settle()
 
     def _settle(self) -> None:
-        """Recompute ``space`` and ``first`` from the queue; the caller holds the lock. Idempotent."""
+        """Recompute ``space`` and ``first`` from the queue; the caller holds the lock."""
         self.space = self._bytes_max - sum(each.nbytes for each in self.queue)
         self.first = self.queue[0] if self.queue else None
         if self.first is not None:
