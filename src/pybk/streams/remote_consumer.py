@@ -14,16 +14,18 @@ header, which is JSON; and the data: that of the records, one after the other. A
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import socket
 import stat
 import struct
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
-from typing import Any, Final
+from functools import partial
+from typing import Any, Final, TypeVar
 
 from pybk import errors
 from pybk.errors import (
@@ -51,7 +53,10 @@ from pybk.streams.subscription import (
 )
 from pybk.threads import in_children
 from pybk.threads.call_threads import asyncio_form
+from pybk.threads.interrupts import SLICE_SECONDS, acquire, checkpoint, guarded, is_guarded
 from pybk.values import decode_json, encode_json, from_base64, to_base64
+
+T = TypeVar("T")
 
 _LENGTHS: Final = struct.Struct("<II")
 _HEADER_BYTES_MAX: Final = 64 << 20
@@ -486,20 +491,8 @@ class RemoteConsumer(RecordSource):
             raise UsageError(
                 f"the request has {len(frame)} bytes; it takes at most {_REQUEST_BYTES_MAX}: name fewer records at once"
             )
-        limit = patience if patience is not None and patience < _PATIENCE_MAX else None
-        taken = list[bool]()
-        try:
-            # One call into C takes the lock and keeps the answer: an interrupt between the two would leave it locked.
-            taken.extend(map(self._lock.acquire, (True,), (-1 if limit is None else limit,)))
-            if True not in taken:
-                raise TooManyRequestsError(
-                    f"another call of the consumer at {self.path!r} has not ended for {limit:.3g} seconds; nothing was "
-                    "done: read with a timeout, or connect a consumer for each thread"
-                )
-            header, data = self._exchanged(frame, limit)
-        finally:
-            if True in taken:
-                self._lock.release()
+        limit = patience if patience is not None and patience < _PATIENCE_MAX else math.inf
+        header, data = guarded(self._exchanged_in_turn, frame, limit)
         if "error" in header:
             kind = getattr(errors, header["error"], None)
             if not (isinstance(kind, type) and issubclass(kind, PybkError)):
@@ -507,19 +500,30 @@ class RemoteConsumer(RecordSource):
             raise kind(header["message"], outcome_unknown=header["outcome_unknown"])
         return header, data
 
-    def _exchanged(self, frame: bytes, limit: float | None) -> tuple[dict[str, Any], bytes]:
+    def _exchanged_in_turn(self, frame: bytes, limit: float) -> tuple[dict[str, Any], bytes]:
+        """Send a request, and return the response, after the calls of other threads; in a guard."""
+        if not acquire(self._lock, limit):
+            raise TooManyRequestsError(
+                f"another call of the consumer at {self.path!r} has not ended for {limit:.3g} seconds; nothing was "
+                "done: read with a timeout, or connect a consumer for each thread"
+            )
+        try:
+            return self._exchanged(frame, limit)
+        finally:
+            self._lock.release()
+
+    def _exchanged(self, frame: bytes, limit: float) -> tuple[dict[str, Any], bytes]:
         """Send a request, and return the response; the caller holds the lock."""
         try:
-            deadline = None if limit is None else time.monotonic() + limit
-            self._socket.settimeout(limit)
-            self._socket.sendall(frame)
+            deadline = time.monotonic() + limit
+            self._send(frame, deadline)
             header_bytes, data_bytes = _lengths(self._exactly(_LENGTHS.size, deadline))
             header = _header_of(self._exactly(header_bytes, deadline))
             return header, self._exactly(data_bytes, deadline)
         except TimeoutError as error:
             self.close()  # the response may come yet, and would be taken for that of the next request
             raise ClosedError(
-                f"the process that serves {self.path!r} did not answer within {limit or 0.0:.3g} seconds; "
+                f"the process that serves {self.path!r} did not answer within {limit:.3g} seconds; "
                 "resume it if it is stopped, and connect again",
                 outcome_unknown=True,
             ) from error
@@ -532,13 +536,30 @@ class RemoteConsumer(RecordSource):
             self.close()  # the response would be taken for that of the next request
             raise
 
-    def _exactly(self, nbytes: int, deadline: float | None) -> bytes:
+    def _send(self, frame: bytes, deadline: float) -> None:
+        """Send a request; TimeoutError if the server does not take it in time."""
+        left = memoryview(frame)
+        while left:
+            left = left[self._in_time(partial(self._socket.send, left), deadline) :]
+
+    def _in_time(self, call: Callable[[], T], deadline: float) -> T:
+        """Return the result of a call of the socket, with checkpoints meanwhile; TimeoutError after the deadline."""
+        most = SLICE_SECONDS if is_guarded() else _PATIENCE_MAX
+        while True:
+            left = deadline - time.monotonic()
+            self._socket.settimeout(max(min(left, most), 0.001))
+            try:
+                return call()
+            except TimeoutError:
+                if left <= most:
+                    raise
+            checkpoint()
+
+    def _exactly(self, nbytes: int, deadline: float) -> bytes:
         """Return so many bytes of the response; TimeoutError if they do not come in time."""
         found = bytearray()
         while len(found) < nbytes:
-            if deadline is not None:
-                self._socket.settimeout(max(deadline - time.monotonic(), 0.001))
-            piece = self._socket.recv(min(nbytes - len(found), 1 << 20))
+            piece = self._in_time(partial(self._socket.recv, min(nbytes - len(found), 1 << 20)), deadline)
             if not piece:
                 raise ConnectionError("the connection has ended")
             found += piece
