@@ -21,7 +21,7 @@ from pybk.errors import ClosedError, IllegalOperationError
 from pybk.flags import WriteFlag
 from pybk.manager.ledger_manager import LedgerManager
 from pybk.manager.ledger_writer import LedgerWriter
-from tests.interrupting import APPEND_PATH, takes_no_interrupt
+from tests.interrupting import APPEND_PATH, takes_no_interrupt, traced_guards
 from tests.paths import ROOT
 from tests.simdisk import SimFileSystem
 from tests.storage.live_files import contents_below
@@ -64,6 +64,7 @@ class Handler:
 
 def handled(line: int, files: tuple[str, ...], work: Callable[[], object], call: Callable[[], object]) -> Handler:
     """Do some work, and have ``call`` made on top of one of its lines."""
+    traced_guards()
     handler = Handler(line, files, call)
     sys.settrace(handler)
     try:
@@ -188,6 +189,8 @@ class LateError(TimeoutError):
 
 @pytest.mark.timeout(0)
 def test_an_error_that_a_handler_raises_does_not_fail_the_log() -> None:
+    traced_guards()
+
     def late(*_: object) -> None:
         raise LateError
 
