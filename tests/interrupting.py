@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable
 from dis import opmap
 from functools import cache
+from inspect import isbuiltin
 from types import FrameType
 from typing import Any, Final
 
@@ -52,7 +53,7 @@ def interrupts() -> None:
 
 def traced_guards() -> None:
     """Skip the test where lines of a guarded call run in another thread, which is not traced."""
-    if type(guarded) is type(traced_guards):
+    if not isbuiltin(guarded):
         pytest.skip("without the native core another thread runs what is guarded, which is not traced")
 
 
