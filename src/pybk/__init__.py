@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from pybk.version import __version__ as __version__
-
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from pybk.public import *  # noqa: F403
+    from pybk.version import __version__ as __version__
 else:
     from pybk.deferral import deferred as _deferred
     from pybk.deferral import homes_of as _homes_of
@@ -114,6 +113,8 @@ else:
 
         All public names together take a second, which a program that uses a few does not have to wait for.
         """
+        if name == "__version__":
+            return _module_of(f"{__name__}.version").__version__
         if name in __all__ or name.startswith("__"):
             return _first_use(name)
         from importlib.util import find_spec

@@ -177,7 +177,7 @@ class LateModule:
 
     def __getattr__(self, name: str) -> object:
         """Return a name of the module, and keep it, so this is called once for each name."""
-        if name.startswith("__"):
+        if name.startswith("__") and name != "__version__":
             raise AttributeError(name)
         found = getattr(module_of(self._name), name)
         setattr(self, name, found)

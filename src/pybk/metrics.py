@@ -17,19 +17,22 @@ import threading
 import time
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from operator import mul
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from pybk.deferral import np
+from pybk.deferral import LateModule, np
 from pybk.errors import PybkError, UsageError
 from pybk.feature_level import NEWEST_LEVEL
 from pybk.values import FrozenDict
-from pybk.version import __version__
 
 if TYPE_CHECKING:
     import numpy.typing as npt
+
+    from pybk import version
+else:
+    version = LateModule("pybk.version")
 
 APPENDED_ENTRIES: Final = "appended_entries"
 APPENDED_BYTES: Final = "appended_bytes"
@@ -461,10 +464,13 @@ class Metrics:
         self._lock = threading.Lock()
         self._series: dict[tuple[str, str, Labels], _Series] = {}
         began_ns = time.time_ns()
-        about = (("version", __version__), ("level", str(int(NEWEST_LEVEL))))
-        self._gauges: list[Callable[[], Iterable[Gauge]]] = [
-            lambda: ((MetricKey("build_info", labels=about), 1), (MetricKey("up_since_timestamp_ns"), began_ns))
-        ]
+
+        def about() -> Iterator[Gauge]:
+            labels = (("version", version.__version__), ("level", str(int(NEWEST_LEVEL))))
+            yield MetricKey("build_info", labels=labels), 1
+            yield MetricKey("up_since_timestamp_ns"), began_ns
+
+        self._gauges: list[Callable[[], Iterable[Gauge]]] = [about]
 
     def after_fork(self) -> None:
         """Replace the lock in a forked child, where errors are counted as well; scopes are of no use there."""

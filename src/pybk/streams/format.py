@@ -645,11 +645,11 @@ class Records(NamedTuple):
     def new(
         cls,
         buffer: memoryview,
-        starts: Int64s,
-        ends: Int64s,
+        starts: npt.NDArray[np.int64],
+        ends: npt.NDArray[np.int64],
         *,
-        times: Int64s,
-        txids: Int64s | None = None,
+        times: npt.NDArray[np.int64],
+        txids: npt.NDArray[np.int64] | None = None,
         attributed: npt.NDArray[np.bool_] | None = None,
     ) -> Self:
         """Return records that are in no entry yet, with numbers from 0 up; arguments as the attributes."""
