@@ -38,6 +38,7 @@ from pybk.errors import (
     UnauthorizedError,
     UsageError,
 )
+from pybk.metadata.authenticated_values import UnknownEpochError
 
 ERRORS: list[Any] = [kind for _, kind in inspect.getmembers(errors, inspect.isclass)]
 
@@ -139,3 +140,13 @@ def test_an_error_that_is_its_own_cause_ends() -> None:
     error = UsageError("x")
     error.__cause__ = error
     assert str(errors.without_frames(error)) == "x"
+
+
+def test_an_error_that_is_made_of_more_than_its_text_is_copied_whole() -> None:
+    error = UnknownEpochError("what, limit, remedy", 7)
+    error.add_note("where")
+    free = errors.without_frames(error)
+    assert isinstance(free, UnknownEpochError)
+    assert (str(free), free.epoch) == (str(error), 7)
+    free.add_note("when")
+    assert error.__notes__ == ["where"]

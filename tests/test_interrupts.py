@@ -209,6 +209,31 @@ def test_handlers_of_libraries_are_left_alone(module: ModuleType, tmp_path: Path
             faulthandler.unregister(signal.SIGVTALRM)
 
 
+def test_handlers_of_libraries_are_left_alone_where_python_has_one_too(module: ModuleType, tmp_path: Path) -> None:
+    """One that calls what was there before neither hides the signal from Python, nor does it come back to itself."""
+    done: list[int] = []
+    before = signal.signal(signal.SIGVTALRM, lambda *_: done.append(1))
+    module.guarded(int)
+    with (tmp_path / "stacks").open("w+") as file:
+        faulthandler.register(signal.SIGVTALRM, file=file, chain=True)
+        try:
+            for number in range(3):
+                module.guarded(lambda: get(signal.SIGVTALRM))
+                wait_until(partial(is_longer, done, number))
+        finally:
+            faulthandler.unregister(signal.SIGVTALRM)
+        file.seek(0)
+        assert file.read().count("lambda") >= 3
+    module.guarded(lambda: get(signal.SIGVTALRM))
+    wait_until(partial(is_longer, done, 3))
+    signal.signal(signal.SIGVTALRM, before)
+    assert len(done) == 4
+
+
+def is_longer(found: list[int], than: int) -> bool:
+    return len(found) > than
+
+
 def test_a_handler_that_is_set_again_is_found_by_the_next_guard(module: ModuleType) -> None:
     done: list[int] = []
     for number in range(3):

@@ -28,7 +28,7 @@ _Static_assert(sizeof SIGNALS / sizeof *SIGNALS == COUNT, "the state of the modu
 static atomic_int depth;             /* the guards that the main thread is in */
 static atomic_int handling;          /* the calls of `deferring` that run now */
 static atomic_int noted[COUNT];      /* whether a signal came in a guard and was not passed on yet */
-static _Atomic(handler) kept[COUNT]; /* the handler that `deferring` stands before */
+static _Atomic(handler) pythons;     /* CPython's handler, one for all signals; NULL before it is known */
 static atomic_int knows_main;
 static pthread_t main_thread;
 
@@ -39,7 +39,7 @@ static int is_main(void) { return pthread_equal(pthread_self(), main_thread); }
 static void pass_on(size_t at)
 {
     if (atomic_exchange(&noted[at], 0))
-        atomic_load(&kept[at])(SIGNALS[at]);
+        atomic_load(&pythons)(SIGNALS[at]);
 }
 
 static void pass_all_on(void)
@@ -49,7 +49,8 @@ static void pass_all_on(void)
             pass_on(at);
 }
 
-/* The handler in C of the signals that Python handles. */
+/* The handler in C of the signals that Python handles. One of a library that was set later may call it as the one that
+   was there before. */
 static void deferring(int number)
 {
     const int error = errno;
@@ -73,6 +74,35 @@ static void settle(void)
 
 /* ---- standing before CPython's handler ------------------------------------------------------------------------------ */
 
+/* Learn CPython's handler from a signal that has none, which Python handles for a moment; -1 with an exception if a handler
+   of Python's raises. */
+static int learn_handler(const guard_state *state)
+{
+    struct sigaction action;
+    int number = NSIG;
+    do
+        number--;
+    while (number > 0 && (sigaction(number, NULL, &action) != 0 || (action.sa_flags & SA_SIGINFO) ||
+                          action.sa_handler != SIG_DFL));
+    PyObject *before = PyObject_CallFunction(state->signal, "iO", number, state->getsignal);
+    if (before == NULL) {
+        if (!PyErr_ExceptionMatches(PyExc_ValueError))
+            return -1;
+        PyErr_Clear(); /* no signal is free, or this is another interpreter than the first, which sets no handlers */
+        return 0;
+    }
+    if (sigaction(number, NULL, &action) == 0)
+        atomic_store(&pythons, action.sa_handler);
+    PyObject *during = PyObject_CallFunction(state->signal, "iO", number, before);
+    Py_DECREF(before);
+    if (during == NULL) {
+        signal(number, SIG_DFL);
+        return -1;
+    }
+    Py_DECREF(during);
+    return 0;
+}
+
 /* Return whether Python has a handler for a signal; it knows none of those that libraries in C install. */
 static int python_handles(const guard_state *state, size_t at)
 {
@@ -84,16 +114,16 @@ static int python_handles(const guard_state *state, size_t at)
     return handles;
 }
 
-/* Asking the system about a signal takes several times as long as asking Python, which handles few. */
+/* Asking the system about a signal takes several times as long as asking Python, which handles few.
+
+   A handler of a library in C stays where it is, although Python may have one for the signal, too: it may jump out of
+   itself, or call the handler that was there before. */
 static void stand_before(const guard_state *state, size_t at)
 {
     struct sigaction action;
-    if (!python_handles(state, at) || sigaction(SIGNALS[at], NULL, &action) != 0 || (action.sa_flags & SA_SIGINFO))
+    if (!python_handles(state, at) || sigaction(SIGNALS[at], NULL, &action) != 0 || (action.sa_flags & SA_SIGINFO) ||
+        action.sa_handler != atomic_load(&pythons))
         return;
-    const handler found = action.sa_handler;
-    if (found == SIG_DFL || found == SIG_IGN || found == deferring)
-        return;
-    atomic_store(&kept[at], found);
     action.sa_handler = deferring;
     sigaction(SIGNALS[at], &action, NULL);
 }
@@ -103,7 +133,7 @@ static void stand_before(const guard_state *state, size_t at)
 /* Begin the outermost guard; -1 with an exception, and no guard, if the handler of an earlier signal raises. */
 static int begin(const guard_state *state)
 {
-    if (PyErr_CheckSignals() < 0)
+    if (PyErr_CheckSignals() < 0 || (atomic_load(&pythons) == NULL && learn_handler(state) < 0))
         return -1;
     atomic_store(&depth, 1);
     for (size_t at = 0; at < COUNT; at++)
@@ -257,8 +287,9 @@ int set_up_guard(PyObject *module)
     if (signals == NULL)
         return -1;
     state->getsignal = PyObject_GetAttrString(signals, "getsignal");
+    state->signal = state->getsignal == NULL ? NULL : PyObject_GetAttrString(signals, "signal");
     Py_DECREF(signals);
-    int failed = state->getsignal == NULL;
+    int failed = state->signal == NULL;
     for (size_t at = 0; at < COUNT && !failed; at++) {
         state->numbers[at] = PyLong_FromLong(SIGNALS[at]);
         failed = state->numbers[at] == NULL;
@@ -272,6 +303,7 @@ int traverse_guard(PyObject *module, visitproc visit, void *arg)
     if (state == NULL) /* before it is set up */
         return 0;
     Py_VISIT(state->getsignal);
+    Py_VISIT(state->signal);
     for (size_t at = 0; at < COUNT; at++)
         Py_VISIT(state->numbers[at]);
     return 0;
@@ -283,6 +315,7 @@ int clear_guard(PyObject *module)
     if (state == NULL)
         return 0;
     Py_CLEAR(state->getsignal);
+    Py_CLEAR(state->signal);
     for (size_t at = 0; at < COUNT; at++)
         Py_CLEAR(state->numbers[at]);
     return 0;

@@ -10,7 +10,7 @@
 
 /* The state of the module. */
 typedef struct {
-    PyObject *getsignal, *numbers[GUARD_SIGNALS];
+    PyObject *getsignal, *signal, *numbers[GUARD_SIGNALS];
 } guard_state;
 
 extern const char guarded_doc[], checkpoint_doc[], is_guarded_doc[];

@@ -58,11 +58,12 @@ def _at_once(call: Callable[[], None]) -> None:
 
 
 _way: Final[list[Way]] = [_at_once]
+_guard: Final[list[Way]] = [_at_once]
 
 
-def import_by(way: Way) -> None:
-    """Make all later imports by ``way(call)``, which makes the call, and repeats it if that can help."""
-    _way[0] = way
+def import_by(way: Way, guard: Way) -> None:
+    """Make later imports by ``way(call)``, which makes the call, and waits for those of others by ``guard(call)``."""
+    _way[0], _guard[0] = way, guard
 
 
 _late: Final[dict[str, None]] = {}
@@ -82,14 +83,21 @@ def import_rest(package: str) -> None:
 def module_of(name: str) -> object:
     """Return a module, and import it if need be; wait for another thread that is importing it."""
     found = sys.modules.get(name)
-    # A signal in the wait for the lock of a module would leave it locked, so that is a matter of the way as well.
-    if found is None or getattr(getattr(found, "__spec__", None), "_initializing", False):
+    if found is None:
 
         def call() -> None:
             with importing:
                 __import__(name)
 
         _way[0](call)
+    # A signal in this wait would leave the lock of the module locked. It is made without `importing`, for which the
+    # thread that imports the module may wait.
+    elif getattr(getattr(found, "__spec__", None), "_initializing", False):
+
+        def wait() -> None:
+            __import__(name)
+
+        _guard[0](wait)
     return sys.modules[name]
 
 

@@ -631,6 +631,8 @@ def without_frames(error: PybkError) -> PybkError:
     could then not be dropped. Two threads that raised one exception would also mix their tracebacks.
     """
     free = copy(error)
+    if "__notes__" in free.__dict__:
+        free.__notes__ = list(free.__notes__)
     cause = free.__cause__ = error.__cause__
     seen: set[int] = set()
     while cause is not None and id(cause) not in seen:

@@ -186,8 +186,9 @@ class _Restore:
                 _compare(store.descriptor(ledger_id), kept)
         except BaseException as error:
             store.close(clean=False)
-            if error is store.log.error and isinstance(error.__cause__, OSError):
-                raise OSError(str(error.__cause__)) from error  # the remedy of that error is for a store that stays
+            cause, failed = error.__cause__, store.log.error
+            if isinstance(cause, OSError) and failed is not None and cause is failed.__cause__:
+                raise OSError(str(cause)) from error  # the remedy of that error is for a store that stays
             raise
         store.close()
         report = planned(self._chain, self._chain.ledgers.values())

@@ -38,6 +38,9 @@ from pybk.threads.call_threads import asyncio_form
 
 logger = logging.getLogger(__name__)
 
+_READY_BYTES: Final = 1 << 20
+"""Bytes of entries that are appended however few they are."""
+
 _READY_MIN: Final = 16
 """The entries that are appended together: enough for the vectors of a processor to compute their digests at once, and
 few enough that bookies take some while others are made."""
@@ -189,8 +192,8 @@ class DetachedRecords:
             self._hand_over(_READY_MIN)
 
     def _hand_over(self, least: int) -> None:
-        """Append the entries that are ready, if there are as many as ``least``."""
-        if len(self._ready) >= least:
+        """Append the entries that are ready, if there are as many as ``least``, or they are large."""
+        if len(self._ready) >= least or sum(map(len, self._ready)) >= _READY_BYTES:
             ready, self._ready = self._ready, []
             self._ledger.append(ready)
 

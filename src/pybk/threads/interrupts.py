@@ -30,12 +30,12 @@ handler for the signals of its table, which are those for which programs have ha
 otherwise, and when the guard ends, it calls CPython's handler, so ``signal.set_wakeup_fd`` and with it asyncio work as
 always. ``signal.getsignal`` shows no difference. Each outermost guard looks anew which signals Python handles, because
 ``signal.signal`` puts CPython's handler back. A handler that is set in a guard gets the signals that were deferred for
-its predecessor. Handlers of libraries in C are left alone. The system may deliver a signal to any thread of the
-process: whichever it is, the depth of the main thread's guards decides.
+its predecessor. Handlers of libraries in C are left alone, also where Python has one for the same signal. The system
+may deliver a signal to any thread of the process: whichever it is, the depth of the main thread's guards decides.
 
 Without the native core, the main thread hands the call to a *guard thread*, in a copy of its context, and waits. What a
 handler raises in this wait is raised in the guard thread, at the next checkpoint, or by ``guarded`` when the call has
-ended. The handler itself may call pybk; that call gets a guard thread of its own.
+ended. A call of pybk that the handler makes gets a guard thread of its own.
 
 **Not deferred** is what comes without a signal: ``_thread.interrupt_main`` and exceptions that another thread throws
 (``PyThreadState_SetAsyncExc``). If one strikes while a commit is written, the log fails as after a failed write.

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import gc
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
+import pytest
+
+from pybk.errors import StorageFailedError
 from pybk.manager.append_future import origin_of
 from pybk.storage.descriptor import StagedEntries
 from pybk.storage.log.commit import StagedGroup
@@ -46,3 +52,31 @@ def test_a_durable_commit_holds_no_entries(tmp_path: Path) -> None:
         pending = Completion()
         pending.callbacks = [ENTRY]  # type: ignore[list-item]  # bytes in a list, as a commit has them
         assert held_bytes(pending) == len(ENTRY), "what is counted"
+
+
+def test_a_commit_that_its_step_did_not_end_fails_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when memory is short while it fails, or an exception of another thread strikes: nobody waits for ever."""
+    with open_quick(tmp_path / "data") as manager:
+        writer = manager.create_ledger(insecure=True)
+        writer.append(ENTRY)
+        log = store_of(manager).log
+        fail = log.fail_commit
+
+        def short(*given: Any) -> None:
+            monkeypatch.setattr(log, "fail_commit", fail)
+            raise MemoryError
+
+        def refused(*given: Any) -> None:
+            raise OSError(errno.EIO, "no")
+
+        monkeypatch.setattr(log.writer, "write", refused)
+        monkeypatch.setattr(log, "fail_commit", short)
+        future = writer.append_async(ENTRY)
+        with suppress(MemoryError):
+            log.flush()
+        with pytest.raises(StorageFailedError):
+            future.result()
+        with pytest.raises(StorageFailedError):
+            writer.append(ENTRY)
+        with suppress(StorageFailedError):
+            writer.close()

@@ -316,4 +316,4 @@ def import_with_spare(call: Callable[[], None]) -> None:
     guarded(with_spare, importing_it)
 
 
-import_by(import_with_spare)
+import_by(import_with_spare, guarded)

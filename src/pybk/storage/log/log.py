@@ -547,6 +547,10 @@ class Log:
 
         Cost: A write and a sync; both end by themselves, however slow the disk.
         """
+        struck = self.inflight
+        if struck is not None:
+            self._end_struck(struck)
+            return
         with self.mutex:
             commit = self.inflight = self.forming if self.kept is None else self._next_commit()
             if self.forming is commit:
@@ -570,6 +574,12 @@ class Log:
             if not isinstance(error, Exception):  # what no guard defers
                 self._finish(commit)
                 raise
+        self._finish(commit)
+
+    def _end_struck(self, commit: Commit) -> None:
+        """End the commit of a step that did not end it, because memory was short or what no guard defers struck it."""
+        if not commit.done:
+            self._fail_step(commit, InterruptedError("the commit was interrupted"))
         self._finish(commit)
 
     def _fail_step(self, commit: Commit, error: BaseException) -> None:
