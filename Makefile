@@ -1,7 +1,7 @@
 # Everything runs in .venv, which each target makes for itself; a stamp per set of extras keeps repeated calls quick.
 
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-wal demo-spark test test-long test-floors test-pure test-native test-http wheel man sbom docs docs-serve figures check bench bench-cluster bench-healing bench-operations bench-streams bench-spark bench-compare sim clean
+.PHONY: help demo demo-wal demo-spark test test-long test-floors test-pure test-native test-http wheel man sbom docs docs-serve figures check bench bench-cluster bench-peers bench-healing bench-operations bench-streams bench-spark bench-compare sim clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -39,6 +39,7 @@ help:
 	@echo "make check               ruff, mypy, import contracts, spelling, references, style, commit messages"
 	@echo "make bench [ARGS=...]    figures beside raw writes, sqlite3, lmdb and rocksdb"
 	@echo "make bench-cluster       figures of a cluster beside a bare ZeroMQ loop; ARGS=... as for bench"
+	@echo "make bench-peers         figures of a cluster beside Apache BookKeeper, NATS and etcd; ARGS=... as for bench"
 	@echo "make bench-healing       figures of repairs: a lost bookie, planning, rest; ARGS=--quick, or loss, plan, idle"
 	@echo "make bench-operations    figures of a cluster that is watched over HTTP; ARGS=--quick, or watched, page"
 	@echo "make bench-streams       figures of logs and blobs beside ledgers, sqlite3 and the bare disk; ARGS=... as for bench"
@@ -129,6 +130,9 @@ bench: $(VENV)/.bench
 
 bench-cluster: $(VENV)/.bench
 	$(BIN)/python -m bench.cluster $(ARGS)
+
+bench-peers: $(VENV)/.bench
+	$(BIN)/python -m bench.cluster.peers $(ARGS)
 
 bench-healing: $(VENV)/.bench
 	$(BIN)/python -m bench.healing $(ARGS)

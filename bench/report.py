@@ -39,10 +39,17 @@ def parse(
 ) -> tuple[argparse.Namespace, list[Contest]]:
     """Parse a command line; returns it, and the contests that it asks for."""
     parsed = parser.parse_args(arguments)
+    return parsed, choose(parser, parsed, contests)
+
+
+def choose(
+    parser: argparse.ArgumentParser, parsed: argparse.Namespace, contests: Mapping[str, Contest]
+) -> list[Contest]:
+    """Return the contests that a parsed command line asks for."""
     unknown = sorted(set(parsed.contest) - set(contests))
     if unknown:
         parser.error(f"there is no {', '.join(unknown)}; there are {', '.join(contests)}")
-    return parsed, [contests[name] for name in parsed.contest] or list(contests.values())
+    return [contests[name] for name in parsed.contest] or list(contests.values())
 
 
 def run(chosen: Sequence[Contest], scale: Scale, parsed: argparse.Namespace, sizes: str) -> None:

@@ -197,11 +197,13 @@ def embedded(directory: Path, _: Scale) -> Iterator[Run]:
 # ---- contests --------------------------------------------------------------------------------------------------------
 
 
-def _median(_: float, latencies: list[float]) -> float:
+def median_of(_: float, latencies: list[float]) -> float:
+    """Return the median of what each batch took, milliseconds."""
     return median_ms(latencies)
 
 
-def _rate(reached: float, _: list[float]) -> float:
+def rate_of(reached: float, _: list[float]) -> float:
+    """Return the entries per second."""
     return reached
 
 
@@ -216,7 +218,7 @@ CONTESTS: Final[Sequence[Contest]] = (
                 Contestant(f"pybk, a bookie{suffix}", partial(ledger, singly, curve, node=True))
                 for suffix, curve in CURVES
             ),
-            *bare(1, 1, _median),
+            *bare(1, 1, median_of),
             Contestant(EMBEDDED, embedded),
         ],
     ),
@@ -228,12 +230,12 @@ CONTESTS: Final[Sequence[Contest]] = (
         "batches",
         f"append_many({BATCH}), {BATCHES_UNDER_WAY} under way",
         "/s",
-        [*pybk(in_batches, at_least_bare(0.75)), *bare(BATCH, BATCHES_UNDER_WAY, _rate)],
+        [*pybk(in_batches, at_least_bare(0.75)), *bare(BATCH, BATCHES_UNDER_WAY, rate_of)],
     ),
     Contest(
         "threads",
         f"append, {THREADS} threads; the bare loop with as many outstanding",
         "/s",
-        [*pybk(by_threads, at_least_bare(0.6)), *bare(1, THREADS, _rate)],
+        [*pybk(by_threads, at_least_bare(0.6)), *bare(1, THREADS, rate_of)],
     ),
 )

@@ -7,7 +7,7 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -86,14 +86,29 @@ def followed(cluster: Cluster, seconds: float) -> float:
     return statistics.median(latencies[TAIL_SKIPPED:]) * 1e3
 
 
-def pybk(drive: Drive, target: Callable[[str], Target]) -> list[Contestant]:
+def pybk(drive: Drive, *targets: Callable[[str], Target]) -> list[Contestant]:
     """Return pybk as a contestant that reads a filled ledger, without CURVE and with it.
 
     Args:
         drive: Reads.
-        target: Returns the target of the one or the other, from what is added to its name.
+        targets: Each returns the target of the one or the other, from what is added to its name.
     """
-    return [Contestant(f"pybk{suffix}", partial(filled, drive, curve), [target(suffix)]) for suffix, curve in CURVES]
+    return of_both(partial(filled, drive), targets)
+
+
+def following(*targets: Callable[[str], Target]) -> list[Contestant]:
+    """Return pybk as a contestant that is followed by another process, without CURVE and with it."""
+    return of_both(tail, targets)
+
+
+def of_both(
+    enter: Callable[[bool, Path, Scale], AbstractContextManager[Run]], targets: Sequence[Callable[[str], Target]]
+) -> list[Contestant]:
+    """Return pybk as a contestant, without CURVE and with it."""
+    return [
+        Contestant(f"pybk{suffix}", partial(enter, curve), [target(suffix) for target in targets])
+        for suffix, curve in CURVES
+    ]
 
 
 def bare(figure: Callable[[BareLoop, float], float], name: str) -> list[Contestant]:
@@ -143,12 +158,6 @@ CONTESTS: Final[Sequence[Contest]] = (
         "tail",
         "append to seen by another process that follows, 200/s, p50",
         "ms",
-        [
-            *(
-                Contestant(f"pybk{suffix}", partial(tail, curve), [times_bare(2, QUORUM)(suffix)])
-                for suffix, curve in CURVES
-            ),
-            *bare(quorum_and_round_trip, QUORUM),
-        ],
+        [*following(times_bare(2, QUORUM)), *bare(quorum_and_round_trip, QUORUM)],
     ),
 )

@@ -12,6 +12,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
+from bench.cluster.ports import free_ports
+
 TICK_MS: Final = 500
 START_SECONDS: Final = 30.0
 
@@ -31,9 +33,7 @@ def is_there() -> bool:
 @contextmanager
 def server(directory: Path) -> Iterator[str]:
     """Run a server; gives a metadata URL."""
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        port = taken.getsockname()[1]
+    (port,) = free_ports(1)
     with (
         (directory / "zookeeper.log").open("wb") as log,
         subprocess.Popen(
