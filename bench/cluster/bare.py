@@ -30,6 +30,7 @@ SERVERS: Final = 3
 QUORUM: Final = 2
 FILE_BYTES: Final = 64 << 20
 BLOCK: Final = 4096
+IOV_MAX: Final = os.sysconf("SC_IOV_MAX")
 _NUMBER: Final = struct.Struct(">q")
 _CHECKSUM_AT: Final = 8
 _BODY_AT: Final = 16
@@ -67,9 +68,10 @@ def serve(path: str, keys: str) -> None:
         padding = -size % BLOCK
         if place + size + padding > FILE_BYTES:
             place = 0
-        os.pwritev(file, [*bodies, bytes(padding)], place)
+        bodies.append(bytes(padding))
+        for first in range(0, len(bodies), IOV_MAX):
+            place += os.pwritev(file, bodies[first : first + IOV_MAX], place)
         os.fdatasync(file)
-        place += size + padding
         for peer, message in arrived:
             socket.send_multipart([peer, message[:_CHECKSUM_AT]], zmq.NOBLOCK)
 
