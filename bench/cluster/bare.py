@@ -39,6 +39,7 @@ _BODY_AT: Final = 16
 def serve(path: str, keys: str) -> None:
     """Receive, check, write, sync, answer; for ever."""
     socket: Any = zmq.Context().socket(zmq.ROUTER)
+    socket.set_hwm(0)  # else answers to a client that has more than 1000 batches under way are dropped
     if keys:
         socket.curve_publickey, socket.curve_secretkey = (key.encode() for key in keys.split())
         socket.curve_server = True
@@ -99,6 +100,7 @@ class BareLoop:
         self._sockets: list[Any] = [self._context.socket(zmq.DEALER) for _ in ports]
         self._poller = zmq.Poller()
         for socket, port in zip(self._sockets, ports, strict=True):
+            socket.set_hwm(0)
             if server_key:
                 socket.curve_publickey, socket.curve_secretkey = zmq.curve_keypair()
                 socket.curve_serverkey = server_key
