@@ -69,7 +69,7 @@ def serve(path: str, keys: str) -> None:
         padding = -size % BLOCK
         if place + size + padding > FILE_BYTES:
             place = 0
-        bodies.append(bytes(padding))
+        bodies.append(memoryview(bytes(padding)))
         for first in range(0, len(bodies), IOV_MAX):
             place += os.pwritev(file, bodies[first : first + IOV_MAX], place)
         os.fdatasync(file)

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -53,12 +54,12 @@ def test_a_target_of_bookkeeper_is_what_it_reached_in_the_same_round() -> None:
     ],
 )
 def test_what_is_missing_is_named_with_its_remedy(
-    peer: object, missing: str, remedy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    peer: ModuleType, missing: str, remedy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(bookkeeper, "CLASSPATH", tmp_path / "classpath")
     assert peer in (bookkeeper, *OTHERS)
-    told = peer.why_not()  # type: ignore[attr-defined]
+    told = peer.why_not()
     assert missing in told
     assert remedy in told
 
