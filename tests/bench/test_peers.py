@@ -1,4 +1,4 @@
-"""The benchmark of peers runs, compares with what is there, and says what is not."""
+"""The benchmark of peers compares pybk with the peers that are installed, and reports the missing ones."""
 
 from __future__ import annotations
 

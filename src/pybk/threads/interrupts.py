@@ -38,7 +38,8 @@ handler raises in this wait is raised in the guard thread, at the next checkpoin
 ended. A call of pybk that the handler makes gets a guard thread of its own.
 
 **Not deferred** is what comes without a signal: ``_thread.interrupt_main`` and exceptions that another thread throws
-(``PyThreadState_SetAsyncExc``). If one strikes while a commit is written, the log fails as after a failed write.
+(``PyThreadState_SetAsyncExc``). If one strikes while a commit is written, the log fails as after a failed write;
+in a thread that leads or holds a lock, it may leave others waiting.
 
 **Fork.** The thread that forked is the main thread of the child. It keeps the guards that it is in; of those of another
 main thread, and of deferred signals, the child has none. A guard thread's call ends there with ForkedProcessError.
