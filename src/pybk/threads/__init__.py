@@ -6,8 +6,8 @@ they leave unfinished.
 
 A forked child has none of the threads of its parent. Objects that were given to ``in_children`` get new locks first in
 it, because a thread of the parent may hold theirs; then functions empty buffers and close connections. So other calls
-need not check whether the process was forked, and no call on such an object waits for a lock there. Locks of modules are held
-while the process is forked (``hold_over_forks``).
+need not check whether the process was forked, and no call on such an object waits for a lock there. Locks of modules
+are held while the process is forked (``hold_over_forks``).
 """
 
 from __future__ import annotations
