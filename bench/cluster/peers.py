@@ -1,4 +1,4 @@
-"""``python -m bench.cluster.peers [CONTEST ...]``: pybk's cluster beside Apache BookKeeper, and beside NATS and etcd.
+"""``python -m bench.cluster.peers [CONTEST ...]``: pybk's cluster compared with Apache BookKeeper, NATS and etcd.
 
 All take turns in one run on one machine: three servers each, entries of 1 KiB that count when two servers have synced
 them. BookKeeper and pybk make an HMAC of each entry; only contestants named so encrypt what they send. What is not
@@ -42,19 +42,19 @@ def theirs(told: str, *, filled: bool = False) -> Contestant:
     return Contestant(bookkeeper.NAME, partial(bookkeeper.running, partial(bookkeeper.figure, told), filled))
 
 
-def contests(beside: bool, others: Sequence[Contestant]) -> list[Contest]:
+def contests(is_there: bool, others: Sequence[Contestant]) -> list[Contest]:
     """Return the contests.
 
     Args:
-        beside: BookKeeper is there, and is a contestant and a target.
+        is_there: BookKeeper is there, and is a contestant and a target.
         others: Further contestants of lone appends.
     """
 
     def with_theirs(contestant: Contestant) -> list[Contestant]:
-        return [contestant] if beside else []
+        return [contestant] if is_there else []
 
     def goals(own: Goal, theirs: Goal) -> list[Goal]:
-        return [own, theirs] if beside else [own]
+        return [own, theirs] if is_there else [own]
 
     outstanding = f"outstanding {appending.OUTSTANDING}"
     cpu = Contestant(bookkeeper.NAME, partial(bookkeeper.running, partial(bookkeeper.cpu_per_100k, outstanding), False))
@@ -120,7 +120,7 @@ def contests(beside: bool, others: Sequence[Contestant]) -> list[Contest]:
             f"append_async, {appending.OUTSTANDING} outstanding, CPU of all processes per 100 k entries",
             "s",
             [
-                *appending.pybk(appending.outstanding_cpu, *([at_most_theirs(0.3)] if beside else [])),
+                *appending.pybk(appending.outstanding_cpu, *([at_most_theirs(0.3)] if is_there else [])),
                 *with_theirs(cpu),
             ],
         ),
