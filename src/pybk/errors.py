@@ -11,6 +11,10 @@ some cases only, "Retry" if it needs more words than ``retryable``, and "Remedy"
 from __future__ import annotations
 
 from copy import copy
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from typing import Any
 
 
 class PybkError(Exception):
@@ -35,6 +39,10 @@ class PybkError(Exception):
         super().__init__(message)
         if outcome_unknown is not None:
             self.outcome_unknown = outcome_unknown
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Return what a copy is made of: not the arguments of the class, which may be more than the message."""
+        return _restored, (type(self), self.args), self.__dict__
 
 
 class UsageError(PybkError, ValueError):
@@ -623,23 +631,45 @@ class BlobGivenUpError(BlobError):
 
 
 def without_frames(error: PybkError) -> PybkError:
-    """Return a copy of an error that refers to no frames; nor do its causes, which lose their tracebacks.
+    """Return a copy of an error, with copies of its causes, that refers to no frames.
 
     An object that keeps an error, to raise it later, keeps such a copy, and raises a copy of that each time. An
     exception refers to the frames through which it passed, and each frame to its variables and to its caller. So a
     store that kept the exception itself would keep the variables of all callers, among them its own manager, which
-    could then not be dropped. Two threads that raised one exception would also mix their tracebacks.
+    could then not be dropped. Two threads that raised one exception would also mix their tracebacks. The causes are
+    copied, too, because the caller that raised one may still show its traceback.
     """
-    free = copy(error)
-    if "__notes__" in free.__dict__:
-        free.__notes__ = list(free.__notes__)
-    cause = free.__cause__ = error.__cause__
-    seen: set[int] = set()
+    free: PybkError = _copied(error)
+    seen = {id(error)}
+    last: BaseException = free
+    cause = error.__cause__
     while cause is not None and id(cause) not in seen:
         seen.add(id(cause))
-        cause.__traceback__ = cause.__context__ = None
-        cause = cause.__cause__
+        copied = last.__cause__ = _copied(cause)
+        last, cause = copied, cause.__cause__
     return free
+
+
+def _copied(error: BaseException) -> Any:
+    """Return a copy of an exception without its traceback, cause and context."""
+    try:
+        free = copy(error)
+    except Exception:  # noqa: BLE001  # its class takes other arguments than it passed on
+        free = _restored(type(error), error.args)
+        free.__dict__.update(error.__dict__)
+    if "__notes__" in free.__dict__:
+        free.__notes__ = list(free.__notes__)
+    return free
+
+
+def _restored(kind: type[BaseException], arguments: tuple[object, ...]) -> Any:
+    """Return an exception with the arguments that one of its class passed on, and without a call of its class."""
+    base: Any = kind
+    while base.__module__ != "builtins":
+        base = base.__base__  # Python takes no other one for classes with two of its errors among their bases
+    made = base.__new__(kind, *arguments)
+    made.args = arguments  # those of an OSError whose class has its own __init__ are not set yet
+    return made
 
 
 def not_done(error: PybkError) -> PybkError:

@@ -187,7 +187,7 @@ class _Restore:
         except BaseException as error:
             store.close(clean=False)
             cause, failed = error.__cause__, store.log.error
-            if isinstance(cause, OSError) and failed is not None and cause is failed.__cause__:
+            if isinstance(cause, OSError) and failed is not None and repr(cause) == repr(failed.__cause__):
                 raise OSError(str(cause)) from error  # the remedy of that error is for a store that stays
             raise
         store.close()

@@ -208,10 +208,6 @@ class UnknownEpochError(MetadataForgedError):
         super().__init__(message)
         self.epoch = epoch
 
-    def __reduce__(self) -> tuple[object, ...]:
-        """Return what a copy is made of."""
-        return type(self), (str(self), self.epoch), self.__dict__
-
 
 def _accepted_key(key: str, epoch: int, keys: MetadataKeys) -> bytes:
     """Return the metadata key of an epoch, if values of that epoch are accepted."""

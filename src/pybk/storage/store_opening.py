@@ -213,10 +213,6 @@ class OlderIndexError(CorruptError):
         super().__init__(message)
         self.state = state
 
-    def __reduce__(self) -> tuple[object, ...]:
-        """Return what a copy is made of."""
-        return type(self), (str(self), self.state), self.__dict__
-
 
 class CatalogFinding(NamedTuple):
     """The result of a comparison of a store's catalogs with its index.

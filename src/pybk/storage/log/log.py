@@ -589,10 +589,9 @@ class Log:
             "the device, open it again"
         )
         failed.__cause__ = error
-        raised = type(error), error, error.__traceback__
         kept = self._error = without_frames(failed)
         self.fail_commit(commit, kept)
-        logger.error("%s", kept, exc_info=raised)
+        logger.error("%s", kept, exc_info=error)
 
     def _next_commit(self) -> Commit:
         """Return the commit to write next: the kept one if it is to be tried now; the caller holds the mutex."""
