@@ -30,7 +30,7 @@ from pybk.adapters.eventsourcing.event_record import decode_event, encode_event
 from pybk.adapters.eventsourcing.tracking_log import CHECKPOINT_RECORDS, TrackingLog
 from pybk.errors import CorruptError, PybkError, StorageFailedError, StorageFullError, UnsupportedFormatError
 from pybk.streams.appender import RecordFuture
-from tests.forking import in_child
+from tests.forking import all_locks_held, in_child
 from tests.internals import has_inserts_wait, inserts_in_flight
 from tests.sampling import every, sample
 from tests.simdisk import SimCrash, SimFileSystem
@@ -192,6 +192,48 @@ def test_a_forked_child_closes_it_while_a_thread_of_its_parent_writes_the_index(
         go.set()
         assert inserting.result(WAIT_S) == [2]
         closing.result(WAIT_S)
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_child_does_not_wait_for_a_position_that_a_thread_of_its_parent_records(
+    manager: LedgerManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorder, close = process_recorder(manager)
+    insert, begun, go = TrackingLog.insert, threading.Event(), threading.Event()
+
+    def slow(self: TrackingLog, tracking: Tracking) -> None:
+        begun.set()
+        assert go.wait(WAIT_S)
+        insert(self, tracking)
+
+    def in_the_child() -> None:
+        monkeypatch.setattr(TrackingLog, "insert", insert)
+        with pytest.raises(OperationalError, match="fork"):
+            recorder.insert_tracking(Tracking(UPSTREAM, 2))
+
+    monkeypatch.setattr(TrackingLog, "insert", slow)
+    with ThreadPoolExecutor(1) as pool:
+        inserting = pool.submit(recorder.insert_tracking, Tracking(UPSTREAM, 1))
+        assert begun.wait(WAIT_S)
+        in_child(in_the_child)
+        go.set()
+        inserting.result(WAIT_S)
+    assert recorder.max_tracking_id(UPSTREAM) == 1
+    close()
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_child_waits_for_no_lock_of_the_positions(manager: LedgerManager) -> None:
+    recorder, close = process_recorder(manager)
+
+    def in_the_child() -> None:
+        with pytest.raises(OperationalError, match="fork"):
+            recorder.insert_tracking(Tracking(UPSTREAM, 1))
+
+    with all_locks_held():
+        in_child(in_the_child)
+    recorder.insert_tracking(Tracking(UPSTREAM, 1))
+    close()
 
 
 def test_a_subscriber_sees_every_notification_in_order(manager: LedgerManager) -> None:

@@ -25,6 +25,7 @@ from eventsourcing.persistence import (
 from pybk.adapters.eventsourcing.event_log import EventLog
 from pybk.adapters.eventsourcing.tracking_log import TrackingLog, check_moves
 from pybk.errors import PybkError, UsageError
+from pybk.threads import in_children
 
 
 @contextmanager
@@ -186,6 +187,11 @@ class PybkProcessRecorder(PybkTrackingRecorder, PybkApplicationRecorder, Process
         PybkTrackingRecorder.__init__(self, tracking)
         self._turns: dict[str, threading.Lock] = {}
         """A lock for each upstream application, held until its position is durable."""
+        in_children(self, PybkProcessRecorder._disable)
+
+    def _disable(self) -> None:
+        """Wait in a forked child for no thread of the parent."""
+        self._turns = {}
 
     def _insert_events(
         self, stored_events: Sequence[StoredEvent], *, tracking: Tracking | None = None, **kwargs: Any

@@ -11,6 +11,7 @@ from eventsourcing.persistence import IntegrityError, Tracking
 
 from pybk.errors import PybkError
 from pybk.streams.wal import WriteAheadLog
+from pybk.threads import in_children
 
 logger = logging.getLogger(__name__)
 
@@ -34,6 +35,7 @@ class TrackingLog:
         self._owner = owner
         self._lock = threading.Lock()
         self._positions: dict[str, int] = {}
+        in_children(self)
         checkpoint = wal.latest_checkpoint()
         if checkpoint is not None:
             with checkpoint.open() as file:
