@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,11 +14,13 @@ import pytest
 pytest.importorskip("pyspark", reason="no pyspark; install the extra spark-test to test Spark")
 pytest.importorskip("pyarrow", reason="no pyarrow; install the extra spark-test to test Spark")
 
+import pyarrow as pa
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from pybk import DigestType
 from pybk.credentials import Secret, write_new_secret
 from pybk.errors import EntryUnknownError, NoSuchLedgerError, UnauthorizedError, UsageError
+from pybk.flags import StorageHint
 from pybk.ledger.entry import EntryBatch
 from pybk.manager.ledger_reader import LedgerReader
 from pybk.manager.ledger_writer import LedgerWriter
@@ -26,7 +28,7 @@ from pybk.spark.connection import close_connections
 from pybk.spark.options import SourceOptions, source_options
 from pybk.spark.source import arrow_columns, reading
 from pybk.spark.source.batch_reader import BatchReader
-from pybk.spark.source.columns import schema_of
+from pybk.spark.source.columns import LedgerColumns, LedgerRows, schema_of
 from pybk.spark.source.planning import NUMBER_BYTES, EntryRange
 from pybk.spark.source.reading import payload_bytes, read_ranges
 from pybk.streams.log import Log
@@ -114,6 +116,50 @@ def test_a_batch_refers_to_so_many_ledgers_at_most(
     options, ranges = small
     monkeypatch.setattr(reading, "ROWS_SHARE", 0.2)
     assert [each.num_rows for each in read_ranges(options, schema_of(options), ranges)] == [9, 9, 3]
+
+
+def test_a_batch_keeps_little_of_the_records_that_have_its_entries(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tier SSD returns a copy of a whole record for one of its entries."""
+    ranges = []
+    with open_quick(tmp_path / "store") as manager:
+        for number in range(7):
+            with manager.create_ledger(insecure=True, ledger_type="small") as writer:
+                writer.append_many([b"%d-%d" % (number, each) + bytes(1000) for each in range(20)])
+            manager.move_ledger(writer.ledger_id, StorageHint.SSD)
+            ranges.append(EntryRange(writer.ledger_id, 3, 3))
+    kept: list[int] = []
+    make = LedgerColumns.batch
+
+    def batch(self: LedgerColumns, rows: Sequence[LedgerRows]) -> pa.RecordBatch:
+        kept.extend(len(each.entries.buffer) for each in rows if each.entries is not None)
+        return make(self, rows)
+
+    monkeypatch.setattr(LedgerColumns, "batch", batch)
+    monkeypatch.setattr(reading, "SPARE_BYTES", 1000)
+    options = source_options({"path": str(tmp_path / "store"), "ledgerType": "small"})
+    [rows] = read_ranges(options, schema_of(options), ranges)
+    assert rows.column("payload").to_pylist() == [b"%d-3" % number + bytes(1000) for number in range(7)]
+    assert kept == [1003 + 64] * 7, "header and digest besides the payload"
+    close_connections()
+
+
+def test_rows_with_much_of_their_ledger_make_batches_no_larger(tmp_path: Path) -> None:
+    with open_quick(tmp_path / "store") as manager:
+        custom = {"a": bytes(10_000), "b": b""}
+        with manager.create_ledger(insecure=True, custom_metadata=custom) as writer:
+            writer.append_many([b"small"] * 1000)
+    options = source_options({"path": str(tmp_path / "store"), "ledger": "0", "includeMetadata": "true"})
+    options = replace(options, batch_bytes=200_000)
+    whole = schema_of(options)
+    numbers = StructType([field for field in whole if field.name in ("entry_id", "custom_metadata")])
+    for schema, most in ((whole, 3 * 200_000), (numbers, 3 << 20)):
+        batches = list(read_ranges(options, schema, [EntryRange(writer.ledger_id, 0, 999)]))
+        assert [each for batch in batches for each in batch.column("entry_id").to_pylist()] == list(range(1000))
+        assert batches[0].column("custom_metadata")[0].as_py() == sorted(custom.items())
+        assert max(batch.nbytes for batch in batches) < most
+    close_connections()
 
 
 def test_small_ledgers_whose_entries_are_not_read_share_batches(

@@ -24,7 +24,15 @@ from pyspark.sql.types import (
 from pybk.errors import CorruptError, UsageError
 from pybk.ledger.arrow import plain_array
 from pybk.spark.log_source.log_options import KAFKA
-from pybk.spark.source.arrow_columns import ArrowRows, binary_column, check_columns, number_ranges, repeated, scalar
+from pybk.spark.source.arrow_columns import (
+    ArrowRows,
+    binary_column,
+    check_columns,
+    number_ranges,
+    numbered_rows,
+    repeated,
+    scalar,
+)
 from pybk.streams.format import NO_VALUE
 from pybk.streams.record_attributes import Pieces, RecordParts, record_parts
 
@@ -116,7 +124,7 @@ class LogColumns:
 
     def numbered(self, first: int, last: int) -> Iterator[pa.RecordBatch]:
         """Yield rows of records that are not read, if ``of_records`` is false."""
-        for low, high in number_ranges(first, last):
+        for low, high in number_ranges(first, last, numbered_rows()):
             yield self._rows.batch(_Numbers(self._log, low, high + 1 - low).column)
 
 

@@ -11,6 +11,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from pybk.errors import UsageError
 from pybk.ledger.arrow import binary_array, plain_array
+from pybk.spark.source.planning import NUMBER_BYTES
 
 if TYPE_CHECKING:
     from pyspark.sql.types import DataType, StructType
@@ -21,7 +22,7 @@ ROW_BYTES_MAX: Final = 512 << 20
 """The most bytes of a value in a row: Spark's JVM holds several copies of it at once."""
 
 NUMBERED_ROWS: Final = 1 << 16
-"""Rows of a batch that has nothing of entries but their numbers."""
+"""Rows of a batch that has nothing but numbers."""
 
 
 def check_columns(schema: StructType, types: Mapping[str, DataType]) -> None:
@@ -81,10 +82,19 @@ class ArrowRows:
         return pa.RecordBatch.from_arrays([column(field) for field in self._schema], schema=self._schema)
 
 
-def number_ranges(first: int, last: int) -> Iterator[tuple[int, int]]:
-    """Yield ranges of numbers from ``first`` to ``last``, both inclusive, one for each batch."""
-    for low in range(first, last + 1, NUMBERED_ROWS):
-        yield low, min(last, low + NUMBERED_ROWS - 1)
+def numbered_rows(other_bytes: int = 0) -> int:
+    """Return the rows of a batch that has nothing of entries but their numbers.
+
+    Args:
+        other_bytes: The bytes of a row that it has of something else, such as its ledger.
+    """
+    return max(1, NUMBERED_ROWS * NUMBER_BYTES // max(NUMBER_BYTES, other_bytes))
+
+
+def number_ranges(first: int, last: int, rows: int) -> Iterator[tuple[int, int]]:
+    """Yield ranges of numbers from ``first`` to ``last``, both inclusive, of at most ``rows`` each."""
+    for low in range(first, last + 1, rows):
+        yield low, min(last, low + rows - 1)
 
 
 def repeated(value: Any, kind: pa.DataType, count: int) -> pa.Array:

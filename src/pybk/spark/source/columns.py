@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 from itertools import groupby
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -40,8 +40,11 @@ _LEDGER: Final = (
     StructField("storage_hints", ArrayType(StringType())),
     StructField("custom_metadata", MapType(StringType(), BinaryType())),
 )
+_LEDGER_NAMES: Final = frozenset(field.name for field in _LEDGER)
 _OF_ENTRIES: Final = frozenset({_PAYLOAD, "length"})
 """The columns for which entries are read; the others are known without that."""
+
+_OFFSET_BYTES: Final = 4
 
 _TYPES: Final = {field.name: field.dataType for field in (*_ENTRY, *_LEDGER)}
 
@@ -88,7 +91,12 @@ class LedgerColumns:
 
     def __init__(self, schema: StructType) -> None:
         self._rows = ArrowRows(schema)
+        self._of_ledgers = sorted(_LEDGER_NAMES.intersection(schema.names))
         self.of_entries: Final = needs_entries(schema)
+
+    def ledger_bytes(self, metadata: LedgerMetadata) -> int:
+        """Return the bytes that each row of a ledger has of the ledger itself, about."""
+        return sum(_size(_of_ledger(metadata, name)) for name in self._of_ledgers)
 
     def batch(self, rows: Sequence[LedgerRows]) -> pa.RecordBatch:
         """Return rows in their order, of one ledger or of several; payloads are copied once.
@@ -120,7 +128,10 @@ def _column(rows: Sequence[LedgerRows], field: pa.Field) -> pa.Array:
     return _one_array([repeated(_of_ledger(each.metadata, field.name), field.type, len(each.ids)) for each in rows])
 
 
-def _of_ledger(metadata: LedgerMetadata, name: str) -> object:
+_OfLedger: TypeAlias = "str | bytes | Sequence[_OfLedger]"
+
+
+def _of_ledger(metadata: LedgerMetadata, name: str) -> _OfLedger:
     """Return the value of a column that is the same for all entries of a ledger."""
     match name:
         case "ledger_type":
@@ -128,6 +139,11 @@ def _of_ledger(metadata: LedgerMetadata, name: str) -> object:
         case "storage_hints":
             return sorted(hint.value for hint in metadata.storage_hints)
     return sorted(metadata.custom_metadata.items())
+
+
+def _size(value: _OfLedger) -> int:
+    """Return the bytes of a value in a column, about: Arrow has an offset for each text and list."""
+    return _OFFSET_BYTES + (len(value) if isinstance(value, str | bytes) else sum(map(_size, value)))
 
 
 def _by_buffer(rows: Sequence[LedgerRows]) -> list[list[LedgerRows]]:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable, Iterator
+from copy import deepcopy
 from dataclasses import dataclass, replace
+from mmap import mmap
 from typing import TYPE_CHECKING, Final, Self
 
 import numpy as np
@@ -15,8 +17,7 @@ from pybk.deferral import LateModule
 from pybk.errors import EntryUnknownError, NoSuchLedgerError
 from pybk.spark.connection import Connection, connection, task_connection
 from pybk.spark.places import of_member
-from pybk.spark.source import arrow_columns
-from pybk.spark.source.arrow_columns import number_ranges
+from pybk.spark.source.arrow_columns import number_ranges, numbered_rows
 from pybk.spark.source.columns import LedgerColumns, LedgerRows
 from pybk.spark.source.planning import EntryRange
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
+    from pybk.ledger.entry import EntryBatch
     from pybk.ledger.ledger_metadata import LedgerMetadata
     from pybk.manager.ledger_reader import LedgerReader
     from pybk.spark.options import SourceOptions
@@ -44,7 +46,13 @@ until it is whole would end with reads of ever fewer bytes.
 """
 
 ROWS_SHARE: Final = 1 / 1024
-"""The least part of a whole batch that rows of one ledger count for: they refer to its metadata and its buffer."""
+"""The least part of a whole batch that rows of one ledger count for: they refer to its metadata and its buffer.
+
+So a batch has the rows of 512 ledgers at most, and with ``SPARE_BYTES`` some 32 MiB besides their entries.
+"""
+
+SPARE_BYTES: Final = 64 << 10
+"""The most bytes besides entries that each buffer of a batch has, unless the entries have more."""
 
 logger = logging.getLogger(__name__)
 
@@ -93,7 +101,7 @@ def read_ranges(
     forming = _FormingBatch(options.batch_bytes)
     with OpenLedgers(options, task_connection(options.where)) as ledgers:
         for entry_range in entry_ranges:
-            for rows, share in _read_range(options, columns.of_entries, forming, ledgers, entry_range):
+            for rows, share in _read_range(options, columns, forming, ledgers, entry_range):
                 forming.add(rows, share)
                 if forming.share >= _BATCH_SHARE:
                     yield columns.batch(forming.take())
@@ -123,7 +131,7 @@ class _FormingBatch:
 
     def add(self, rows: LedgerRows, share: float) -> None:
         """Add rows, and the part of a whole batch that they are."""
-        self._rows.append(rows)
+        self._rows.append(rows if rows.entries is None else rows._replace(entries=_without_spare(rows.entries)))
         self.share += max(share, ROWS_SHARE)
 
     def take(self) -> list[LedgerRows]:
@@ -132,14 +140,30 @@ class _FormingBatch:
         return rows
 
 
+def _without_spare(entries: EntryBatch) -> EntryBatch:
+    """Return entries in a buffer that has few other bytes: in one of their own, if theirs has many.
+
+    A batch that waits for more rows keeps the buffers of all, and a tier may return a record of some MiB for a single
+    entry of it. The map of a file takes no memory.
+    """
+    used = int(entries.sizes.sum())
+    if len(entries.buffer) - used <= max(used, SPARE_BYTES) or isinstance(entries.buffer.obj, mmap):
+        return entries
+    return deepcopy(entries)  # which has their own bytes alone
+
+
 def _read_range(
-    options: SourceOptions, of_entries: bool, forming: _FormingBatch, ledgers: OpenLedgers, entry_range: EntryRange
+    options: SourceOptions,
+    columns: LedgerColumns,
+    forming: _FormingBatch,
+    ledgers: OpenLedgers,
+    entry_range: EntryRange,
 ) -> Iterator[tuple[LedgerRows, float]]:
     """Read and verify the entries of one range, wherever they are moved meanwhile.
 
     Args:
         options: The options of the read.
-        of_entries: Whether the entries themselves are wanted, and not only their numbers.
+        columns: The columns wanted.
         forming: The batch that takes what is yielded.
         ledgers: Opens the ledgers.
         entry_range: The range.
@@ -154,14 +178,18 @@ def _read_range(
             shift, last = left.shift, left.last + left.shift
             is_member = left.stored_in != left.ledger_id
             metadata = of_member(reader.metadata, left.ledger_id) if is_member else reader.metadata
-            if not of_entries:
-                yield from _numbered(metadata, left)
+            other_bytes = columns.ledger_bytes(metadata)
+            if not columns.of_entries:
+                yield from _numbered(metadata, left, other_bytes)
                 return
             while len(left):
-                entries = reader.read_batch(left.first + shift, max_bytes=forming.missing_bytes, last=last)
+                first, most = left.first + shift, forming.missing_bytes
+                upto = min(last, first + most // other_bytes) if other_bytes else last
+                entries = reader.read_batch(first, max_bytes=most, last=upto)
                 ids = entries.entry_ids - shift
                 left = left.part(int(ids[-1]) + 1, left.last)
-                yield LedgerRows(metadata, ids, entries), int(entries.sizes.sum()) / options.batch_bytes
+                nbytes = int(entries.sizes.sum()) + other_bytes * len(ids)
+                yield LedgerRows(metadata, ids, entries), nbytes / options.batch_bytes
         except NoSuchLedgerError as error:
             moved = ledgers.moved(left)
             if moved is None:
@@ -174,11 +202,12 @@ def _read_range(
             left = moved
 
 
-def _numbered(metadata: LedgerMetadata, left: EntryRange) -> Iterator[tuple[LedgerRows, float]]:
+def _numbered(metadata: LedgerMetadata, left: EntryRange, other_bytes: int) -> Iterator[tuple[LedgerRows, float]]:
     """Yield rows of entries that are not read, and the part of a whole batch that they are."""
-    for low, high in number_ranges(left.first, left.last):
+    rows = numbered_rows(other_bytes)
+    for low, high in number_ranges(left.first, left.last, rows):
         ids = np.arange(low, high + 1)
-        yield LedgerRows(metadata, ids, None), len(ids) / arrow_columns.NUMBERED_ROWS
+        yield LedgerRows(metadata, ids, None), len(ids) / rows
 
 
 class OpenLedgers:
