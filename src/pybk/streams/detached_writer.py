@@ -150,6 +150,11 @@ class DetachedRecords:
         """The highest values of these records."""
         self.count = 0
 
+    @property
+    def waiting_bytes(self) -> int:
+        """The bytes of records that were added and are not appended yet, about."""
+        return SET_BYTES - self._room + sum(map(len, self._ready))
+
     def add(self, records: Records) -> None:
         """Add records that lie in a buffer; they share entries with those before and after them.
 
@@ -289,6 +294,14 @@ class DetachedWriter(Handle):
             raise
         return True
 
+    def _append_waiting(self) -> None:
+        self._check_open()
+        try:
+            self._records.flush()
+        except BaseException:
+            self.close()  # a part of the records would be missing
+            raise
+
     def seal(self) -> DetachedSegment:
         """Wait until all records are durable, and close the ledger.
 
@@ -297,7 +310,8 @@ class DetachedWriter(Handle):
 
         Raises:
             ClosedError: It was closed before.
-            PybkError: An append has failed; a further attempt writes another segment.
+            PybkError: An append has failed, and a further attempt writes another segment; or the ledger could not be
+                closed, which another call tries again.
 
         Durability: On return the records are durable, and no reader sees them before they are adopted.
         """
@@ -305,6 +319,7 @@ class DetachedWriter(Handle):
             return self._sealed
         if self._closed:
             raise ClosedError(f"{self!r} was closed, and deleted what it wrote; make another")
+        self._append_waiting()
         sealed = self._records.seal()
         uid, _, query, epoch, partition, attempt = self._header
         task = uid.hex(), query, epoch, partition, attempt
@@ -339,6 +354,16 @@ def append_buffered(writer: DetachedWriter, records: Records) -> bool:
     Cost: One copy of the data; no object for each record.
     """
     return writer._append_buffered(records)
+
+
+def waiting_bytes(writer: DetachedWriter) -> int:
+    """Return the bytes that ``append_buffered`` keeps until more of them are appended together, about."""
+    return writer._records.waiting_bytes
+
+
+def append_waiting(writer: DetachedWriter) -> None:
+    """Append what ``append_buffered`` keeps; errors as ``DetachedWriter.append_many``."""
+    writer._append_waiting()
 
 
 class Adoption(NamedTuple):

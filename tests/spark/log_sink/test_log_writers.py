@@ -13,6 +13,7 @@ import pytest
 pytest.importorskip("pyspark", reason="no pyspark; install the extra spark-test to test Spark")
 pytest.importorskip("pyarrow", reason="no pyarrow; install the extra spark-test to test Spark")
 
+import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.types import ArrayType, StructType
 
@@ -26,12 +27,14 @@ from pybk.errors import (
     UnauthorizedError,
     UsageError,
 )
-from pybk.spark.log_sink import adoption, log_writers, open_logs
+from pybk.spark.log_sink import adoption, log_writers, open_logs, task_segments
 from pybk.spark.log_sink.adoption import LogCommitMessage
 from pybk.spark.log_sink.log_sink_options import log_sink_options
 from pybk.spark.log_sink.log_writers import REMEMBER_SECONDS, LogBatchWriter, LogStreamWriter
+from pybk.spark.log_sink.new_records import Rows, TaskRows
 from pybk.spark.log_sink.task_segments import FEW_BYTES, MESSAGE_BYTES
 from pybk.spark.sink.upkeep import collect
+from pybk.streams.detached_writer import DetachedLedger, DetachedRecords
 from pybk.streams.list_record import QUERY_IDLE_SECONDS
 from pybk.streams.log import Log
 from tests.cluster.inside import SECRET
@@ -92,6 +95,30 @@ def test_a_message_is_small_however_many_logs_a_task_writes_to(place: Place) -> 
     assert MESSAGE_BYTES // 2 < sum(sizes) <= MESSAGE_BYTES
     stream.commit(0, [message])
     assert all(numbers(place.data(name)) == [0, 1] for name in names)
+
+
+def test_a_task_keeps_little_however_many_logs_it_writes_to(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [f"log {number}" for number in range(12)]
+    place.create(*names)
+    made: list[DetachedRecords] = []
+    kept: list[int] = []
+    begin, look = DetachedRecords.__init__, TaskRows.of
+
+    def noted(self: DetachedRecords, ledger: DetachedLedger) -> None:
+        made.append(self)
+        begin(self, ledger)
+
+    def before_each_batch(self: TaskRows, batch: pa.RecordBatch) -> list[Rows]:
+        kept.append(sum(each.waiting_bytes for each in made))
+        return look(self, batch)
+
+    monkeypatch.setattr(DetachedRecords, "__init__", noted)
+    monkeypatch.setattr(TaskRows, "of", before_each_batch)
+    monkeypatch.setattr(task_segments, "WAITING_BYTES", 6 * LARGE)
+    values = [(name, value) for value in large(0, 8) for name in names]
+    Stream(place, TO_LOGS).batch(0, values)
+    assert 4 * LARGE < max(kept) <= 6 * LARGE
+    assert all(numbers(place.data(name)) == list(range(8)) for name in names)
 
 
 def test_what_a_row_has_is_what_a_reader_and_a_subscription_get(place: Place) -> None:

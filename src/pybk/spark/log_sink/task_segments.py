@@ -6,14 +6,21 @@ with its message, and the commit makes one ledger of those of neighbouring tasks
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack, suppress
+from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from pybk.errors import PybkError, UsageError
 from pybk.spark.connection import task_connection
 from pybk.spark.log_sink.open_logs import open_log, refuse_live_writer
-from pybk.streams.detached_writer import DetachedSegment, DetachedWriter, append_buffered
+from pybk.streams.detached_writer import (
+    DetachedSegment,
+    DetachedWriter,
+    append_buffered,
+    append_waiting,
+    waiting_bytes,
+)
 from pybk.streams.log_writer import NewRecord
 
 if TYPE_CHECKING:
@@ -29,6 +36,10 @@ FEW_BYTES: Final = 256 << 10
 MESSAGE_BYTES: Final = 2 << 20
 """The most bytes of a task's records for all logs that go to the driver, whose memory and Spark's limit of results
 (``spark.driver.maxResultSize``) hold those of all tasks of a stage."""
+
+WAITING_BYTES: Final = 64 << 20
+"""The most bytes of a task's records for all logs that wait until more of a log are appended together: of one log that
+is 1 MiB, and a task may write to thousands."""
 
 
 class Task(NamedTuple):
@@ -120,6 +131,15 @@ class _LogWrite:
         if few:
             self.writer.append_many(few)
 
+    @property
+    def waiting_bytes(self) -> int:
+        """Bytes of records in the segment that are not appended yet."""
+        return waiting_bytes(self.writer)
+
+    def append_waiting(self) -> None:
+        """Append these."""
+        append_waiting(self.writer)
+
     def seal(self) -> LogPart:
         """Return what was written, which is durable unless it goes to the driver."""
         if self.writer.records:
@@ -167,7 +187,8 @@ def write_rows(
                         refuse_live_writer(log)
                         writes[rows.log] = _LogWrite(log, task)
                     writes[rows.log].add(rows, of_task)
-                _limit_message(writes)
+                _limit(writes.values(), MESSAGE_BYTES, attrgetter("few_bytes"), _LogWrite.write_few)
+                _limit(writes.values(), WAITING_BYTES, attrgetter("waiting_bytes"), _LogWrite.append_waiting)
             return tuple(each.seal() for each in writes.values())
         except BaseException:
             for each in writes.values():
@@ -175,11 +196,23 @@ def write_rows(
             raise
 
 
-def _limit_message(writes: dict[str, _LogWrite]) -> None:
-    """Write records to segments, those of the log with the most bytes first, until the others fit into a message."""
-    total = sum(each.few_bytes for each in writes.values())
-    for each in sorted(writes.values(), key=lambda each: each.few_bytes, reverse=True):
-        if total <= MESSAGE_BYTES:
+def _limit(
+    writes: Iterable[_LogWrite], most: int, size: Callable[[_LogWrite], int], write: Callable[[_LogWrite], None]
+) -> None:
+    """Write what logs keep, that of the log with the most bytes first, until the others keep few enough.
+
+    Args:
+        writes: The logs.
+        most: The most bytes that they keep together.
+        size: Returns the bytes that a log keeps.
+        write: Writes them.
+    """
+    kept = [(size(each), each) for each in writes]
+    total = sum(nbytes for nbytes, _ in kept)
+    if total <= most:
+        return
+    for nbytes, each in sorted(kept, key=itemgetter(0), reverse=True):
+        write(each)
+        total -= nbytes
+        if total <= most:
             return
-        total -= each.few_bytes
-        each.write_few()
