@@ -13,6 +13,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from pybk import (
@@ -40,7 +41,10 @@ from pybk import (
 )
 from pybk.admin.cli import main
 from pybk.credentials import Credentials
+from pybk.manager.ledger_writer import LedgerWriter
 from pybk.metadata.pointers import pointer_key
+from pybk.streams.detached_writer import DetachedLedger, append_buffered
+from pybk.streams.format import Records
 from pybk.streams.list_record import ListKind, Producer, new_list
 from pybk.streams.sweep import give_up_commits
 from tests.internals import backend_of, cut_log, leave, metadata_store_of
@@ -292,6 +296,42 @@ def test_an_attempt_that_fails_leaves_nothing_and_its_writer_takes_no_more(manag
         assert DetachedSegment(*json.loads(json.dumps(sealed))) == sealed
         assert log.adopt([sealed], query="query", epoch=0).is_new
         assert data_of(log) == [b"sound"]
+
+
+def refuse(*_: object) -> None:
+    raise StorageRefusedError("no memory")
+
+
+def test_a_seal_that_has_lost_records_is_not_made_again(
+    manager: LedgerManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with opened(manager) as log:
+        before = list(manager.list_ledgers())
+        writer = log.detached_segment(query="query", epoch=0)
+        writer.append_many([b"first"])
+        second = Records.new(memoryview(b"second"), np.array([0]), np.array([6]), times=np.array([at(0)]))
+        assert append_buffered(writer, second)
+        with monkeypatch.context() as patched:
+            patched.setattr(DetachedLedger, "append", refuse)
+            with pytest.raises(StorageRefusedError):
+                writer.seal()
+        with pytest.raises(ClosedError):
+            writer.seal()
+        assert list(manager.list_ledgers()) == before
+
+
+def test_a_seal_that_could_not_close_its_ledger_is_made_again(
+    manager: LedgerManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with opened(manager) as log:
+        writer = log.detached_segment(query="query", epoch=0)
+        writer.append_many([b"first"])
+        with monkeypatch.context() as patched:
+            patched.setattr(LedgerWriter, "close", refuse)
+            with pytest.raises(StorageRefusedError):
+                writer.seal()
+        assert log.adopt([writer.seal()], query="query", epoch=0).is_new
+        assert data_of(log) == [b"first"]
 
 
 def test_what_is_given_up_is_deleted_and_what_the_log_has_is_not(manager: LedgerManager) -> None:
