@@ -601,6 +601,32 @@ def test_an_error_of_a_later_round_keeps_the_report_of_those_before(
         merge(place, sink, policy=RollPolicy(records=6))
 
 
+def test_any_other_error_of_a_round_leaves_merges_that_count_and_orphans(
+    place: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ledger_merge, "ROUND_MEMBERS", 5)
+    sink = filled(place, "ended", 12)
+    named, rounds = Sink.merge, list[int]()
+
+    def breaking(self: Sink, merges: Sequence[LedgerMerge], keep_s: float) -> list[LedgerMerge]:
+        rounds.append(len(merges))
+        if len(rounds) == 2:
+            raise OSError("the executors are gone")
+        return named(self, merges, keep_s)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Sink, "merge", breaking)
+        with pytest.raises(OSError, match="the executors are gone"):
+            merge(place, sink, policy=RollPolicy(records=6))
+    assert len(holders(sink)) == 2
+    check(place, sink, 12)
+    assert merge(place, sink, policy=RollPolicy(records=6)).ledgers == 4, "no lock is left"
+    check(place, sink, 12)
+    orphans = sink.collect(list(ledgers_of(place, "ended")), time.time_ns())
+    assert len(orphans) == 2
+    check(place, sink, 12)
+
+
 # ---- deletions -------------------------------------------------------------------------------------------------------
 
 

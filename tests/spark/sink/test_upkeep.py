@@ -24,6 +24,7 @@ from pybk.errors import (
 )
 from pybk.manager.ledger_manager import LedgerManager
 from pybk.metadata.cluster import ClusterMetadata
+from pybk.metadata.ledgers import LEDGERS_KEY, ledger_path
 from pybk.spark.connection import Connection, close_connections
 from pybk.spark.consumers import CONSUMERS, QueryConsumer, Selection, remove_consumer
 from pybk.spark.finished_ledgers import FinishedLedgers
@@ -35,6 +36,7 @@ from pybk.spark.sink.sink_retention import SinkRetention
 from pybk.spark.sink.upkeep import collect_orphans, look_after_one_offs, retain_ledgers, retain_sometimes
 from tests.cluster.inside import SECRET, Inside, inside
 from tests.cluster.test_seals import rewrite
+from tests.internals import metadata_store_of
 from tests.spark.sink.test_manifest import commit, left, look, metadata_of, sink_of, write
 from tests.spark.sink.test_manifest import place as place  # a fixture
 
@@ -452,6 +454,21 @@ def test_a_ledger_that_is_only_missing_keeps_its_name(place: Connection, monkeyp
         assert expire(place, sink, max_bytes=written[2].payload_bytes) == {"missing": [written[0].ledger_id]}
         assert sink.committed() == [each.ledger_id for each in written[1:]]
     check_names(place, sink, *written[1:])
+
+
+def test_a_ledger_whose_metadata_are_lost_keeps_its_name_and_is_reported_with_a_remedy(
+    place: Connection, caplog: pytest.LogCaptureFixture
+) -> None:
+    sink, written = filled(place, "lost", 3)
+    lost = written[1].ledger_id
+    key, store = f"{LEDGERS_KEY}/{ledger_path(lost)}", metadata_store_of(place.manager)
+    found = store.get(key)
+    assert found is not None
+    store.delete(key, found.version)
+    assert expire(place, sink, max_age_s=0) == {"lost": [written[0].ledger_id, written[2].ledger_id]}
+    assert sink.committed() == [lost]
+    assert f"ledger {lost} has neither metadata nor a tombstone" in caplog.text
+    assert "`pybk metadata rebuild`" in caplog.text
 
 
 def test_a_ledger_of_another_sink_is_kept_although_it_is_named(place: Connection) -> None:

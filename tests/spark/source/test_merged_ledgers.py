@@ -17,7 +17,7 @@ pytest.importorskip("pyarrow", reason="no pyarrow; install the extra spark-test 
 from pyspark.sql.streaming.datasource import ReadMaxRows
 
 from pybk.client.backend import ClusterBackend
-from pybk.errors import NoSuchLedgerError, UsageError
+from pybk.errors import CorruptError, NoSuchLedgerError, UsageError
 from pybk.ledger.ledger_metadata import LedgerMetadata
 from pybk.metadata.ledgers import LEDGERS_KEY
 from pybk.metadata.pointers import Pointer
@@ -25,7 +25,7 @@ from pybk.spark.connection import Connection, close_connections, connection
 from pybk.spark.options import SourceOptions, source_options
 from pybk.spark.places import ITSELF, MERGED_KEY
 from pybk.spark.sink import manifest
-from pybk.spark.sink.manifest import SINK_KEY, FollowedSink, Sink, WrittenLedger
+from pybk.spark.sink.manifest import SINK_KEY, SINKS, FollowedSink, Sink, WrittenLedger
 from pybk.spark.sink.sink_record import Attempt
 from pybk.spark.sink.sink_retention import SinkRetention
 from pybk.spark.sink.upkeep import retain_ledgers
@@ -235,6 +235,19 @@ def test_ledgers_by_their_numbers(pipeline: Pipeline) -> None:
     for _ in range(3):
         assert [*catalog.look()] == [ids[2]]
         assert catalog.missing == []
+
+
+def test_a_damaged_record_of_another_sink_does_not_hide_which_ledger_is_missing(pipeline: Pipeline) -> None:
+    [there] = pipeline.add(1)
+    metadata = pipeline.place.metadata
+    assert metadata is not None
+    metadata.write_pointer(SINKS, "other", b"not a record", None)
+    assert pipeline.batch(ledger=str(there)) == pipeline.expected()
+    missing = there + 1000
+    with pytest.raises(
+        CorruptError, match=rf"ledger {missing} does not exist.*is not known: the record of sink 'other'"
+    ):
+        pipeline.batch(ledgers=f"{there},{missing}")
 
 
 def test_columns_of_members(pipeline: Pipeline) -> None:

@@ -139,6 +139,12 @@ FLOOR_KEPT_S: Final = 2 * ORPHAN_AGE_S
 """The time for which the floor of a write that was never committed is kept: a commit of ledgers that are older than a
 day is refused without it."""
 
+LOST_REMEDY: Final = (
+    "if its metadata are lost, `pybk metadata rebuild` makes them again from the directories of the bookies; if none of"
+    " these has it, its name stays, and does no harm"
+)
+"""What to do about a ledger that has neither metadata nor a tombstone."""
+
 logger = logging.getLogger(__name__)
 
 
@@ -469,10 +475,7 @@ class Sink:
                 self._manager.delete_ledger(ledger_id, password=given.password, secret=given.secret)
                 deleted.append(ledger_id)
             except NoSuchLedgerError as error:
-                failed[ledger_id] = (
-                    f"{error}, which does not prove that it was deleted; if its metadata are lost, `pybk metadata "
-                    "rebuild` makes them again from the directories of the bookies"
-                )
+                failed[ledger_id] = f"{error}, which does not prove that it was deleted; {LOST_REMEDY}"
             except PybkError as error:
                 if raises and isinstance(error, MetadataUnreachableError):
                     raise
@@ -785,6 +788,19 @@ def is_deleted(metadata: ClusterMetadata, ledger_id: int) -> bool:
     except LedgerDeletedError:
         return True
     except (NoSuchLedgerError, CorruptError, MetadataForgedError, UnsupportedFormatError):
+        return False
+    return False
+
+
+def is_lost(metadata: ClusterMetadata, ledger_id: int) -> bool:
+    """Return whether a ledger has neither metadata nor a tombstone, so that nothing proves that it was deleted."""
+    try:
+        metadata.read_ledger(ledger_id)
+    except LedgerDeletedError:
+        return False
+    except NoSuchLedgerError:
+        return True
+    except (CorruptError, MetadataForgedError, UnsupportedFormatError):
         return False
     return False
 

@@ -38,7 +38,17 @@ from pybk.spark.connection import Connection, StoreOrCluster, connection
 from pybk.spark.consumers import read_consumers
 from pybk.spark.options import AGE_SECONDS_MAX
 from pybk.spark.places import ITSELF
-from pybk.spark.sink.manifest import SINK_KEY, SINKS, Sink, is_deleted, member_metadata, read_sinks, sink_ledgers
+from pybk.spark.sink.manifest import (
+    LOST_REMEDY,
+    SINK_KEY,
+    SINKS,
+    Sink,
+    is_deleted,
+    is_lost,
+    member_metadata,
+    read_sinks,
+    sink_ledgers,
+)
 from pybk.spark.sink.sink_record import ORPHAN_AGE_S, ManifestRow, ManifestRows, is_one_off
 from pybk.spark.sink.sink_retention import (
     HeldLedger,
@@ -328,6 +338,11 @@ class _HeldLedgers:
                 deleted.setdefault(sink.app_id, set()).update(row.ledger_id for row, _ in self._rows[ledger_id])
             elif ledger_id in self._gone or is_deleted(self._metadata, ledger_id):
                 gone.setdefault(sink.app_id, set()).add(ledger_id)
+            elif is_lost(self._metadata, ledger_id):
+                logger.warning(
+                    "sink %r: ledger %d has neither metadata nor a tombstone, so its name stays; %s",
+                    *(sink.app_id, ledger_id, LOST_REMEDY),
+                )
         for sink in self._sinks:
             if sink.app_id in deleted or sink.app_id in gone:
                 sink.drop_names(deleted.get(sink.app_id, ()), gone.get(sink.app_id, ()))

@@ -22,7 +22,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from pybk.credentials import mismatch
-from pybk.errors import CorruptError, NoSuchLedgerError, UnauthorizedError, UsageError
+from pybk.errors import (
+    CorruptError,
+    MetadataForgedError,
+    NoSuchLedgerError,
+    UnauthorizedError,
+    UnsupportedFormatError,
+    UsageError,
+)
 from pybk.ledger.ledger_metadata import LedgerState
 from pybk.manager.ledger_manager import HOW_TO_SEAL
 from pybk.manager.ledger_reader import moved
@@ -429,8 +436,20 @@ class LedgerCatalog:
         return self._holders[ledger_id]
 
     def _sought_in_merged(self, found: Connection, ledger_ids: Collection[int]) -> set[int]:
-        """Return those of some ledgers that merged ledgers of any sink have; the next look takes in these sinks."""
-        places = places_in_merged(found, ledger_ids)
+        """Return those of some ledgers that merged ledgers of any sink have; the next look takes in these sinks.
+
+        Raises:
+            CorruptError, MetadataForgedError, UnsupportedFormatError: The record of a sink cannot be read, so it may
+                have one of them; the error names these, too.
+        """
+        try:
+            places = places_in_merged(found, ledger_ids)
+        except (CorruptError, MetadataForgedError, UnsupportedFormatError) as error:
+            names = ", ".join(map(str, sorted(ledger_ids)))
+            error.args = (
+                f"ledger {names:.200} does not exist, and whether a merged one has its entries is not known: {error}",
+            )
+            raise
         for place in places.values():
             self._sinks.pop(place.sink, None)
             self._merging.add(place.sink)
