@@ -52,8 +52,11 @@ BEGIN_MS = 1_800_000_000_000
 LATER_MS = 3_600_000
 QUERIES = ("lines", "windows", "archive")
 DAWDLE_S = 4.0
-DRAIN_S = 3600.0
-"""Seconds in which a driver reads what is left; far more than it takes on a busy machine."""
+DRAIN_S = 1200.0
+"""Seconds in which a driver reads what is left, some minutes of work; more than it takes on a busy machine."""
+
+DRAINS_MAX = 5
+"""The most drivers that try it."""
 
 VICTIMS = ("driver", "executor", "bookie")
 
@@ -362,7 +365,8 @@ class Campaign:
                 return
             if time.monotonic() > begin + PROCESS_S:
                 raise AssertionError(f"no progress in {PROCESS_S:g} s: {began} {now}; {self.last_error()}")
-            self.input.write_file()
+            if now:  # queries that do not run yet would only have more left to read
+                self.input.write_file()
             time.sleep(1.0)
 
     def last_error(self) -> str:
@@ -395,10 +399,13 @@ class Campaign:
             self.input.write_file()
         self.input.write_end()
         (self._directory / "complete").touch()
-        while self.driver.wait(DRAIN_S):
+        for _ in range(DRAINS_MAX):
+            if not self.driver.wait(DRAIN_S):
+                return
             self.told["drivers ended by an error"] += 1
             say(f"  the driver ended: {self.last_error()}")
             self.begin_driver()
+        raise AssertionError(f"{DRAINS_MAX} drivers did not read what is left; {self.last_error()}")
 
     def speculative_tasks(self) -> int:
         """Return how many tasks Spark made in the place of slow ones."""
