@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
 CEILING: Final = "constant batches"
 COLUMNS: Final = "value BINARY, topic STRING, offset BIGINT"
-TASKS: Final = 8
+TASK_BYTES: Final = 128 << 20
+"""The payload bytes that a task reads of a log, about. Constant batches have as many tasks, because each takes time."""
 _OF_CEILING: Final = {DigestType.CRC32C: 0.9, DigestType.HMAC_SHA256: 0.8}
 """Targets, as shares of the speed of constant batches."""
 
@@ -60,7 +61,8 @@ class ConstantReader(DataSourceReader):
 
     def partitions(self) -> list[InputPartition]:
         """Return the tasks."""
-        firsts = np.linspace(0, self._entries, TASKS + 1).astype(int).tolist()
+        tasks = self._entries * ENTRY_BYTES // TASK_BYTES + 1
+        firsts = np.linspace(0, self._entries, tasks + 1).astype(int).tolist()
         return [InputPartition(end - first) for first, end in pairwise(firsts)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
