@@ -4,6 +4,6 @@ from __future__ import annotations
 
 from tests.simdisk.disk import SimFileSystem
 from tests.simdisk.environment import SimEnvironment
-from tests.simdisk.faults import READING, WRITING, SimCrash
+from tests.simdisk.faults import READING, WRITING, SimCrash, stopping
 
-__all__ = ["READING", "WRITING", "SimCrash", "SimEnvironment", "SimFileSystem"]
+__all__ = ["READING", "WRITING", "SimCrash", "SimEnvironment", "SimFileSystem", "stopping"]

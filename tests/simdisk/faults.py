@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import Final, Literal, Protocol
+
+from pybk.errors import PybkError
 
 ErrorName = Literal["EIO", "ENOSPC", "short"]
 Hit = Literal["EIO", "ENOSPC", "short", "crash"]
@@ -32,6 +35,25 @@ READING: Final = frozenset(("open", "read", "view", "read_direct"))
 
 class SimCrash(BaseException):
     """The machine stopped in the middle of an operation; nothing works on this file system any more."""
+
+
+class _Machine(Protocol):
+    dead: bool
+
+
+@contextmanager
+def stopping(machine: _Machine) -> Iterator[None]:
+    """Take what a block raises because its machine, a ``SimFileSystem``, stops in it.
+
+    The stop may strike in another thread, which works for the call: the call has the error of the store then.
+    """
+    try:
+        yield
+    except SimCrash:
+        pass
+    except PybkError:
+        if not machine.dead:
+            raise
 
 
 @dataclass

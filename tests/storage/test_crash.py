@@ -11,7 +11,7 @@ from pybk.storage.format.catalog import catalog_path, read_catalog
 from pybk.storage.repair.rebuild import rebuild_index
 from tests.internals import store_of
 from tests.sampling import ALL, every, sample
-from tests.simdisk import SimCrash, SimEnvironment, SimFileSystem
+from tests.simdisk import SimEnvironment, SimFileSystem, stopping
 from tests.storage.store_harness import ROOT, World, abandon, count_operations, open_world
 
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
@@ -32,16 +32,13 @@ def stopped(operation: int, seed: int, *, power_loss: bool) -> tuple[SimFileSyst
     fs.crash_at(operation)
     world = World()
     manager: LedgerManager | None = None
-    try:
+    with stopping(fs):
         manager = open_world(fs)
         world.run(manager)
         manager.close()
         manager = None
-    except SimCrash:
-        pass
-    finally:
-        if manager is not None:
-            abandon(manager)
+    if manager is not None:
+        abandon(manager)
     return (fs.crash() if power_loss else fs.kill()), world
 
 

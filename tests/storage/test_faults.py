@@ -16,7 +16,7 @@ from pybk.flags import StorageHint
 from pybk.manager.ledger_manager import LedgerManager
 from tests.internals import store_of
 from tests.sampling import ALL, every
-from tests.simdisk import READING, SimCrash, SimFileSystem
+from tests.simdisk import READING, SimCrash, SimFileSystem, stopping
 from tests.simdisk.faults import ErrorName
 from tests.storage.store_harness import ROOT, World, abandon, open_world
 
@@ -168,14 +168,11 @@ def stopped_store(seed: int) -> tuple[SimFileSystem, World]:
     fs.crash_at(seed)
     world = World()
     manager = None
-    try:
+    with stopping(fs):
         manager = open_world(fs)
         world.run(manager)
-    except SimCrash:
-        pass
-    finally:
-        if manager is not None:
-            abandon(manager)
+    if manager is not None:
+        abandon(manager)
     return (fs.crash() if seed % 2 else fs.kill()), world
 
 
@@ -188,12 +185,12 @@ def stopped_recovery(fs: SimFileSystem, operation: int) -> SimFileSystem:
     """Return the disk of a recovery that was stopped at an operation."""
     fs.crash_at(operation)
     manager = None
-    try:
+    with stopping(fs):
         manager = open_world(fs)
         manager.close()
-    except SimCrash:
-        if manager is not None:
-            abandon(manager)
+        manager = None
+    if manager is not None:
+        abandon(manager)
     return fs.crash() if operation % 4 < 2 else fs.kill()
 
 

@@ -18,7 +18,7 @@ from pybk.storage.repair.rebuild import rebuild_index
 from pybk.storage.repair.verify import verify_store
 from tests.internals import store_of, store_view_of
 from tests.interrupting import interrupted_at
-from tests.simdisk import SimCrash, SimFileSystem
+from tests.simdisk import SimFileSystem, stopping
 from tests.storage.real_store import open_quick
 from tests.storage.store_harness import abandon, open_world
 
@@ -144,10 +144,9 @@ def test_a_stop_at_any_operation_loses_no_record(power_loss: bool) -> None:
         manager = open_world(fs)
         fs.crash_at(operation)
         known: Values = {}
-        try:
+        trying: bool | None = None
+        with stopping(fs):
             trying = run(manager, known)
-        except SimCrash:
-            trying = None
         abandon(manager)
         manager = open_world(fs.crash() if power_loss else fs.kill())
         check(manager, known)

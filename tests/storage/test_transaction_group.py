@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import struct
 import threading
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -55,7 +54,7 @@ from pybk.storage.tiers import LOG
 from pybk.storage.transaction_group import GROUP_BYTES_MAX, GROUP_LEDGERS_MAX, GroupAppended, LedgerEntries
 from tests.internals import descriptor_of, digest_of, store_of, store_view_of
 from tests.sampling import sample
-from tests.simdisk import SimCrash, SimEnvironment, SimFileSystem
+from tests.simdisk import SimEnvironment, SimFileSystem, stopping
 from tests.storage.real_store import contents, open_quick, stop_syncing
 from tests.storage.store_harness import CONFIG, ROOT, abandon, open_store, open_world
 from tests.test_ledger import metadata
@@ -496,7 +495,7 @@ def test_a_stop_at_any_operation_leaves_each_group_whole_or_not_there() -> None:
         manager = open_world(fs)
         fs.crash_at(operation)
         groups = Groups()
-        with suppress(SimCrash):
+        with stopping(fs):
             groups.run(manager)
         abandon(manager)
         for found in (fs.crash(), fs.kill()):

@@ -19,7 +19,7 @@ from pybk.storage.repair.verify import verify_store
 from tests.golden.make_stores import CONFIG, PASSWORD
 from tests.internals import store_of
 from tests.sampling import every
-from tests.simdisk import SimCrash, SimFileSystem
+from tests.simdisk import SimFileSystem, stopping
 from tests.storage.store_harness import World, abandon, open_world
 from tests.storage.test_golden_stores import EMBEDDED, check, unpack
 
@@ -85,11 +85,9 @@ def test_a_stop_at_any_operation_of_raising_leaves_a_whole_store(
             manager = open_world(fs)
         world.run(manager)
         fs.crash_at(operation)
-        try:
+        with stopping(fs):
             store_of(manager).raise_level()
             stops = False
-        except SimCrash:
-            pass
         abandon(manager)
         fs = fs.crash() if power_loss else fs.kill()
         manager = open_world(fs)
