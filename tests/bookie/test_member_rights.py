@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import struct
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -21,7 +22,20 @@ from pybk.manager.ledger_writer import LedgerWriter
 from pybk.metadata.settings import ClusterSettings
 from pybk.metrics import MEMBER_RECOVERIES
 from pybk.replication.bookie import BookieEffect
-from pybk.replication.messages import Add, AskWriter, Force, Move, Read, ReadLac, Reply, Status
+from pybk.replication.messages import (
+    Add,
+    AskWriter,
+    ChooseBookies,
+    Effect,
+    Event,
+    Force,
+    Move,
+    Read,
+    ReadLac,
+    Reply,
+    Status,
+)
+from pybk.replication.writer import WriterMachine
 from pybk.transport.client_links import Links
 from pybk.transport.cluster_keys import ClusterKeys, MemberKey, RightsKey
 from pybk.transport.codec import Answer, AuthorizeMember, LacPacket, WireRequest
@@ -30,7 +44,7 @@ from tests.bookie.test_hostile import Member, one
 from tests.client.test_limbo_repair import PASSWORD
 from tests.cluster.inside import Inside, inside
 from tests.internals import cluster_backend_of, descriptor_of, service_of
-from tests.waiting import wait_until
+from tests.waiting import WAIT_S, wait_until
 
 pytestmark = pytest.mark.sampled(one_in=3, using="cluster")
 
@@ -263,6 +277,56 @@ def test_a_writer_that_has_failed_is_gone_although_its_client_lives(tmp_path: Pa
             return not found[-1]
 
         wait_until(is_gone)
+
+
+def test_a_bookie_that_comes_in_knows_of_a_writer_that_appends_nothing_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its bookies are sent the last LAC while another one is chosen, when it is not known yet who has to know it."""
+    with inside(tmp_path, count=4) as cluster:
+        client = cluster.connect()
+        membership = cluster_backend_of(client).membership
+        writer = client.create_ledger(password=PASSWORD)
+        writer.append(b"first")
+        first = membership.metadata.read_ledger(writer.ledger_id).metadata.fragments[-1].ensemble
+        choose, send_lac = membership.choose, WriterMachine.send_lac
+        chooses, may_choose = threading.Event(), threading.Event()
+        sent = list[int]()
+
+        def choose_later(ledger: RemoteLedger, effect: ChooseBookies) -> Event:
+            chooses.set()
+            assert may_choose.wait(WAIT_S)
+            return choose(ledger, effect)
+
+        def send_noted(machine: WriterMachine) -> list[Effect]:
+            effects = send_lac(machine)
+            sent.append(machine.last_add_confirmed)
+            return effects
+
+        monkeypatch.setattr(membership, "choose", choose_later)
+        monkeypatch.setattr(WriterMachine, "send_lac", send_noted)
+        managers = {service_of(each).bookie: each for each in cluster.bookies}
+        managers[first[0]].close()
+        wait_until(lambda: writer.append(b"more") and chooses.is_set())
+        last = writer.last_add_confirmed
+        wait_until(lambda: last in sent, "the driver to have asked once for the last LAC to be sent")
+        may_choose.set()
+        wait_until(lambda: len(membership.metadata.read_ledger(writer.ledger_id).metadata.fragments) == 2)
+        (new,) = set(membership.metadata.read_ledger(writer.ledger_id).metadata.fragments[-1].ensemble) - set(first)
+        service = service_of(managers[new])
+        found = [False]
+
+        def ask() -> list[BookieEffect]:
+            found.append(service.server.has_writer(writer.ledger_id))
+            return []
+
+        def is_known() -> bool:
+            service.post(ask)
+            return found[-1]
+
+        wait_until(is_known)
+        with cluster.connect().open_ledger(writer.ledger_id, password=PASSWORD, recover=False) as reader:
+            wait_until(lambda: reader.last_add_confirmed == last, "readers see the last entry")
 
 
 def test_an_idle_writer_shows_that_it_lives_while_a_later_bookie_of_its_ensemble_is_away(tmp_path: Path) -> None:

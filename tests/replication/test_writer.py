@@ -195,6 +195,41 @@ def test_a_writer_shows_that_it_lives_also_while_it_fills_a_place_that_was_given
     assert shown_to() == []
 
 
+@pytest.mark.parametrize("found", [{1: bookie(7)}, {}], ids=["replaced", "given up"])
+def test_a_lac_that_was_to_be_sent_during_a_change_is_sent_after_it(found: dict[int, Bookie]) -> None:
+    """The driver asks once; readers would see the last entry no earlier than the next append otherwise."""
+    writer = Writer()
+    writer.submit(0, 0)
+    writer.lose(1)
+    writer.answer(0)
+    writer.answer(2)
+    assert writer.writer.last_add_confirmed == 0
+    assert writer.writer.send_lac() == []
+    writer.feed(BookiesChosen(found))
+    assert writer.writer.send_lac() == []
+    if found:
+        assert writer.sends == [], "it is not known yet whether the metadata name the new bookie"
+        writer.feed(MetadataWritten(8))
+    assert {(send.bookie, send.request) for send in writer.sends} == {
+        (each, WriteLac(5, 0)) for each in (bookie(0), bookie(2), *found.values())
+    }
+
+
+@pytest.mark.parametrize("entries", [0, 5])
+def test_a_bookie_that_comes_in_hears_of_a_writer_that_appends_nothing(entries: int) -> None:
+    writer = Writer()
+    if entries:
+        writer.submit(0, entries - 1)
+        for number in range(3):
+            writer.answer(number)
+        writer.take(writer.writer.send_lac())
+    writer.take(writer.writer.bookies_changed(0, leaves(1)))
+    writer.feed(BookiesChosen({1: bookie(7)}))
+    writer.sends.clear()
+    writer.feed(MetadataWritten(8))
+    assert [send.request for send in writer.pending(7)] == [WriteLac(5, entries - 1)]
+
+
 def test_a_watched_lac_is_sent_at_once() -> None:
     writer = Writer()
     writer.submit(0, 0)
@@ -404,7 +439,7 @@ def test_the_patience_begins_anew_once_an_entry_is_confirmed() -> None:
     writer.take(writer.writer.bookies_changed(writer.now))
     writer.feed(BookiesChosen({place: bookie(place) for place in range(3)}))
     writer.feed(MetadataWritten(8))
-    for number in range(3):
+    for number in (*range(3), *range(3)):  # the entry, and the LAC after it
         writer.answer(number)
     writer.submit(1, 1)
     lost = writer.now
@@ -743,7 +778,7 @@ def test_an_ambiguous_change_is_settled_by_reading() -> None:
             assert writer.only(WriteMetadata) == written
             writer.feed(MetadataWritten(8))
         assert Confirmed(0) in writer.effects
-        assert len(writer.pending(3)) == 1
+        assert [type(send.request) for send in writer.pending(3)] == [Add, WriteLac]
 
 
 def test_a_metadata_store_that_stays_away_ends_the_writer() -> None:
@@ -944,6 +979,7 @@ def test_a_bookie_that_was_away_and_registers_gets_a_fragment_of_its_own() -> No
     assert [fragment.first_entry_id for fragment in changed.fragments] == [0, 5]
     writer.feed(MetadataWritten(8))
     assert writer.effects[0] == EnsembleChanged((ChangeReason.AWAY,))
+    writer.sends.clear()
     writer.submit(5, 5)
     assert [send.bookie for send in writer.sends] == [bookie(0), bookie(1), bookie(2)]
 

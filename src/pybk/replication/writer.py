@@ -86,6 +86,9 @@ LOOK_NS: Final = 1_000_000_000
 metadata store.
 """
 
+_UNHEARD: Final = -2
+"""Stands for the LAC that a bookie knows which has heard nothing of the writer; no LAC is equal to it."""
+
 _ENDS: Final = {
     Status.FENCED: Reason.FENCED,
     Status.UNAUTHORIZED: Reason.UNAUTHORIZED,
@@ -186,10 +189,12 @@ class WriterMachine:
         """The wait before that try; reset after a time without such places, and when bookies register or leave."""
         self._close_asked = False
         self._leaving = frozenset[Bookie]()  # those that are known to leave the cluster
-        self._watched = False
-        """True if a reader waits at some bookie for the LAC to move."""
+        self._lac_wanted = False
+        """True if the LAC is sent once nothing is pending: a reader waits at some bookie for it to move, it was to be
+        sent during an ensemble change, or a bookie has come in."""
         self._lac_sent = -1
-        """The LAC that the bookies know from an add or ``WriteLac``; never above the LAC."""
+        """The LAC that the bookies know from an add or ``WriteLac``, never above the LAC; ``_UNHEARD`` if a bookie has
+        come in."""
         self._force_target = -1
         """The entry up to which ``force`` was called; forces are sent while the LAC is below it."""
         self._forces: dict[int, tuple[int, Bookie, int]] = {}
@@ -273,8 +278,13 @@ class WriterMachine:
         return self._advance([])
 
     def send_lac(self) -> list[Effect]:
-        """Send the bookies the last add confirmed, unless they know it or a pending batch will cause another add."""
+        """Send the bookies the last add confirmed, unless they know it or a pending batch will cause another add.
+
+        During an ensemble change it is sent later, when it is known to which bookies. The driver asks only once.
+        """
         inflight = self._inflight
+        if self._phase in (_WriterPhase.CHOOSING, _WriterPhase.CHANGING):
+            self._lac_wanted = True
         if self._phase is not _WriterPhase.STEADY or inflight.pending or inflight.lac == self._lac_sent:
             return []
         return self.announce()
@@ -289,7 +299,7 @@ class WriterMachine:
         if self._phase in (_WriterPhase.CLOSING, _WriterPhase.ENDED):
             return []
         self._lac_sent = inflight.lac
-        self._watched = False
+        self._lac_wanted = False
         request = WriteLac(self.metadata.ledger_id, inflight.lac)
         return [Send(next(self._tokens), inflight.ensemble[place], request) for place in places(inflight.live)]
 
@@ -329,7 +339,7 @@ class WriterMachine:
         # While the end is written, a bookie may learn of it first and answer FENCED; the metadata decide whose it is.
         if reason is not None and (reason is not Reason.FENCED or self._phase is not _WriterPhase.CLOSING):
             return self._end(reason, f"a bookie answered {reply.status.name}")  # AW4
-        self._watched |= reply.watched
+        self._lac_wanted |= reply.watched
         effects = self._inflight.answered(event.token, reply)
         return self._force_answered(event.token, reply) if effects is None else effects
 
@@ -446,6 +456,7 @@ class WriterMachine:
         if self._phase is _WriterPhase.CLOSING:
             return self._done(self.metadata, event.version)
         self._phase = _WriterPhase.STEADY
+        self._lac_sent, self._lac_wanted = _UNHEARD, True  # a bookie that comes in without an add would know no writer
         return self._inflight.exchange(self._replacements)
 
     def _metadata_refused(self, event: MetadataRefused, now_ns: int) -> list[Effect]:
@@ -526,7 +537,7 @@ class WriterMachine:
             return effects + self._give_up_failed() + self._write(self._changed(self.metadata))
         if inflight.failed:
             return effects + self._choose()
-        if self._watched:
+        if self._lac_wanted:
             effects += self.send_lac()
         return effects
 
