@@ -63,6 +63,13 @@ def marked(metadata: ClusterMetadata, ledger_id: int, bookie: Bookie) -> int | N
     return next((mark.first_entry_id for mark in metadata.marks_of(ledger_id) if mark.bookie == bookie), None)
 
 
+def wait_until_it_holds(cluster: Inside, wanted: Bookie, ledger_id: int, entries: int) -> None:
+    """Wait until a bookie holds all entries of a ledger: its writer waits for an ack quorum, and replaces a bookie that
+    comes into limbo before it has answered."""
+    replicas = service_of(manager_of(cluster, wanted)).replicas
+    wait_until(lambda: replicas.count_entries(ledger_id) == entries, f"{wanted} to hold {entries} entries")
+
+
 def read(cluster: LedgerManager, ledger_id: int) -> RemoteLedger:
     metadata = metadata_of(cluster)
     stored = metadata.read_ledger(ledger_id)
@@ -174,6 +181,7 @@ def test_a_mark_of_an_open_ledger_stays_while_its_bookie_is_in_limbo(
         for number in range(20):
             writer.append(payload(number))
         bookie = metadata.read_ledger(writer.ledger_id).metadata.fragments[0].ensemble[0]
+        wait_until_it_holds(four, bookie, writer.ledger_id, 20)
         service_of(manager_of(four, bookie)).replicas.put_in_limbo({writer.ledger_id: None})
         metadata.mark_under_replicated(writer.ledger_id, bookie, 0, reason=RepairReason.MISSING)
         worker = start(manager_of(four, bookie))
@@ -197,6 +205,7 @@ def test_nothing_is_copied_twice_while_a_bookie_is_in_limbo(
         for number in range(20, 40):
             writer.append(payload(number))
         (_, last) = metadata.read_ledger(ledger_id).metadata.fragments
+        wait_until_it_holds(four, bookie, ledger_id, 40)
         service_of(manager_of(four, bookie)).replicas.put_in_limbo({ledger_id: None})
         metadata.mark_under_replicated(ledger_id, bookie, 5, reason=RepairReason.MISSING)
         worker = start(manager_of(four, bookie))
