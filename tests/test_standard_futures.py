@@ -18,6 +18,7 @@ from pybk.flags import WriteFlag
 from pybk.manager.append_future import AppendFuture
 from pybk.manager.ledger_manager import LedgerManager
 from pybk.manager.ledger_writer import LedgerWriter
+from pybk.streams.log import Log
 from tests.storage.real_store import contents, numbered, open_quick, stop_syncing
 from tests.waiting import WAIT_S
 
@@ -112,6 +113,44 @@ def test_asyncio_wait_with_a_timeout_leaves_the_append_alone(
 
     asyncio.run(main())
     assert contents(manager, writer.ledger_id) == numbered(1)
+
+
+@pytest.mark.parametrize("kind", ["entry", "entries", "advanced", "record", "records"])
+def test_cancel_returns_false_and_the_append_goes_into_the_ledger(
+    manager: LedgerManager, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """A task that ends its futures by ``cancel``, as those of the standard library, learns that these continue."""
+    log = Log.open(manager, "a log", insecure=True)
+    records = log.writer()
+    advanced = manager.create_ledger(ledger_id=500, insecure=True)
+    entries = manager.create_ledger(insecure=True)
+    go = stop_syncing(monkeypatch)
+    append: dict[str, Callable[[], AppendFuture[Any]]] = {
+        "entry": lambda: entries.append_async(b"1"),
+        "entries": lambda: entries.append_many_async([b"1", b"2"]),
+        "advanced": lambda: advanced.append_async(b"2", entry_id=1),
+        "record": lambda: records.append_async(b"1"),
+        "records": lambda: records.append_many_async([b"1", b"2"]),
+    }
+    future = append[kind]()
+    of_standard = future.concurrent()
+    if kind == "advanced":
+        assert not future.cancel(), "it waits for the entry before it"
+        _ = advanced.append_async(b"1", entry_id=0)
+    found = [each.cancel() for each in (future, of_standard)]
+    was_done = future.done()
+    go.set()
+    assert (found, was_done) == ([False, False], False)
+    future.result(WAIT_S)
+    assert [each.cancel() for each in (future, of_standard)] == [False, False], "also once it is done"
+    assert [each.cancelled() for each in (future, of_standard)] == [False, False]
+    payloads = [b"1", b"2"] if kind in ("entries", "records", "advanced") else [b"1"]
+    if kind in ("record", "records"):
+        assert [record.data for record in log.reader()] == payloads
+    else:
+        ledger = advanced if kind == "advanced" else entries
+        assert contents(manager, ledger.ledger_id) == payloads
+    log.close()
 
 
 @both_kinds

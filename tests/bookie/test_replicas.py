@@ -21,6 +21,7 @@ from tests.bookie.replica_harness import (
     after_crash,
     assert_reads,
     check_disk,
+    content,
     describe,
     entry,
     make_run,
@@ -176,6 +177,29 @@ def test_only_durable_entries_are_read_and_staged_ones_are_not_denied(replicas: 
     assert_reads(replicas, 4, 4, status=Status.NO_SUCH_ENTRY, upto=3)
     replicas.commit()
     assert_reads(replicas, 0, 3)
+
+
+@pytest.mark.parametrize("checked", [False, True])
+@pytest.mark.parametrize("fenced", [False, True])
+def test_a_recovery_gets_no_entry_that_is_not_durable_alone_or_after_others(
+    replicas: Replicas, *, fenced: bool, checked: bool
+) -> None:
+    """AB4; that recoveries write back what they get all the same is shown by survivor B3 of the simulator."""
+    add(replicas, make_run(0, 2))
+    if fenced:
+        replicas.fence(LEDGER, None)
+    replicas.stage(LEDGER, make_run(2, 2), True, recovery=True)
+
+    def read(first: int, last: int) -> tuple[Status, list[bytes]]:
+        status, run = replicas.read(LEDGER, first, last, 1, 1 << 20, checked=checked, recovery=True)
+        return status, content(run) if run is not None else []
+
+    assert read(0, 3) == (Status.UNKNOWN, [entry(0), entry(1)])
+    assert read(2, 3) == read(2, 2) == read(3, 3) == (Status.UNKNOWN, []), "neither returned nor denied"
+    assert replicas.lac_proof(LEDGER) == (1, entry(1))
+    replicas.commit()
+    assert read(0, 3) == (Status.OK, [entry(number) for number in range(4)])
+    assert read(3, 3) == (Status.OK, [entry(3)])
 
 
 def test_committed_entries_survive_a_crash_and_extents_continue(fs: SimFileSystem, replicas: Replicas) -> None:
