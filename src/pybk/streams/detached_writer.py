@@ -9,7 +9,7 @@ query is done (rule T19).
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Final, NamedTuple
 
@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 _READY_BYTES: Final = 1 << 20
 """Bytes of entries that are appended however few they are."""
 
-_READY_MIN: Final = 16
+READY_MIN: Final = 16
 """The entries that are appended together: enough for the vectors of a processor to compute their digests at once, and
 few enough that bookies take some while others are made."""
 
@@ -90,6 +90,8 @@ class DetachedLedger:
         self._writer: LedgerWriter | None = None
         """None before the first entry: a segment without records has no ledger."""
         self._last: AppendFuture[int] | AppendFuture[range] | None = None
+        self._outstanding = 0
+        """The bytes of entries up to that of the last append, of which some were not durable yet."""
         self._is_sealed = False
 
     def append(self, payloads: Sequence[bytes]) -> None:
@@ -97,7 +99,20 @@ class DetachedLedger:
         if self._writer is None:
             self._writer = self._steps.create_detached(self._header)
             self._last = self._writer.append_async(self._header.encode())
+        nbytes = self.outstanding_bytes
         self._last = self._writer.append_many_async(payloads)
+        self._outstanding = nbytes + sum(map(len, payloads))
+
+    @property
+    def outstanding_bytes(self) -> int:
+        """The bytes of entries that were appended and may not be durable yet."""
+        return 0 if self._last is None or self._last.done() else self._outstanding
+
+    def wait(self) -> None:
+        """Wait until all entries are durable; raises as ``LedgerWriter.append``."""
+        if self._last is not None:
+            self._last.result()
+            self._outstanding = 0
 
     def seal(self) -> tuple[int, int]:
         """Wait until all entries are durable, and close the ledger.
@@ -107,7 +122,7 @@ class DetachedLedger:
         """
         if self._writer is None or self._last is None:
             return -1, 0
-        self._last.result()
+        self.wait()
         self._writer.close()
         self._is_sealed = True
         return self._writer.ledger_id, self._writer.length
@@ -152,8 +167,8 @@ class DetachedRecords:
 
     @property
     def waiting_bytes(self) -> int:
-        """The bytes of records that were added and are not appended yet, about."""
-        return SET_BYTES - self._room + sum(map(len, self._ready))
+        """The bytes of records that were added and are not durable yet, about."""
+        return SET_BYTES - self._room + sum(map(len, self._ready)) + self._ledger.outstanding_bytes
 
     def add(self, records: Records) -> None:
         """Add records that lie in a buffer; they share entries with those before and after them.
@@ -185,7 +200,7 @@ class DetachedRecords:
             max(self._highest.time_ns, *(item.time_ns for item in items)),
             max(self._highest.txid, *(item.txid for item in items)),
         )
-        self._hand_over(_READY_MIN)
+        self._hand_over(READY_MIN)
 
     def _end_entry(self) -> None:
         """Make an entry of the records that are in none."""
@@ -194,7 +209,7 @@ class DetachedRecords:
             payload, self._highest = encode_parts(self._encoded, parts, self._highest)
             self._ready.append(payload)
             self._encoded += sum(len(each.starts) for each in parts)
-            self._hand_over(_READY_MIN)
+            self._hand_over(READY_MIN)
 
     def _hand_over(self, least: int) -> None:
         """Append the entries that are ready, if there are as many as ``least``, or they are large."""
@@ -206,6 +221,11 @@ class DetachedRecords:
         """Append all that was added."""
         self._end_entry()
         self._hand_over(1)
+
+    def settle(self) -> None:
+        """Append all that was added, and wait until it is durable."""
+        self.flush()
+        self._ledger.wait()
 
     def seal(self) -> Detached:
         """Wait until all records are durable, and close the ledger; the ledger is -1 if there are none."""
@@ -294,10 +314,11 @@ class DetachedWriter(Handle):
             raise
         return True
 
-    def _append_waiting(self) -> None:
+    def _complete(self, call: Callable[[], None]) -> None:
+        """Make a call of the records that appends what waits."""
         self._check_open()
         try:
-            self._records.flush()
+            call()
         except BaseException:
             self.close()  # a part of the records would be missing
             raise
@@ -319,7 +340,7 @@ class DetachedWriter(Handle):
             return self._sealed
         if self._closed:
             raise ClosedError(f"{self!r} was closed, and deleted what it wrote; make another")
-        self._append_waiting()
+        self._complete(self._records.flush)
         sealed = self._records.seal()
         uid, _, query, epoch, partition, attempt = self._header
         task = uid.hex(), query, epoch, partition, attempt
@@ -357,13 +378,13 @@ def append_buffered(writer: DetachedWriter, records: Records) -> bool:
 
 
 def waiting_bytes(writer: DetachedWriter) -> int:
-    """Return the bytes that ``append_buffered`` keeps until more of them are appended together, about."""
+    """Return the bytes of records that were appended to a detached segment and are not durable yet, about."""
     return writer._records.waiting_bytes
 
 
-def append_waiting(writer: DetachedWriter) -> None:
-    """Append what ``append_buffered`` keeps; errors as ``DetachedWriter.append_many``."""
-    writer._append_waiting()
+def settle(writer: DetachedWriter) -> None:
+    """Wait until all that was appended to a detached segment is durable; errors as ``DetachedWriter.append_many``."""
+    writer._complete(writer._records.settle)
 
 
 class Adoption(NamedTuple):

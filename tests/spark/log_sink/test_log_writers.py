@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
+from collections import Counter
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -27,6 +29,7 @@ from pybk.errors import (
     UnauthorizedError,
     UsageError,
 )
+from pybk.manager.append_future import AppendFuture
 from pybk.spark.log_sink import adoption, log_writers, open_logs, task_segments
 from pybk.spark.log_sink.adoption import LogCommitMessage
 from pybk.spark.log_sink.log_sink_options import log_sink_options
@@ -34,6 +37,7 @@ from pybk.spark.log_sink.log_writers import REMEMBER_SECONDS, LogBatchWriter, Lo
 from pybk.spark.log_sink.new_records import Rows, TaskRows
 from pybk.spark.log_sink.task_segments import FEW_BYTES, MESSAGE_BYTES
 from pybk.spark.sink.upkeep import collect
+from pybk.streams import detached_writer
 from pybk.streams.detached_writer import DetachedLedger, DetachedRecords
 from pybk.streams.list_record import QUERY_IDLE_SECONDS
 from pybk.streams.log import Log
@@ -97,24 +101,42 @@ def test_a_message_is_small_however_many_logs_a_task_writes_to(place: Place) -> 
     assert all(numbers(place.data(name)) == [0, 1] for name in names)
 
 
-def test_a_task_keeps_little_however_many_logs_it_writes_to(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("are_late", [False, True])
+def test_a_task_keeps_little_however_many_logs_it_writes_to(
+    place: Place, monkeypatch: pytest.MonkeyPatch, are_late: bool
+) -> None:
+    """Of late bookies, nothing is known to be durable without a wait."""
     names = [f"log {number}" for number in range(12)]
     place.create(*names)
     made: list[DetachedRecords] = []
+    outstanding: Counter[int] = Counter()
     kept: list[int] = []
-    begin, look = DetachedRecords.__init__, TaskRows.of
+    begin, look, append, wait = DetachedRecords.__init__, TaskRows.of, DetachedLedger.append, DetachedLedger.wait
 
     def noted(self: DetachedRecords, ledger: DetachedLedger) -> None:
         made.append(self)
         begin(self, ledger)
 
+    def appended(self: DetachedLedger, payloads: Sequence[bytes]) -> None:
+        append(self, payloads)
+        outstanding[id(self)] += sum(map(len, payloads))
+
+    def waited(self: DetachedLedger) -> None:
+        wait(self)
+        del outstanding[id(self)]
+
     def before_each_batch(self: TaskRows, batch: pa.RecordBatch) -> list[Rows]:
-        kept.append(sum(each.waiting_bytes for each in made))
+        kept.append(outstanding.total() if are_late else sum(each.waiting_bytes for each in made))
         return look(self, batch)
 
     monkeypatch.setattr(DetachedRecords, "__init__", noted)
+    monkeypatch.setattr(DetachedLedger, "append", appended)
+    monkeypatch.setattr(DetachedLedger, "wait", waited)
     monkeypatch.setattr(TaskRows, "of", before_each_batch)
     monkeypatch.setattr(task_segments, "WAITING_BYTES", 6 * LARGE)
+    if are_late:
+        monkeypatch.setattr(detached_writer, "READY_MIN", 1)
+        monkeypatch.setattr(AppendFuture, "done", lambda _: False)
     values = [(name, value) for value in large(0, 8) for name in names]
     Stream(place, TO_LOGS).batch(0, values)
     assert 4 * LARGE < max(kept) <= 6 * LARGE

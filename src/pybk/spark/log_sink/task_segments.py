@@ -18,7 +18,7 @@ from pybk.streams.detached_writer import (
     DetachedSegment,
     DetachedWriter,
     append_buffered,
-    append_waiting,
+    settle,
     waiting_bytes,
 )
 from pybk.streams.log_writer import NewRecord
@@ -38,8 +38,11 @@ MESSAGE_BYTES: Final = 2 << 20
 (``spark.driver.maxResultSize``) hold those of all tasks of a stage."""
 
 WAITING_BYTES: Final = 64 << 20
-"""The most bytes of a task's records for all logs that wait until more of a log are appended together: of one log that
-is 1 MiB, and a task may write to thousands."""
+"""The most bytes of a task's records for all logs that are not durable yet, besides those of one batch.
+
+Of one log 1 MiB waits until more is appended together, and ``max_outstanding_bytes`` may wait for bookies; a task may
+write to thousands of logs.
+"""
 
 
 class Task(NamedTuple):
@@ -133,12 +136,12 @@ class _LogWrite:
 
     @property
     def waiting_bytes(self) -> int:
-        """Bytes of records in the segment that are not appended yet."""
+        """Bytes of records in the segment that are not durable yet."""
         return waiting_bytes(self.writer)
 
-    def append_waiting(self) -> None:
-        """Append these."""
-        append_waiting(self.writer)
+    def settle(self) -> None:
+        """Wait until they are."""
+        settle(self.writer)
 
     def seal(self) -> LogPart:
         """Return what was written, which is durable unless it goes to the driver."""
@@ -188,7 +191,7 @@ def write_rows(
                         writes[rows.log] = _LogWrite(log, task)
                     writes[rows.log].add(rows, of_task)
                 _limit(writes.values(), MESSAGE_BYTES, attrgetter("few_bytes"), _LogWrite.write_few)
-                _limit(writes.values(), WAITING_BYTES, attrgetter("waiting_bytes"), _LogWrite.append_waiting)
+                _limit(writes.values(), WAITING_BYTES, attrgetter("waiting_bytes"), _LogWrite.settle)
             return tuple(each.seal() for each in writes.values())
         except BaseException:
             for each in writes.values():
