@@ -68,6 +68,7 @@ def client_settings(admin: ClusterAdmin) -> object:
 def test_a_ledger_is_read_from_all_of_its_bookies_now(cluster: Inside, capsys: pytest.CaptureFixture[str]) -> None:
     client = cluster.connect()
     ledger_id = fill(client, 30)
+    cluster.wait_for_copies(ledger_id, 30)
     admin = ClusterAdmin(client)
     status, found = run_json(capsys, "scrub", cluster.url, "--ledger", ledger_id)
     assert (status, found["copies"], found["problems"]) == (0, 90, [])
@@ -102,6 +103,7 @@ def test_damage_whose_entries_were_copied_from_a_peer_is_not_listed_again(
 ) -> None:
     client = cluster.connect()
     ledger_id = fill(client, 30)
+    cluster.wait_for_copies(ledger_id, 30)
     root = cluster.directory / "bookie-1"
     flip(root, payload(20))
     assert run(capsys, "scrub", root)[0] == 1
@@ -143,6 +145,8 @@ def test_verify_of_a_bookie_names_the_ledgers_of_the_cluster(
 ) -> None:
     client = cluster.connect()
     ledgers = {fill(client, 30) for _ in range(3)}
+    for ledger_id in ledgers:
+        cluster.wait_for_copies(ledger_id, 30)
     root = cluster.directory / "bookie-1"
     status, out, _ = run(capsys, "verify", root)
     assert (status, "parts of ledgers" in out, "password" in out, "reseal" in out) == (

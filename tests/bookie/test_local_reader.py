@@ -66,8 +66,9 @@ def payload(number: int) -> bytes:
     return b"entry %d " % number * (number % 40)
 
 
-def fill(manager: LedgerManager, **options: Any) -> int:
-    with manager.create_ledger(password=PASSWORD, **options) as writer:
+def fill(manager: LedgerManager, ack_quorum: int = 3, **options: Any) -> int:
+    """Write a ledger; by default bookie 0 has all of it on return, as all three have."""
+    with manager.create_ledger(password=PASSWORD, ack_quorum=ack_quorum, **options) as writer:
         for first in range(0, COUNT, 50):
             writer.append_many([payload(number) for number in range(first, first + 50)])
     return writer.ledger_id

@@ -185,6 +185,7 @@ def test_a_bookie_that_lost_something_durable_gets_it_back(
     orphan = three.connect().create_ledger(password=PASSWORD)
     orphan.append_many([payload(number) for number in range(COUNT)])
     ledgers = [closed, live.ledger_id, zombie.ledger_id, orphan.ledger_id]
+    wait_until_first_has(three, ledgers)
     three.bookies[0].close()
     harm(three)
     with caplog.at_level(logging.WARNING, "pybk"):
@@ -229,6 +230,7 @@ def test_a_bookie_that_lost_its_index_is_mended_as_its_messages_say(
 ) -> None:
     client = three.connect()
     ledgers = [fill(client, COUNT), fill(client, COUNT, storage_hints=[StorageHint.SSD])]
+    wait_until_first_has(three, ledgers)
     service_of(three.bookies[0]).replicas.store.scheduler.checkpoint()
     three.bookies[0].close()
     root = three.directory / "bookie-0"
@@ -258,6 +260,12 @@ def test_a_bookie_that_lost_its_index_is_mended_as_its_messages_say(
     assert [len(entries(service_of(manager), each, COUNT)) for each in ledgers] == [COUNT, COUNT]
     for each in ledgers:
         check(three.connect(), each, COUNT)
+
+
+def wait_until_first_has(cluster: Inside, ledgers: list[int]) -> None:
+    """Wait until the first bookie has all entries, as two of three suffice for their acknowledgement."""
+    replicas = service_of(cluster.bookies[0]).replicas
+    wait_until(lambda: all(replicas.count_entries(ledger_id) == COUNT for ledger_id in ledgers))
 
 
 def replica_of(service: BookieServer, ledger_id: int) -> ReplicaState:
@@ -406,11 +414,11 @@ def test_limbo_that_begins_later_is_repaired_and_failed_repairs_are_tried_less_o
     repair = LimboRepair(cluster_backend_of(client).driver, cluster_backend_of(client).membership, bookie)
     time.sleep(0.1)
     bookie.ledgers += [1, 2, 3]
-    wait_until(lambda: len(tried[1]) == 6)
+    wait_until(lambda: len(tried[1]) >= 6)
     repair.stop()
     assert len(tried[3]) == 1
     assert len(tried[2]) > len(tried[1])  # it waits for somebody else
-    gaps = [after - before for before, after in itertools.pairwise(tried[1])]
+    gaps = [after - before for before, after in itertools.pairwise(tried[1][:6])]
     assert all(gap >= least for gap, least in zip(gaps, (0.02, 0.04, 0.08, 0.16, 0.32), strict=True))
     assert "ledger 1 stays in limbo" in caplog.text
     assert "ZeroDivisionError" in caplog.text

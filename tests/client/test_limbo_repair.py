@@ -33,7 +33,7 @@ from pybk.transport.cluster_keys import ClusterKeys
 from tests.cluster.inside import Inside, inside
 from tests.internals import cluster_backend_of, service_of
 from tests.storage.real_store import QUICK, open_quick
-from tests.waiting import wait_until
+from tests.waiting import WAIT_S, wait_until
 
 pytestmark = pytest.mark.sampled(one_in=5, using="four")
 
@@ -320,6 +320,10 @@ def test_a_deferred_ledger_is_recovered_when_all_its_bookies_ended_by_accident(f
     for number in range(20):
         writer.append(payload(number))
     writer.force()
+    running = [service_of(each).replicas for each in four.bookies]
+    wait_until(
+        lambda: sum(each.count_entries(writer.ledger_id) == 20 for each in running) == 3, "the last bookie to have all"
+    )
     services = []
     for place in range(4):
         four.bookies[place].close()
@@ -429,13 +433,11 @@ def first_entry(service: BookieServer, ledger_id: int) -> EntryRun:
 
 
 def ask(links: Links, link: Any, request_id: int, add: Add) -> Status:
-    assert link.send(request_id, add)
-    for _ in range(100):
-        for _, answered, reply in links.poll(100):
-            assert answered == request_id
-            assert isinstance(reply, Reply)
-            return reply.status
-    raise AssertionError("no answer")
+    assert link.send(request_id, add, int(WAIT_S * 1e9))
+    ((_, answered, reply),) = wait_until(lambda: links.poll(100))
+    assert answered == request_id
+    assert isinstance(reply, Reply)
+    return reply.status
 
 
 def test_a_failed_bookie_reports_its_failure(four: Inside, monkeypatch: pytest.MonkeyPatch) -> None:

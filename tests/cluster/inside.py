@@ -15,7 +15,9 @@ from pybk.manager.ledger_manager import LedgerManager
 from pybk.metadata.cluster import ClusterIdentity, ClusterMetadata
 from pybk.metadata.url import open_metadata
 from pybk.transport.cluster_keys import ClusterKeys
+from tests.internals import metadata_of, service_of
 from tests.storage.real_store import QUICK
+from tests.waiting import wait_until
 
 SECRET = b"the secret that a cluster has ---"
 
@@ -97,6 +99,17 @@ class Inside:
         )
         self._stack.callback(manager.close)
         return manager
+
+    def wait_for_copies(self, ledger_id: int, count: int) -> None:
+        """Wait until each bookie of a ledger has so many entries: an append returns once a quorum has them.
+
+        Args:
+            ledger_id: A ledger each of whose bookies gets every entry.
+            count: The number of its entries.
+        """
+        ensemble = metadata_of(self.bookies[0]).read_ledger(ledger_id).metadata.fragments[0].ensemble
+        replicas = [each.replicas for each in map(service_of, self.bookies) if each.bookie in ensemble]
+        wait_until(lambda: all(each.count_entries(ledger_id) == count for each in replicas), "all copies")
 
     def close(self) -> None:
         """Close all clients and bookies."""

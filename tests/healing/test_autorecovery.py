@@ -43,6 +43,8 @@ def grace(cluster: Inside, seconds: float) -> None:
         return replace(settings, repair=replace(settings.repair, grace_s=seconds))
 
     metadata_of(cluster.bookies[0]).change_settings(change)
+    running = [metadata_of(each) for each in cluster.bookies if service_of(each).serving]
+    wait_until(lambda: all(each.current_settings().repair.grace_s == seconds for each in running))
 
 
 def autorecovery_of(manager: LedgerManager) -> Autorecovery:
@@ -200,9 +202,11 @@ def test_limbo_ends_although_the_writer_of_the_ledger_is_gone(
     for number in range(20):
         writer.append(b"entry %d" % number)
     writer.force()
-    client.close()
     name = metadata.read_ledger(writer.ledger_id).metadata.fragments[-1].ensemble[0].bookie_id
     place = int(name[-1])
+    replicas = service_of(five.bookies[place]).replicas
+    wait_until(lambda: replicas.count_entries(writer.ledger_id) == 20)  # two others may have acknowledged them
+    client.close()
     five.bookies[place].close()
     unclean(five.directory / name)
     again = service_of(five.open_bookie(place))
@@ -229,6 +233,8 @@ def test_a_bookie_that_comes_back_late_drops_what_it_need_not_have(
     lost = next(place for place in range(5) if place != leader)
     name = service_of(five.bookies[lost]).bookie.bookie_id
     held = {ledger_id for ledger_id in ledgers if any(name in ensemble for ensemble in names(client, ledger_id))}
+    there = service_of(five.bookies[lost]).replicas
+    wait_until(lambda: all(there.count_entries(ledger_id) == 40 for ledger_id in held), "the last bookie to have all")
     five.bookies[lost].close()
     wait_until(lambda: not any(name in ensemble for ledger_id in ledgers for ensemble in names(client, ledger_id)))
     five.bookies[lost] = five.open_bookie(lost)

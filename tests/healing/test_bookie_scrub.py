@@ -52,6 +52,8 @@ def settle(cluster: Inside, **changed: Any) -> None:
 def test_a_flipped_bit_is_found_in_one_period_and_mended_from_a_peer(three: Inside) -> None:
     client = three.connect()
     ledger_id, other = fill(client, 60), fill(client, 60)
+    for each in (ledger_id, other):
+        three.wait_for_copies(each, 60)
     bookie = three.bookies[1]
     flip(three.directory / "bookie-1", payload(40))
     settle(three, deep_s=1.0)
@@ -77,6 +79,7 @@ def test_a_flipped_bit_is_found_in_one_period_and_mended_from_a_peer(three: Insi
 def test_damage_is_a_reason_of_the_health_until_it_is_mended(three: Inside) -> None:
     client = three.connect()
     ledger_id = fill(client, 60)
+    three.wait_for_copies(ledger_id, 60)
     bookie = three.bookies[1]
     autorecovery_of(bookie).worker.begin_stop()
     flip(three.directory / "bookie-1", payload(40))
@@ -96,6 +99,7 @@ def test_changed_settings_and_mended_damage_end_the_rest_of_a_scrub(
 ) -> None:
     client, bookie = three.connect(), three.bookies[1]
     ledger_id = fill(client, 60)
+    three.wait_for_copies(ledger_id, 60)
     checks = autorecovery_of(bookie).scrub
     monkeypatch.setattr(scrub, "REST_S", 1e6)
     checks.wake()  # the rest that began before ends
@@ -122,6 +126,7 @@ def test_what_no_bookie_copies_is_not_damage(three: Inside, why: str) -> None:
         # So no entry of these is in one frame with a later one, whose damage would be theirs.
         wait_until(lambda: read(ledger_id, 9, 9, 1, 1 << 20, checked=True)[0] is Status.OK, "the bookie has them")
         writer.append_many([payload(number) for number in range(10, 60)])
+        three.wait_for_copies(ledger_id, 60)
     metadata, version = metadata_of(client).read_ledger(ledger_id)
     changed = replace(metadata, version=metadata.version + 1)
     if why == "end":  # a recovery has cut the record from entry 10 on

@@ -70,6 +70,12 @@ def wait_until_it_holds(cluster: Inside, wanted: Bookie, ledger_id: int, entries
     wait_until(lambda: replicas.count_entries(ledger_id) == entries, f"{wanted} to hold {entries} entries")
 
 
+def second_fragment(metadata: ClusterMetadata, ledger_id: int) -> Fragment:
+    """Return the fragment without the bookie that was closed; its writer may notice that after some more appends."""
+    wait_until(lambda: len(metadata.read_ledger(ledger_id).metadata.fragments) == 2)
+    return metadata.read_ledger(ledger_id).metadata.fragments[1]
+
+
 def read(cluster: LedgerManager, ledger_id: int) -> RemoteLedger:
     metadata = metadata_of(cluster)
     stored = metadata.read_ledger(ledger_id)
@@ -104,6 +110,7 @@ def test_a_bookie_without_the_entries_misses_some(four: Inside) -> None:
         for number in range(20):
             writer.append(payload(number))
         ledger_id = writer.ledger_id
+        four.wait_for_copies(ledger_id, 20)
         metadata, version = metadata_of(client).read_ledger(ledger_id)
         ensemble = metadata.fragments[0].ensemble
         for each in ensemble:
@@ -126,6 +133,7 @@ def test_a_bookie_with_the_last_entries_misses_some_if_one_before_is_damaged_or_
     with client.create_ledger(password=PASSWORD) as writer:
         for number in range(20):
             writer.append(payload(number))
+        four.wait_for_copies(writer.ledger_id, 20)
         ledger = read(client, writer.ledger_id)
         damaged, silent, sound = ledger.metadata.fragments[0].ensemble
         flip(four.directory / damaged.bookie_id, payload(5))
@@ -155,7 +163,9 @@ def test_a_mark_of_an_open_ledger_is_removed_once_its_bookie_is_whole(
         manager_of(four, third).close()
         for number in range(20, 40):
             writer.append(payload(number))
-        (_, last) = metadata.read_ledger(writer.ledger_id).metadata.fragments
+        last = second_fragment(metadata, writer.ledger_id)
+        for each in (first, second):
+            wait_until_it_holds(four, each, writer.ledger_id, 40)
         for each in (first, second):
             metadata.mark_under_replicated(writer.ledger_id, each, 5, reason=RepairReason.MISSING)
         service_of(manager_of(four, second)).replicas.delete(writer.ledger_id)
@@ -204,7 +214,7 @@ def test_nothing_is_copied_twice_while_a_bookie_is_in_limbo(
         manager_of(four, third).close()
         for number in range(20, 40):
             writer.append(payload(number))
-        (_, last) = metadata.read_ledger(ledger_id).metadata.fragments
+        last = second_fragment(metadata, ledger_id)
         wait_until_it_holds(four, bookie, ledger_id, 40)
         service_of(manager_of(four, bookie)).replicas.put_in_limbo({ledger_id: None})
         metadata.mark_under_replicated(ledger_id, bookie, 5, reason=RepairReason.MISSING)

@@ -99,6 +99,8 @@ def three(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Inside]:
 def test_a_bookie_that_denies_entries_is_filled_up(three: Inside) -> None:
     client = three.connect()
     ledger_id, sound = fill(client, 40), fill(client, 40)
+    for each in (ledger_id, sound):
+        three.wait_for_copies(each, 40)
     metadata = metadata_of(client)
     service = service_of(three.bookies[1])
     service.replicas.delete(ledger_id)

@@ -159,8 +159,9 @@ def test_bytes_count_as_they_are_copied(four: Inside, start: Callable[[LedgerMan
     client = four.connect()
     with client.create_ledger(password=PASSWORD) as writer:
         writer.append_many([b"x" * 1000] * 500)
+        four.wait_for_copies(writer.ledger_id, 500)
     metadata = metadata_of(client)
-    rate(metadata, 64 << 10)
+    rate(four, 64 << 10)
     bookie = metadata.read_ledger(writer.ledger_id).metadata.fragments[0].ensemble[0]
     manager = next(each for each in four.bookies if service_of(each).bookie == bookie)
     service_of(manager).replicas.delete(writer.ledger_id)
@@ -169,16 +170,20 @@ def test_bytes_count_as_they_are_copied(four: Inside, start: Callable[[LedgerMan
     copied = MetricKey(REPAIR_COPIED_BYTES, labels=(("reason", "damaged"),))
     wait_until(lambda: manager.metrics().counters.get(copied))
     assert worker.repaired == 0, "counted before the fragment is whole"
-    rate(metadata, 32 << 20)
+    rate(four, 32 << 20)
     wait_until(lambda: worker.repaired == 1)
     assert manager.metrics().counters[copied] == worker.copied_bytes > 500_000
 
 
-def rate(metadata: ClusterMetadata, bytes_per_second: int) -> None:
+def rate(cluster: Inside, bytes_per_second: int) -> None:
+    """Change the rate of repairs, and wait until all bookies know it."""
+
     def change(settings: ClusterSettings) -> ClusterSettings:
         return replace(settings, repair=replace(settings.repair, bytes_per_second=bytes_per_second))
 
-    metadata.change_settings(change)
+    known = [metadata_of(each) for each in cluster.bookies]
+    known[0].change_settings(change)
+    wait_until(lambda: all(each.current_settings().repair.bytes_per_second == bytes_per_second for each in known))
 
 
 def test_a_bookie_that_is_back_keeps_its_places(four: Inside, start: Callable[[LedgerManager], LoneWorker]) -> None:
@@ -404,8 +409,10 @@ def test_a_ledger_that_becomes_urgent_overtakes_the_batch_under_way(
     monkeypatch.setattr(repair_worker, "BUCKETS", buckets)
     client = four.connect()
     metadata = metadata_of(client)
-    rate(metadata, 64 << 10)
+    rate(four, 64 << 10)
     ledgers = [fill(client, 2000, ensemble_size=4, write_quorum=4) for _ in range(5)]
+    for each in ledgers:
+        four.wait_for_copies(each, 2000)
     bookies = metadata.read_ledger(ledgers[0]).metadata.fragments[0].ensemble
     own, *others = bookies
     (manager,) = (each for each in four.bookies if service_of(each).bookie == own)
@@ -431,7 +438,7 @@ def test_a_ledger_that_becomes_urgent_overtakes_the_batch_under_way(
     wait_until(lambda: pace.rate == metadata.current_settings().repair.urgent_bytes_per_second)
     wait_until(lambda: len(copied) > 2)
     assert copied[1] == urgent
-    rate(metadata, 32 << 20)
+    rate(four, 32 << 20)
 
 
 @pytest.mark.parametrize(
