@@ -220,6 +220,7 @@ def test_a_refusal_that_passes_by_itself_is_waited_for(
     with pytest.raises(SafetyCheckError) as refused:
         drain(0.0)
     assert refused.value.passing
+    monkeypatch.setattr(cluster_admin_module, "REQUESTS_SECONDS", 3600.0)
     assert drain(3600.0) is BookieState.DRAINING
     with pytest.raises(SafetyCheckError) as early:
         admin.ok_to_remove("bookie-0")
@@ -280,6 +281,7 @@ def test_a_bookie_is_drained_and_removed(cluster: Inside, admin: ClusterAdmin, m
     # What it waits for becomes less meanwhile: the bookie may have become read-only.
     assert replace(again, waits=progress.waits) == progress, "a bookie that is drained already stays so"
     assert admin.cancel_drain(name).state is BookieState.ACTIVE
+    monkeypatch.setattr(cluster_admin_module, "REQUESTS_SECONDS", 3600.0)
     admin.drain(name)
     with pytest.raises(SafetyCheckError, match=r"ask again after \d"):
         admin.ok_to_remove(name)
@@ -331,6 +333,7 @@ def test_a_bookie_that_was_called_drained_too_early_is_not_removed_yet(
     admin: ClusterAdmin, metadata: ClusterMetadata, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An auditor of an earlier version does so, and a removal by force that did not end."""
+    monkeypatch.setattr(cluster_admin_module, "REQUESTS_SECONDS", 3600.0)
     for state in (BookieState.DRAINING, BookieState.DRAINED):
         metadata.change_cookie("bookie-0", lambda found, state=state: replace(found, state=state))  # type: ignore[misc]
     wait_until(lambda: admin.bookies()[0].read_only, "the bookie is read-only")
@@ -496,6 +499,7 @@ def test_an_open_ledger_whose_writer_is_gone_needs_no_ack_quorum(cluster: Inside
     ledger_id = writer.ledger_id
     first, second, third = bookies_of(client, ledger_id)
     client.close()  # which leaves the ledger open, as the death of its process would
+    wait_until(lambda: admin.ok_to_stop(first, second).ok, "the bookies to see that its connections have ended")
     found = admin.ok_to_stop(first, second)
     assert found.refusals == ()
     assert found.warnings[1:] == (f"ledger {ledger_id}, entries 0 to the end: sound copies that would be left: 1",)

@@ -49,16 +49,17 @@ def test_a_bookie_on_every_address_is_refused_without_an_advertised_one(tmp_path
 
 
 def test_an_address_that_does_not_lead_to_the_bookie_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(advertising, "REACH_SECONDS", 0.5)
     pings: list[Ping] = []
 
     def counted() -> Ping:
         pings.append(Ping())
         return pings[-1]
 
-    monkeypatch.setattr(advertising, "Ping", counted)
-    with pytest.raises(UsageError, match=r"cannot be reached at tcp://127\.0\.0\.1:1, "):
-        bookie(tmp_path, "tcp://127.0.0.1:*", advertise="tcp://127.0.0.1:1")
+    with monkeypatch.context() as patch:
+        patch.setattr(advertising, "REACH_SECONDS", 0.5)
+        patch.setattr(advertising, "Ping", counted)
+        with pytest.raises(UsageError, match=r"cannot be reached at tcp://127\.0\.0\.1:1, "):
+            bookie(tmp_path, "tcp://127.0.0.1:*", advertise="tcp://127.0.0.1:1")
     assert 1 <= len(pings) <= 10, "it waits before it tries again"
     with bookie(tmp_path, "tcp://127.0.0.1:*") as manager:
         registered = cluster_backend_of(manager).membership.metadata.list_bookies()

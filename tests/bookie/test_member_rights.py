@@ -231,7 +231,7 @@ def test_a_bookie_knows_the_session_of_a_writer_from_those_of_readers(cluster: I
         with reading.open_ledger(member.ledger_id, password=PASSWORD, recover=False) as reader:
             assert [entry.payload for entry in reader.read(0, 0)] == [b"first"]
             member.manager.close()
-            assert status_of(member, AskWriter(member.ledger_id)) is Status.NO_WRITER
+            wait_until(lambda: status_of(member, AskWriter(member.ledger_id)) is Status.NO_WRITER, "its link to end")
 
 
 def test_a_writer_that_has_failed_is_gone_although_its_client_lives(tmp_path: Path) -> None:

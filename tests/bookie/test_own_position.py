@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from pybk.bookie import server
 from pybk.bookie.own_position import PositionRecorder
 from pybk.errors import MetadataUnreachableError, PybkError
 from pybk.manager.ledger_manager import LedgerManager
@@ -18,6 +19,7 @@ from tests.client.test_limbo_repair import payload
 from tests.cluster.inside import inside
 from tests.cluster.processes import BookieProcess, Cluster, running
 from tests.internals import cluster_backend_of, service_of
+from tests.storage.live_files import copy_below
 from tests.waiting import wait_until
 
 PASSWORD = b"correct horse"
@@ -53,7 +55,7 @@ def append(client: LedgerManager, cluster: Cluster) -> tuple[int, BookieProcess,
         writer.append(payload(number))
     older, away = cluster.bookies[names[1]], cluster.bookies[names[2]]
     snapshot = cluster.directory / "snapshot"
-    shutil.copytree(older.directory, snapshot)
+    copy_below(older.directory, snapshot)
     before = position_of(client, older.name)
     away.kill()
     for number in range(10, 30):
@@ -104,7 +106,7 @@ def test_a_log_that_ends_before_its_recorded_position_is_in_doubt(
         directory, snapshot = tmp_path / "bookie-0", tmp_path / "snapshot"
         writer = bookie.create_ledger(password=PASSWORD, ensemble_size=1)
         writer.append(b"before")
-        shutil.copytree(directory, snapshot)
+        copy_below(directory, snapshot)
         writer.append(b"after")
         bookie.close()
         put_back_in_place(snapshot, directory)
@@ -132,9 +134,11 @@ def test_a_copy_that_was_put_back_is_known_by_its_files(tmp_path: Path, moved: b
 def test_an_unreachable_metadata_store_delays_the_record(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    monkeypatch.setattr(server, "POSITION_SECONDS", 3600.0)  # so that the test alone records it
     with inside(tmp_path, count=1) as cluster:
         manager = cluster.bookies[0]
         recorder = service_of(manager).position
+        recorder.record()
         before = position_of(manager, "bookie-0")
         manager.create_ledger(password=PASSWORD, ensemble_size=1).append(b"entry")
         with monkeypatch.context() as patch:

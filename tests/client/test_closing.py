@@ -130,17 +130,25 @@ def test_a_client_whose_bookies_owe_nothing_closes_at_once(
 
 def test_no_watch_finds_the_links_of_a_client_half_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     links = Links(None)
+    here = threading.get_ident()  # threads of other clients close and wake, too
     written: list[int] = []
     closed: list[int] = []
-    close = os.close
+    close, write = os.close, os.eventfd_write
 
     def close_and_wake(descriptor: int) -> None:
         """Close it, and do what a watch does that comes then: the number may be another file's."""
         close(descriptor)
-        closed.append(descriptor)
-        links.wake()
+        if threading.get_ident() == here:
+            closed.append(descriptor)
+            links.wake()
 
-    monkeypatch.setattr(os, "eventfd_write", lambda descriptor, _: written.append(descriptor))
+    def note(descriptor: int, value: int) -> None:
+        if threading.get_ident() == here:
+            written.append(descriptor)
+        else:
+            write(descriptor, value)
+
+    monkeypatch.setattr(os, "eventfd_write", note)
     monkeypatch.setattr(os, "close", close_and_wake)
     links.close()
     links.wake()

@@ -15,6 +15,7 @@ from pybk.errors import CookieError
 from pybk.manager.ledger_manager import LedgerManager
 from tests.cluster.inside import Inside, inside
 from tests.internals import cluster_backend_of, service_of
+from tests.storage.live_files import copy_below
 from tests.storage.real_store import QUICK
 from tests.waiting import wait_until
 
@@ -42,7 +43,7 @@ def test_a_copy_is_refused_while_the_original_exists(one: Inside, moved: bool) -
     writer = client.create_ledger(ensemble_size=1, insecure=True)
     writer.append(b"first")
     copy = one.directory / "copy"
-    shutil.copytree(one.directory / "bookie-0", copy)
+    copy_below(one.directory / "bookie-0", copy)
     writer.append(b"second")
     with pytest.raises(CookieError, match="serves at tcp://"):
         start_on(one, copy, moved=moved)

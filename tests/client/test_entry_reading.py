@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from pybk import Entry, LedgerManager, LedgerReader
+from pybk.client import reader as reader_module
 from pybk.client import wire
 from pybk.client.reader import Reading
 from pybk.errors import ClosedError
@@ -137,6 +138,8 @@ def test_whatever_else_a_bookie_returns_is_left_to_a_machine(
     conversations: list[int],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    for module, name in ((wire, "ENTRY_NS"), (reader_module, "SPECULATIVE_NS")):  # no other bookie is asked before
+        monkeypatch.setattr(module, name, int(WAIT_S * 10**9))
     replicas = asked_first(client, cluster, monkeypatch)
     monkeypatch.setattr(replicas, "read", answer(replicas.read))
     assert only(reader, 2).payload == PAYLOADS[2]

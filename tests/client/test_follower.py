@@ -64,6 +64,10 @@ class Polls:
 
         monkeypatch.setattr(BookieWire, "send", count)
 
+    def wait(self, count: int = 2) -> None:
+        """Wait until so many long polls are sent: the driver sends them after their followers have begun to wait."""
+        wait_until(lambda: len(self.sent) >= count)
+
     @property
     def bookies(self) -> list[Bookie]:
         return [bookie for bookie, _ in self.sent]
@@ -140,6 +144,7 @@ def test_all_followers_of_a_ledger_in_one_client_share_one_long_poll_and_one_wat
     monkeypatch.setattr(ClusterMetadata, "watch_ledger", count)
     writer = three.connect().create_ledger(insecure=True)
     followers = _follow(_opened(three.connect(), writer, 20))
+    polls.wait()
     assert len(polls.sent) == 2, "with an ack quorum of 2, two of three bookies see every acknowledgement"
     assert watched == [writer.ledger_id]
     for number, payload in enumerate(numbered(3), 1):
@@ -166,6 +171,7 @@ def test_tasks_that_follow_share_the_long_poll_too(
         ledgers: list[Any] = [descriptor_of(reader) for reader in readers]
         while not all(ledger.looked and ledger.advanced_callbacks for ledger in ledgers):
             await asyncio.sleep(0.005)
+        await asyncio.to_thread(polls.wait)
         assert len(polls.sent) == 2
         await writer.append_async(b"x")
         await writer.close_async()
@@ -252,6 +258,7 @@ def test_when_a_bookie_is_lost_another_one_is_asked_in_its_place(
     _only_notified(monkeypatch)
     writer = three.connect().create_ledger(insecure=True)
     (follower,) = _follow(_opened(three.connect(), writer))
+    polls.wait()
     asked = polls.bookies
     assert len(asked) == 2
     three.bookies[int(asked[0].bookie_id.rpartition("-")[2])].close()
@@ -266,12 +273,13 @@ def test_a_new_ensemble_is_asked_at_once(three: Inside, polls: Polls, monkeypatc
     _only_notified(monkeypatch)
     writer = three.connect().create_ledger(ensemble_size=1, insecure=True)
     (follower,) = _follow(_opened(three.connect(), writer))
+    polls.wait(1)
     (old,) = polls.bookies
     three.bookies[int(old.bookie_id.rpartition("-")[2])].close()
     writer.append(b"x")  # another bookie takes the place
     wait_until(lambda: follower.got == [b"x"])
     (new,) = three.connect().ledger_metadata(writer.ledger_id).fragments[-1].ensemble
-    assert set(polls.bookies) == {old, new}
+    wait_until(lambda: set(polls.bookies) == {old, new})
     writer.close()
     assert follower.ends()
 

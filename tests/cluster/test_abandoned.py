@@ -128,10 +128,13 @@ def test_members_recover_only_while_the_setting_is_on(cluster: Inside, caplog: p
     let(cluster, True)
     caplog.clear()
     assert recover(client, ledger_id).last_entry_id == 19
+
+    def lines() -> list[logging.LogRecord]:
+        return [record for record in caplog.records if "without its password" in record.getMessage()]
+
+    wait_until(lambda: len(lines()) == 3, "once for each bookie, also for that which answers last")
+    assert {record.levelno for record in lines()} == {logging.WARNING}
     assert uses(cluster) == 3
-    lines = [record for record in caplog.records if "without its password" in record.getMessage()]
-    assert len(lines) == 3, "once for each bookie"
-    assert {record.levelno for record in lines} == {logging.WARNING}
     assert recover(client, ledger_id).last_entry_id == 19, "nothing is left to do"
     assert uses(cluster) == 3
     let(cluster, False)

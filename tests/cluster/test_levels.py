@@ -32,7 +32,7 @@ from tests.client.test_limbo_repair import PASSWORD, check, fill
 from tests.cluster.inside import SECRET, inside
 from tests.internals import cluster_backend_of, service_of
 from tests.paths import ROOT
-from tests.waiting import wait_until
+from tests.waiting import PROCESS_S, wait_until
 
 pytestmark = pytest.mark.sampled(one_in=8, using="older", group="processes")
 
@@ -191,7 +191,7 @@ def test_members_of_two_versions_work_together_until_the_level_is_raised(
         refused = run_old(source, READ, cluster.url, theirs, 30)
         assert "UnsupportedFormatError" in refused.stderr
         with old_bookie(source, tmp_path / "old", cluster.url) as old:
-            assert old.wait(60) != 0
+            assert old.wait(PROCESS_S) != 0
             assert old.stderr is not None
             assert REFUSED_BY[level] in old.stderr.read()
 

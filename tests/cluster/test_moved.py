@@ -17,7 +17,7 @@ from pybk.replication.messages import ReadLac
 from pybk.transport.client_links import Links
 from tests.cluster.processes import BookieProcess, running
 from tests.internals import cluster_backend_of
-from tests.waiting import wait_until
+from tests.waiting import WAIT_S, wait_until
 
 PASSWORD = b"correct horse"
 
@@ -88,5 +88,5 @@ def test_requests_to_the_old_address_end_with_the_first_request_to_the_new_one()
             addresses.place = _place(new)
             assert wire.send(4, bookie, ledger, ReadLac(7))
             assert sorted(wire.poll(0)) == [(2, None), (3, None)]
-            new.settimeout(5)
+            new.settimeout(WAIT_S)
             new.accept()[0].close()

@@ -140,13 +140,24 @@ def test_messages_damaged_on_the_way_are_noticed_and_sent_again(
     for _ in range(3):
         found = [entry.payload for entry in reading.read(0, reading.last_add_confirmed)]
         assert found == [payload(writer.ledger_id, entry_id) for entry_id in range(len(found))]
-    assert isinstance(change, Damage) or change.times > 0  # type: ignore[attr-defined]  # the other one
-    if isinstance(change, Damage) and direction == "requests" and cluster.secret is None:
+    if isinstance(change, DamageAnything):
+        damaging = change
+
+        def has_damaged() -> bool:
+            """Append once more, because a bookie that lags gets and answers many entries as one message."""
+            _write(writer, 1)
+            return damaging.times > 0
+
+        wait_until(has_damaged)
+    elif direction == "requests" and cluster.secret is None:
+        assert isinstance(change, Damage)
         assert change.left == 0
         assert len(writer.metadata.fragments) == 1
     bookies[0].proxy.heal()
     writer.close()
-    check_ledger(cluster, writer.ledger_id, 79, 79)
+    last = writer.last_add_confirmed
+    assert last >= 79
+    check_ledger(cluster, writer.ledger_id, last, last)
 
 
 def test_a_slow_network_delays_and_nothing_else(cluster: Cluster, tmp_path: Path) -> None:
@@ -169,10 +180,11 @@ def test_entries_that_a_recovery_could_not_write_back_are_recorded(cluster: Clus
     time.sleep(0.1)  # everything that was sent has arrived
     for bookie in (second, third):
         bookie.proxy.hold()
-    passed = first.proxy.requests.passed
+    passed, answered = first.proxy.requests.passed, first.proxy.replies.passed
     writer.signal(signal.SIGCONT)
     # Only the first bookie gets what is written now, and the writer cannot know it.
     wait_until(lambda: first.proxy.requests.passed > passed + 1000)
+    wait_until(lambda: first.proxy.replies.passed > answered, "the first bookie to have it")
     writer.kill()
     other = Proxy(third.proxy.target)
     other.hold()

@@ -29,6 +29,9 @@ def test_a_program_that_a_test_leaves_is_killed_and_its_pipes_are_closed() -> No
 
 
 def test_a_child_ends_with_an_interrupt_also_where_the_tests_run_in_the_background(tmp_path: Path) -> None:
-    with Child([], None, tmp_path / "log", module="json.tool") as child:
+    unbuffered = {"PYTHONUNBUFFERED": "1"}
+    with Child(["--json-lines"], None, tmp_path / "log", module="json.tool", variables=unbuffered) as child:
+        child.order("1")
+        child.wait_for(lambda: child.lines)  # an interrupt in the middle of its start would be another error
         child.signal(signal.SIGINT)
         assert child.join() == -signal.SIGINT

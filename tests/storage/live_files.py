@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -19,6 +20,16 @@ def contents_below(path: Path) -> Iterator[tuple[Path, bytes]]:
     for file in files_below(path):
         with suppress(FileNotFoundError):
             yield file, file.read_bytes()
+
+
+def copy_below(source: Path, target: Path) -> None:
+    """Copy a directory and everything below it; files that go meanwhile are skipped."""
+
+    def copy(file: str, place: str) -> None:
+        with suppress(FileNotFoundError):
+            shutil.copy2(file, place)
+
+    shutil.copytree(source, target, copy_function=copy)
 
 
 def disk_usage(path: Path) -> int:
