@@ -122,7 +122,7 @@ def test_a_stopped_bookie_is_noticed_by_its_silence(keys: ClusterKeys | None, mo
     monkeypatch.setattr(heartbeat, "SILENCE_MS", 1500)
     with child(keys) as (process, address, public), Links(keys) as links:
         link = links.connect(BOOKIE, address, public)
-        assert ask(links, link, 1) == OK
+        wait_until(lambda: ask(links, link, 1) == OK)  # a busy machine may be silent for as long, too
         stop(process.pid)
         assert link.send(2, add(), 3600 * 10**9)
         assert outcomes(links) == [(link, 2, None)]
@@ -133,12 +133,11 @@ def test_a_cut_connection_is_noticed_by_its_silence(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(heartbeat, "SILENCE_MS", 1500)
     with world() as here, Tap(here.server.addresses[0]) as tap:
         link = here.links.connect(BOOKIE, tap.address, here.server.public_key)
-        assert here.ask(link, add()) == OK
+        here.until(lambda: here.ask(link, add()) == OK)  # a busy machine may be silent for as long, too
         tap.is_open.clear()
         assert here.ask(link, add(), 2) is None
         tap.is_open.set()
-        time.sleep(0.03)
-        assert here.ask(link, add(), 3) == OK
+        here.until(lambda: here.ask(link, add(), 3) == OK)
 
 
 def test_a_bookie_that_comes_again_is_a_new_session(keys: ClusterKeys | None) -> None:
@@ -222,7 +221,7 @@ def test_each_request_has_its_own_deadline() -> None:
         start = time.monotonic()
         assert link.send(1, add(), 3000 * MS)
         assert link.send(2, add(), 50 * MS)
-        assert link.send(3, ReadLac(7, False, 5, 10**9))
+        assert link.send(3, ReadLac(7, False, 5, int(WAIT_S * 10**9)))
         here.until(lambda: here.outcomes)
         assert here.outcomes[0] == (link, 2, None)
         assert time.monotonic() - start >= 0.05

@@ -101,7 +101,7 @@ class World:
     def ask(self, link: Link, message: WireRequest, number: int = 1) -> WireReply | None:
         """Send a request and return its outcome."""
         self.outcomes.clear()
-        assert link.send(number, message)
+        assert link.send(number, message, int(WAIT_S * 10**9))
         self.until(lambda: self.outcomes)
         (outcome,) = self.outcomes
         assert outcome[:2] == (link, number)
