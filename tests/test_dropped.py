@@ -25,9 +25,10 @@ from pybk.manager.ledger_manager import LedgerManager
 from pybk.storage.io.failures import storage_error
 from pybk.streams.wal import WriteAheadLog
 from tests.cluster.inside import inside
+from tests.dropping import drop_is_warned_of
 from tests.internals import cluster_backend_of, store_of
 from tests.storage.real_store import contents, numbered, open_quick, python
-from tests.waiting import PROCESS_S, wait_until
+from tests.waiting import PROCESS_S
 
 
 def make_and_drop(make: Callable[[], Any]) -> None:
@@ -39,7 +40,7 @@ def make_and_drop(make: Callable[[], Any]) -> None:
 
 def drop(make: Callable[[], Any]) -> None:
     """Make something and drop it; wait until what that closes is closed."""
-    with pytest.warns(ResourceWarning, match="dropped without close"):
+    with drop_is_warned_of():
         make_and_drop(make)
     settle_dropped()
     assert not any(ending.dropped for ending in handle.open_endings)
@@ -123,7 +124,7 @@ def test_a_dropped_client_and_a_dropped_bookie_are_closed(tmp_path: Path) -> Non
                 numbered(4)
             )
 
-        with pytest.warns(ResourceWarning, match="dropped without close"):
+        with drop_is_warned_of():
             make_and_drop(client)
         settle_dropped()
 
@@ -132,7 +133,7 @@ def test_a_dropped_client_and_a_dropped_bookie_are_closed(tmp_path: Path) -> Non
                 tmp_path / "other", listen="tcp://127.0.0.1:*", metadata=url, cluster_secret=secret
             ).create_ledger(ensemble_size=1, insecure=True)
 
-        with pytest.warns(ResourceWarning, match="dropped without close"):
+        with drop_is_warned_of():
             make_and_drop(bookie_and_client)
         settle_dropped()
         with cluster.connect() as other:
@@ -189,16 +190,10 @@ def test_a_manager_is_closed_when_it_is_dropped_after_errors(
                 call()
         return weakref.ref(manager)
 
-    def warned() -> bool:
-        """Say whether the thread that closes the manager has warned; a log is closed first, in a thread."""
-        return gc.collect() >= 0 and any("LedgerManager" in str(each.message) for each in told)
-
     monkeypatch.setattr(logging.root.manager, "disable", logging.CRITICAL)  # pytest keeps the errors that are logged
-    with warnings.catch_warnings(record=True, action="always") as told:
+    with drop_is_warned_of("LedgerManager"):  # a log is closed first, in a thread
         dropped = make()
-        wait_until(warned)
     assert dropped() is None
-    assert all(each.category is ResourceWarning for each in told)
     settle_dropped()
     monkeypatch.undo()
     open_quick(tmp_path).close()
@@ -249,7 +244,7 @@ def test_a_manager_may_be_collected_in_the_middle_of_another_call(tmp_path: Path
             finally:
                 sys.settrace(None)
 
-        with pytest.warns(ResourceWarning, match="dropped without close"):
+        with drop_is_warned_of():
             call()
         settle_dropped()
         open_quick(tmp_path / "dropped").close()

@@ -9,6 +9,7 @@ import secrets
 import shutil
 import stat
 import threading
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -184,16 +185,18 @@ def test_a_later_run_copies_what_is_new_and_nothing_else(manager: LedgerManager,
 
 
 def test_a_ledger_is_not_taken_for_an_earlier_one_of_its_id(manager: LedgerManager, tmp_path: Path) -> None:
-    def advanced(payloads: list[bytes]) -> None:
+    def advanced(payloads: list[bytes]) -> weakref.ref[LedgerWriter]:
         writer = manager.create_ledger(password=PASSWORD, ledger_id=7)
         for number, payload in enumerate(payloads):
             writer.append(payload, entry_id=number)
+        return weakref.ref(writer)
 
-    advanced([b"old"] * 3)
+    old = advanced([b"old"] * 3)
     backed_up(manager, tmp_path / "backup")
     manager.delete_ledger(7)
     manager.checkpoint()
-    gc.collect()  # the writer, which knows the ledger that was deleted
+    # The writer knows the ledger that was deleted; another thread may collect garbage meanwhile.
+    wait_until(lambda: gc.collect() >= 0 and old() is None)
     advanced([b"new"] * 4)
     assert backed_up(manager, tmp_path / "backup").entries == 4
     with open_quick(restored(tmp_path / "backup", tmp_path / "new")) as again:

@@ -13,6 +13,7 @@ from pybk import LedgerManager, UsageError, WriteAheadLog
 from pybk.errors import IllegalOperationError, LogLockedError
 from pybk.manager.ledger_manager import create_when_full
 from pybk.streams import ledger_spec
+from tests.dropping import drop_is_warned_of
 from tests.interrupting import interrupted_at
 from tests.sampling import places
 from tests.storage.real_store import python
@@ -100,7 +101,7 @@ def drop_one(manager: LedgerManager) -> None:
 
 def test_a_dropped_log_is_closed_with_a_warning(tmp_path: Path) -> None:
     with LedgerManager.open(tmp_path) as manager:
-        with pytest.warns(ResourceWarning, match="dropped without close"):
+        with drop_is_warned_of():
             drop_one(manager)
         with WriteAheadLog.open(manager, "a", insecure=True, wait=60) as wal:
             assert wal.recovery is not None
