@@ -35,7 +35,7 @@ from pybk.storage.descriptor import StagedEntries
 from pybk.storage.log.commit import Commit
 from tests.internals import store_of
 from tests.storage.real_store import contents, numbered, open_quick, payloads, stop_syncing
-from tests.waiting import WAIT_S
+from tests.waiting import WAIT_S, wait_until
 
 
 @pytest.fixture
@@ -229,7 +229,7 @@ def test_too_much_outstanding_waits_or_fails_at_once(manager: LedgerManager, mon
     go.set()
     waited.join(WAIT_S)
     assert (many.result(), futures[0].result()) == (range(16), 16)
-    assert manager.health().outstanding_bytes == 0
+    wait_until(lambda: manager.health().outstanding_bytes == 0)
     assert writer.append_async(block, wait=False).result() == 17
     assert writer.append_many_async([b"small", block], wait=False).result() == range(18, 20)
 

@@ -13,7 +13,7 @@ from array import array
 from pathlib import Path
 from typing import IO, Final
 
-from tests.waiting import WAIT_S, wait_until
+from tests.waiting import PROCESS_S, WAIT_S, wait_until
 
 SIGNALS: Final = 300
 PAUSE_S: Final = 0.002
@@ -76,7 +76,7 @@ def test_threads_continue_while_nobody_reads_the_stacks() -> None:
         try:
             assert process.stdout is not None
             assert process.stderr is not None
-            too_late = threading.Timer(WAIT_S, process.kill)
+            too_late = threading.Timer(PROCESS_S, process.kill)
             too_late.start()
             for number in range(300):
                 assert process.stdout.readline() == b"beat\n", f"no thread runs after {number} signals"

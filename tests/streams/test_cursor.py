@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
@@ -202,7 +203,9 @@ def test_pulsar_16859_a_cursor_that_rolls_frees_its_ledgers(
     steps = LedgerSteps(
         manager, cursor_list_name("log", "sub"), LedgerSpec(ledger_type=ListKind.CURSOR, given=Credentials(b"cursor"))
     )
-    for number in range(600):
+    for number in itertools.count():
+        if number >= 600 and steps.existing().record.next_segment > 5:  # it rolls in the background
+            break
         first = random.randrange(0, 2000)
         if number % 97 == 0:
             cursor.seek(first // 100)
@@ -210,7 +213,6 @@ def test_pulsar_16859_a_cursor_that_rolls_frees_its_ledgers(
         cursor.ack([(first, first + 3)], {"n": number}, kick=False).result()
         model.ack(first, first + 3)
         model.properties["n"] = number
-    assert steps.existing().record.next_segment > 5, "the cursor did not roll"
     wait_until(lambda: len(steps.existing().record.segments) <= 3)
     cursor.close()
     again = opened(manager, log)

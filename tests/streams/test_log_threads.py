@@ -9,7 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import pytest
 
 from pybk import LedgerManager, Log, LogEnd, LogReader, LogRecord, LogWriter, NewRecord
-from tests.waiting import WAIT_S
+from tests.waiting import PROCESS_S
 
 WRITERS = 8
 STEPS = 30
@@ -78,19 +78,19 @@ def test_every_reader_sees_every_record_once_in_order(manager: LedgerManager, tr
         truncation = pool.submit(truncate, log, over) if truncating else None
         appended = [pool.submit(append, writer, number) for number in range(WRITERS)]
         try:
-            expected = {seq: data for each in appended for seq, data in each.result(WAIT_S).items()}
+            expected = {seq: data for each in appended for seq, data in each.result(PROCESS_S).items()}
         finally:
             over.set()
             if truncation is not None:
-                truncation.result(WAIT_S)
+                truncation.result(PROCESS_S)
             writer.seal()
         assert sorted(expected) == list(range(WRITERS * STEPS * 3))
         for reader, found in zip(readers, following, strict=True):
-            check(found.result(WAIT_S), reader.skipped, expected)
-        for seen, skipped in tasks.result(WAIT_S):
+            check(found.result(PROCESS_S), reader.skipped, expected)
+        for seen, skipped in tasks.result(PROCESS_S):
             # One that began after a truncation begins there.
             check(seen, skipped, {seq: data for seq, data in expected.items() if seq >= seen[0].seq - skipped})
-        seqs = [each.seq for each in late.result(WAIT_S)]
+        seqs = [each.seq for each in late.result(PROCESS_S)]
         assert seqs == sorted(set(seqs))
         assert len(log.segments()) > 1 or truncating
         assert [each.seq for each in log.reader()] == list(range(log.first_seq(), len(expected)))

@@ -63,7 +63,7 @@ from tests.streams.test_detached import DAY, commit, numbered
 from tests.streams.test_list_pages import at_level, parts_of, record_of
 from tests.streams.test_log import PASSWORD, data_of, opened
 from tests.streams.test_log_rebuild import lose_record
-from tests.waiting import WAIT_S, wait_until
+from tests.waiting import PROCESS_S, WAIT_S, wait_until
 
 pytestmark = pytest.mark.sampled(one_in=2, using="manager")
 
@@ -237,9 +237,9 @@ def test_nothing_is_missed_or_read_twice_while_a_writer_rolls_and_segments_are_m
             writer.append(b"%d" % number)
             if number % 3 == 2:
                 writer.roll()
-        assert read.result(WAIT_S) == list(range(total))
-        assert consumed.result(WAIT_S) == list(range(total))
-        assert merged.result(WAIT_S) > 0
+        assert read.result(PROCESS_S) == list(range(total))
+        assert consumed.result(PROCESS_S) == list(range(total))
+        assert merged.result(PROCESS_S) > 0
         assert data_of(log) == [b"%d" % number for number in range(total)]
         subscription.close()
         reader.close()

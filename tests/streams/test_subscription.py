@@ -341,8 +341,9 @@ def test_litequeue_1_a_record_of_a_consumer_that_died_is_handed_out_again(log: L
     with subscribed(log, mode="shared", ack_timeout=0.2) as subscription:
         first = subscription.read_many(2)
         subscription.ack(first[0])
-        rest = [record for record in subscription.read_many(30) if record != first[1]]
-        subscription.ack(rest)
+        while subscription.backlog() > 1:  # the first may be handed out again before the others
+            rest = [record for record in subscription.read_many(30) if record != first[1]]
+            subscription.ack(rest)
         again = subscription.read(timeout=SOON)
         assert again is not None
         assert again == first[1]
@@ -588,8 +589,7 @@ def test_persist_queue_126_the_log_shrinks_as_it_is_consumed(log: Log, writer: L
             writer.roll()
             append(writer, 10)
         subscription.ack_through(65)
-    wait_until(lambda: log.first_seq() == 60)
-    assert len(log.segments()) == 1
+    wait_until(lambda: log.first_seq() == 60 and len(log.segments()) == 1)
 
 
 @pytest.mark.usefixtures("writer")

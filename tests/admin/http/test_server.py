@@ -562,7 +562,8 @@ def test_a_body_that_was_cut_changes_nothing(of_cluster: Client) -> None:
         assert waiting.recv(100).startswith(b"HTTP/1.1 200")
 
 
-def test_a_refusal_does_not_wait_for_the_body(of_store: Client) -> None:
+def test_a_refusal_does_not_wait_for_the_body(of_store: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "REQUEST_SECONDS", 50.0)
     head = b"GET /api/v1/cluster HTTP/1.1\r\nHost: localhost\r\nContent-Length: "
     lengths = {b"-1": 400, b"+2": 400, b"70000": 413, b"99999999999": 413, b"2\r\nContent-Length: 3": 400}
     for length, status in lengths.items():

@@ -140,7 +140,7 @@ def test_an_executor_has_one_bookie_for_all_its_tasks(begin: Begin, settings: Bo
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(WAIT_S)
+        thread.join(PROCESS_S)
     assert len(found) == 4
     assert len(set(found)) == 1
     other = ensure_bookie(settings, begin().executor)

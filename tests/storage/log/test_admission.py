@@ -22,7 +22,7 @@ from pybk.storage.log.log import Admission, Ticket
 from tests.internals import backend_of, descriptor_of, store_of, take_no_more
 from tests.storage.real_store import contents, open_quick, stop_syncing
 from tests.test_ledger import metadata
-from tests.waiting import WAIT_S, wait_until
+from tests.waiting import PROCESS_S, WAIT_S, wait_until
 
 BOUND = 64 << 10
 
@@ -139,7 +139,7 @@ def test_freed_space_goes_to_the_append_that_waited_longest(
         with pytest.raises(TooManyRequestsError, match="bytes wait for space"):
             _ = late.append_async(b"small", wait=False)
     syncs.release(100)
-    thread.join(WAIT_S)
+    thread.join(PROCESS_S)
     assert (large, writer.append(b"small")) == ([range(13)], filled + 1)
 
 
@@ -150,7 +150,7 @@ def test_a_large_append_is_not_starved_by_a_flood_of_small_ones(manager: LedgerM
     with flood(writer):
         thread = threading.Thread(target=lambda: sequences.extend(writer.append_many(large) for _ in range(5)))
         thread.start()
-        thread.join(WAIT_S)
+        thread.join(PROCESS_S)
         assert not thread.is_alive(), f"{len(sequences)} of 5 large appends got room"
     assert [len(ids) for ids in sequences] == [13] * 5
     assert backend_of(manager).log_of(descriptor_of(writer)).admission.first is None
@@ -180,7 +180,7 @@ def test_batches_longer_than_the_limit_and_floods_of_two_ledgers_all_proceed(man
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(WAIT_S)
+            thread.join(PROCESS_S)
         assert not any(thread.is_alive() for thread in threads), f"only {done} came to an end"
 
 
