@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from types import TracebackType
 from typing import Final, Literal, Protocol
 
 from pybk.errors import PybkError
@@ -41,19 +41,22 @@ class _Machine(Protocol):
     dead: bool
 
 
-@contextmanager
-def stopping(machine: _Machine) -> Iterator[None]:
+class stopping:  # noqa: N801  # used as ``contextlib.suppress`` is
     """Take what a block raises because its machine, a ``SimFileSystem``, stops in it.
 
     The stop may strike in another thread, which works for the call: the call has the error of the store then.
     """
-    try:
-        yield
-    except SimCrash:
+
+    def __init__(self, machine: _Machine) -> None:
+        self._machine = machine
+
+    def __enter__(self) -> None:
         pass
-    except PybkError:
-        if not machine.dead:
-            raise
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool:
+        return isinstance(error, SimCrash) or (isinstance(error, PybkError) and self._machine.dead)
 
 
 @dataclass
