@@ -381,6 +381,7 @@ BOOKIE_SURVIVORS = (
     # A recovery writes back every entry that it takes, and closes once Qa bookies have it durably (AR5). So the copy
     # that it was read from may be lost: nobody counts on it, because its bookie acknowledges it after the sync alone
     # (AB1). Denials are another matter: B2. The rule is kept, because other reads count the copies of bookies (SD2).
+    # ``test_campaign.py`` tries it in seeds in which such entries are returned, which is one of twenty.
     Mutant(
         "B3",
         "entries that are not durable yet are unknown to recoveries, too (AB4)",

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterable
+from typing import Any
 
 import pytest
 
@@ -16,6 +17,7 @@ from tests.internals import has_waited_for_bookies
 from tests.paths import ROOT
 from tests.sampling import some
 from tests.simulator.__main__ import run
+from tests.simulator.disk import ModelReplicas
 from tests.simulator.harness import Harness
 from tests.simulator.mutants import KILLED_AT, MUTANTS, SURVIVORS
 from tests.simulator.mutating import Mutant, kills
@@ -194,6 +196,35 @@ def test_a_broken_rule_is_noticed(mutant: Mutant) -> None:
 def test_mutants_listed_as_survivors_survive(mutant: Mutant) -> None:
     """If one of these is noticed by now, its reason in the table is wrong: it belongs to the others."""
     assert not any(kills(mutant, seed) for seed in range(50))
+
+
+RETURNS_STAGED = (19, 67, 95, 108, 119, 131, 135, 137, 143, 175, 183, 207, 226, 264, 300, 325, 337, 343, 346, 447)
+"""Seeds in which a recovery reads entries that are staged and not durable; of the first 2000, each twentieth is one."""
+
+
+def test_a_recovery_that_is_returned_entries_which_are_not_durable_loses_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Survivor B3 where it matters, and with proof that such entries were returned."""
+    read = ModelReplicas.read
+    returned = 0
+
+    def read_staged(self: ModelReplicas, ledger_id: int, first: int, last: int, *args: int, **options: bool) -> Any:
+        nonlocal returned
+        durable = self.durable
+        if options.get("recovery"):
+            self.durable = {**self.staged, **durable}
+        try:
+            status, run = read(self, ledger_id, first, last, *args, **options)
+        finally:
+            self.durable = durable
+        if run is not None:
+            returned += any(entry_id not in durable for entry_id in range(first, run.last + 1, run.stride))
+        return status, run
+
+    monkeypatch.setattr(ModelReplicas, "read", read_staged)
+    campaign(RETURNS_STAGED)
+    assert returned >= len(RETURNS_STAGED) // 2
 
 
 def test_enough_rules_are_broken() -> None:
