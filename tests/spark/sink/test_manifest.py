@@ -39,6 +39,7 @@ from pybk.spark.sink.upkeep import collect, collect_orphans
 from tests.cluster.inside import SECRET, Inside, inside
 from tests.internals import backend_of
 from tests.storage.real_store import open_quick
+from tests.waiting import wait_until
 
 QUORUMS = (1, 1, 1)
 
@@ -313,6 +314,9 @@ def test_readers_see_all_commits_while_manifests_are_folded(place: Connection, m
     reader.start()
     for number, each in enumerate(written):
         assert commit(sink, number, each)
+        if number % 4 == 3:  # the reader sees some of the states between
+            looks = len(seen)
+            wait_until(lambda: len(seen) > looks + 1)  # noqa: B023
     done.set()
     reader.join()
     assert sink.committed() == expected
