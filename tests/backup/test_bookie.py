@@ -58,6 +58,7 @@ def test_a_restored_bookie_starts_in_limbo_and_is_filled_up(
 ) -> None:
     client = three.connect()
     first = filled(client)
+    three.wait_for_copies(first, COUNT)
     report = backed_up(three.directory / "bookie-0", tmp_path / "backup")  # the bookie serves meanwhile
     assert report.entries >= COUNT
     assert verify_backup(tmp_path / "backup").problems == ()
@@ -80,6 +81,7 @@ def test_a_restored_bookie_starts_in_limbo_and_is_filled_up(
 def test_a_start_that_stops_before_the_limbo_marks_finds_the_restore_again(three: Inside, tmp_path: Path) -> None:
     """The directory names the incarnation from the start on; ``accepted-loss`` stays until the marks are durable."""
     first = filled(three.connect())
+    three.wait_for_copies(first, COUNT)
     backed_up(three.directory / "bookie-0", tmp_path / "backup")
     three.bookies[0].close()
     new = restored(tmp_path / "backup", tmp_path / "new")

@@ -48,7 +48,7 @@ from tests.cluster.inside import Inside, inside
 from tests.healing.alone import LoneWorker
 from tests.internals import cluster_backend_of, metadata_of, repairer_of, resting, service_of
 from tests.test_spans import Recorder
-from tests.waiting import wait_until
+from tests.waiting import WAIT_S, wait_until
 
 pytestmark = pytest.mark.sampled(one_in=5, using="four")
 
@@ -420,10 +420,12 @@ def test_a_ledger_that_becomes_urgent_overtakes_the_batch_under_way(
         service_of(manager).replicas.delete(ledger_id)
         metadata.mark_under_replicated(ledger_id, own, 0, reason=RepairReason.DAMAGED)
     copied: list[int] = []
+    hurries = threading.Event()
     begin = FragmentCopy.__init__
 
     def begun(copy: FragmentCopy, driver: Any, ledger: RemoteLedger, *arguments: Any) -> None:
         copied.append(ledger.ledger_id)
+        assert hurries.wait(WAIT_S)
         begin(copy, driver, ledger, *arguments)
 
     monkeypatch.setattr(FragmentCopy, "__init__", begun)
@@ -436,6 +438,7 @@ def test_a_ledger_that_becomes_urgent_overtakes_the_batch_under_way(
     for bookie in others[:2]:
         metadata.mark_under_replicated(urgent, bookie, 0, reason=RepairReason.DAMAGED)
     wait_until(lambda: pace.rate == metadata.current_settings().repair.urgent_bytes_per_second)
+    hurries.set()
     wait_until(lambda: len(copied) > 2)
     assert copied[1] == urgent
     rate(four, 32 << 20)

@@ -154,8 +154,10 @@ def test_a_damaged_copy_is_found_exactly_and_repaired(
     spark: SparkSession, cluster: Inside, digest_type: DigestType, password: bytes | None
 ) -> None:
     client = cluster.connect()
-    fill(client, 10, digest_type=digest_type)
+    small = fill(client, 10, digest_type=digest_type)
     ledger_id = fill(client, 40, digest_type=digest_type)
+    cluster.wait_for_copies(small, 10)
+    cluster.wait_for_copies(ledger_id, 40)
     bad = client.ledger_metadata(ledger_id).fragments[0].ensemble[1].bookie_id
     damage(bookie_named(cluster, bad).replicas.store, payload(17))
     arguments: dict[str, Any] = {"cluster_secret": SECRET, "password": password}
