@@ -469,8 +469,8 @@ def test_a_bookie_that_takes_no_entries_of_an_open_ledger_does_not_count_for_its
     assert admin.ok_to_stop(first).ok
     service = service_of(cluster.bookies[int(third[-1])])
     service.replicas.put_in_limbo({ledger_id: None})
-    assert service.registered is not None
-    service.registered.update(service.registration())
+    assert service.keeper.registered is not None
+    service.keeper.registered.update(service.keeper.registration())
     assert not admin.ok_to_stop(first).ok, "it has not said yet which ledger is in limbo"
     metadata.mark_under_replicated(ledger_id + 1, service.bookie, 0)
     assert admin.ok_to_stop(first).ok, "another ledger is in limbo"
@@ -487,7 +487,7 @@ def test_a_read_only_bookie_does_not_count_for_a_writer(cluster: Inside, admin: 
     ledger_id = writer.ledger_id
     first, _, third = stop_spare(cluster, admin, bookies_of(client, ledger_id))
     assert admin.ok_to_stop(first).ok
-    service_of(cluster.bookies[int(third[-1])]).retire()
+    service_of(cluster.bookies[int(third[-1])]).keeper.retire()
     (refusal,) = admin.ok_to_stop(first).refusals
     assert "entries 0 to the end: 1 writable bookies would be left, and its writer needs 2" in refusal
     assert admin.ok_to_stop(third).ok, "its writer does without it"

@@ -26,8 +26,8 @@ def file(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def cluster(tmp_path: Path, file: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Inside]:
-    monkeypatch.setattr("pybk.bookie.server.STATE_SECONDS", 0.1)
-    monkeypatch.setattr("pybk.bookie.server.POSITION_SECONDS", 0.05)
+    monkeypatch.setattr("pybk.bookie.keeper.STATE_SECONDS", 0.1)
+    monkeypatch.setattr("pybk.bookie.keeper.POSITION_SECONDS", 0.05)
     monkeypatch.setattr("pybk.transport.server.OLD_SILENCE_NS", 10**9 // 2)
     monkeypatch.setattr("pybk.metadata.authenticated_values.SECRETS_AGE_SECONDS", 0.1)
     with inside(tmp_path / "cluster", count=0) as cluster:

@@ -87,7 +87,7 @@ def test_a_bookie_that_hangs_is_not_live(cluster: Inside, monkeypatch: pytest.Mo
 def test_a_bookie_that_is_to_end_is_not_ready(cluster: Inside) -> None:
     with closing(serving(cluster, LOOPBACK)) as server, Client(server.url) as client:
         assert client.ask("GET", "/readyz") == (200, b"ok\n")
-        service_of(cluster.bookies[0]).retire()
+        service_of(cluster.bookies[0]).keeper.retire()
         wait_until(lambda: client.ask("GET", "/readyz")[0] == 503)
         assert client.ask("GET", "/livez")[0] == 200
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pybk.bookie import server
+from pybk.bookie import keeper
 from pybk.bookie.own_position import PositionRecorder
 from pybk.errors import MetadataUnreachableError, PybkError
 from pybk.manager.ledger_manager import LedgerManager
@@ -134,10 +134,10 @@ def test_a_copy_that_was_put_back_is_known_by_its_files(tmp_path: Path, moved: b
 def test_an_unreachable_metadata_store_delays_the_record(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(server, "POSITION_SECONDS", 3600.0)  # so that the test alone records it
+    monkeypatch.setattr(keeper, "POSITION_SECONDS", 3600.0)  # so that the test alone records it
     with inside(tmp_path, count=1) as cluster:
         manager = cluster.bookies[0]
-        recorder = service_of(manager).position
+        recorder = service_of(manager).keeper.position
         recorder.record()
         before = position_of(manager, "bookie-0")
         manager.create_ledger(password=PASSWORD, ensemble_size=1).append(b"entry")

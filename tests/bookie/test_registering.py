@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from pybk.bookie import server
+from pybk.bookie import keeper
 from pybk.bookie.advertising import is_notable
-from pybk.bookie.server import BookieServer
+from pybk.bookie.keeper import Keeper
 from pybk.errors import MetadataUnreachableError
 from pybk.flags import StorageHint
 from pybk.metadata.registration import BookieRegistration, RegisteredBookie
@@ -65,11 +65,11 @@ class Looks:
         self.written: list[BookieRegistration] = []
         self.changes: dict[str, Any] = {"tiers": _FREE, "load": 0.0}
         self.errors: list[MetadataUnreachableError] = []
-        look, update = BookieServer.registration, RegisteredBookie.update
+        look, update = Keeper.registration, RegisteredBookie.update
 
-        def count(bookie: BookieServer) -> BookieRegistration:
+        def count(keeper: Keeper) -> BookieRegistration:
             self.count += 1
-            return replace(look(bookie), **self.changes)
+            return replace(look(keeper), **self.changes)
 
         def write(registered: RegisteredBookie, registration: BookieRegistration) -> None:
             if self.errors:
@@ -77,10 +77,10 @@ class Looks:
             update(registered, registration)
             self.written.append(registration)
 
-        monkeypatch.setattr(BookieServer, "registration", count)
+        monkeypatch.setattr(Keeper, "registration", count)
         monkeypatch.setattr(RegisteredBookie, "update", write)
-        monkeypatch.setattr(server, "POSITION_SECONDS", 0.001)
-        monkeypatch.setattr(server, "STATE_SECONDS", 0.001)
+        monkeypatch.setattr(keeper, "POSITION_SECONDS", 0.001)
+        monkeypatch.setattr(keeper, "STATE_SECONDS", 0.001)
 
     def more(self) -> None:
         """Wait until some more looks are over."""
@@ -107,7 +107,7 @@ def test_a_bookie_at_rest_registers_only_what_changed_notably(tmp_path: Path, mo
 
 def test_a_bookie_registers_small_changes_now_and_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     looks = Looks(monkeypatch)
-    monkeypatch.setattr(server, "REGISTER_SECONDS", 0.002)
+    monkeypatch.setattr(keeper, "REGISTER_SECONDS", 0.002)
     looks.changes["tiers"] = {**_FREE, StorageHint.NVME: 999}
     with inside(tmp_path, count=1):
         wait_until(lambda: len(looks.written) > 2)

@@ -103,9 +103,9 @@ def test_a_ledger_is_dropped_when_its_tombstone_is_seen_for_the_second_time(
     posted: list[Callable[[], object]] = []
     service = service_of(one.bookies[0])
     monkeypatch.setattr(service, "post", posted.append)
-    service.collect()
+    service.keeper.collect()
     assert posted == []
-    service.collect()
+    service.keeper.collect()
     remember, drop = posted
     remember()  # first: metadata that are made again from directories must not bring it back
     assert list(service.replicas.deleted) == service.replicas.ledgers() == [ledger_id]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pybk.bookie import server
+from pybk.bookie import keeper
 from pybk.errors import CookieError, NotEnoughBookiesError, UsageError
 from pybk.feature_level import NEWEST_LEVEL, FeatureLevel
 from pybk.manager.ledger_manager import LedgerManager
@@ -114,7 +114,7 @@ def test_the_client_in_the_process_of_a_bookie_that_ended_gets_no_reply_at_once(
 def test_a_bookie_retired_by_its_process_stays_read_only_whatever_its_cookie_says(tmp_path: Path) -> None:
     with inside(tmp_path, count=1) as cluster:
         client = cluster.connect()
-        service_of(cluster.bookies[0]).retire()
+        service_of(cluster.bookies[0]).keeper.retire()
         become(client, "bookie-0", BookieState.DRAINING, BookieState.ACTIVE)
         assert read_only(client, "bookie-0")
 
@@ -132,8 +132,8 @@ def test_where_a_bookie_stands_is_known_after_its_end(tmp_path: Path) -> None:
 def test_a_running_bookie_records_where_it_stands_once_the_level_is_raised(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server, "STATE_SECONDS", 0.01)
-    monkeypatch.setattr(server, "POSITION_SECONDS", 0.01)
+    monkeypatch.setattr(keeper, "STATE_SECONDS", 0.01)
+    monkeypatch.setattr(keeper, "POSITION_SECONDS", 0.01)
     with inside(tmp_path, count=0, level=FeatureLevel.SEALS) as cluster:
         client = cluster.connect()
         cluster.bookies.append(cluster.open_bookie(0, rack="zone"))

@@ -69,10 +69,10 @@ def test_a_copy_is_started_only_if_it_is_said_to_be_the_original(one: Inside) ->
 
 def test_a_bookie_that_was_registered_over_answers_nothing_more(one: Inside, monkeypatch: pytest.MonkeyPatch) -> None:
     original = service_of(one.bookies[0])
-    registered = original.registered
+    registered = original.keeper.registered
     assert registered is not None
     # As another process would that found no answer, because this one was stopped.
-    registration = original.registration()
+    registration = original.keeper.registration()
     another = cluster_backend_of(one.connect())
     assert isinstance(another, ClusterBackend)
     over = another.membership.metadata.register(registration)

@@ -380,10 +380,10 @@ def test_bookies_drop_a_deleted_ledger_when_they_see_its_tombstone_twice(four: I
         client.open_ledger(ledger_id, password=PASSWORD)
     services = [service_of(manager) for manager in four.bookies]
     for service in services:
-        service.collect()
+        service.keeper.collect()
     assert any(ledger_id in service.replicas.ledgers() for service in services)
     for service in services:
-        service.collect()
+        service.keeper.collect()
     wait_until(lambda: not any(ledger_id in service.replicas.ledgers() for service in services))
     check(client, kept, 30)
 
@@ -395,8 +395,8 @@ def test_a_tombstone_made_without_the_password_deletes_nothing(four: Inside) -> 
     metadata.delete_ledger(ledger_id, metadata.read_ledger(ledger_id).version, bytes(64))
     for service in map(service_of, four.bookies):
         if ledger_id in service.replicas.ledgers():
-            service.collect()
-            service.collect()
+            service.keeper.collect()
+            service.keeper.collect()
             assert service.posted == service.posted.__class__()
             assert ledger_id in service.replicas.ledgers()
 

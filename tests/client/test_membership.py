@@ -61,14 +61,14 @@ def test_no_new_ledger_goes_to_a_bookie_that_became_read_only_a_second_ago(
         assert isinstance(backend, ClusterBackend)
         client.create_ledger(insecure=True).close()
         full = service_of(cluster.bookies[2])
-        registration = full.registration
+        registration = full.keeper.registration
 
         def read_only() -> BookieRegistration:
             return replace(registration(), read_only=True)
 
-        monkeypatch.setattr(full, "registration", read_only)
-        assert full.registered is not None
-        full.registered.update(read_only())  # no watch reports it
+        monkeypatch.setattr(full.keeper, "registration", read_only)
+        assert full.keeper.registered is not None
+        full.keeper.registered.update(read_only())  # no watch reports it
         backend.membership.seen_ns -= membership.FRESH_NS
         for _ in range(5):
             with client.create_ledger(insecure=True) as writer:

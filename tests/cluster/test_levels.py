@@ -281,7 +281,7 @@ def test_marks_are_read_and_written_by_members_that_know_no_reasons(
 
 def test_a_bookie_that_is_too_old_is_named_and_not_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with inside(tmp_path, count=2) as cluster:
-        monkeypatch.setattr("pybk.bookie.server.NEWEST_LEVEL", FeatureLevel.BASE)
+        monkeypatch.setattr("pybk.bookie.keeper.NEWEST_LEVEL", FeatureLevel.BASE)
         old = cluster.open_bookie(2)
         client = cluster.connect()
         with pytest.raises(NotEnoughBookiesError, match="bookie-2 too old for the cluster's feature level"):

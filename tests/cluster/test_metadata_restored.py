@@ -31,7 +31,7 @@ from pybk import (
     rebuild_metadata,
     restore_metadata,
 )
-from pybk.bookie import server
+from pybk.bookie import keeper
 from pybk.credentials import ClusterSecret
 from pybk.errors import MetadataExistsError, MetadataVersionError
 from pybk.metadata.export import check_export, read_export
@@ -235,7 +235,7 @@ def test_a_store_put_back_while_no_bookie_started_is_recognised_by_the_ledgers_i
 def test_a_running_bookie_that_sees_an_older_store_takes_no_more_entries(
     local: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server, "STATE_SECONDS", 0.1)
+    monkeypatch.setattr(keeper, "STATE_SECONDS", 0.1)
     with local.running() as running:
         copy = local.copy()
     with local.running() as running:
@@ -297,8 +297,8 @@ def test_an_emptied_store_is_made_again_from_directories(cluster: Cluster) -> No
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pybk.bookie.server.STATE_SECONDS", 0.1)
-    monkeypatch.setattr("pybk.bookie.server.POSITION_SECONDS", 0.05)
+    monkeypatch.setattr("pybk.bookie.keeper.STATE_SECONDS", 0.1)
+    monkeypatch.setattr("pybk.bookie.keeper.POSITION_SECONDS", 0.05)
     monkeypatch.setattr("pybk.transport.server.OLD_SILENCE_NS", 10**9 // 4)
     monkeypatch.setattr("pybk.metadata.authenticated_values.SECRETS_AGE_SECONDS", 0.1)
 
@@ -390,8 +390,8 @@ def test_an_export_of_before_a_rotation_is_restored_without_the_secret_that_was_
 def test_a_deleted_ledger_stays_deleted_where_a_bookie_remembers_it_and_is_named_where_none_does(
     local: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server, "STATE_SECONDS", 0.1)
-    monkeypatch.setattr(server, "COLLECT_SECONDS", 0.1)
+    monkeypatch.setattr(keeper, "STATE_SECONDS", 0.1)
+    monkeypatch.setattr(keeper, "COLLECT_SECONDS", 0.1)
     with local.running() as running:
         client = running.connect()
         deleted, kept = write(client), write(client)
@@ -418,8 +418,8 @@ def test_a_deleted_ledger_stays_deleted_where_a_bookie_remembers_it_and_is_named
 
 
 def test_a_deletion_that_no_bookie_remembers_is_named(local: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "STATE_SECONDS", 0.1)
-    monkeypatch.setattr(server, "COLLECT_SECONDS", 0.1)
+    monkeypatch.setattr(keeper, "STATE_SECONDS", 0.1)
+    monkeypatch.setattr(keeper, "COLLECT_SECONDS", 0.1)
     with local.running() as running:
         client = running.connect()
         deleted = write(client)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pybk import LogEnd, LogReader, LogRecord, Subscription
-from pybk.bookie import server
+from pybk.bookie import keeper
 from pybk.errors import NotEnoughBookiesError
 from pybk.healing import auditor_driver
 from pybk.ledger.ledger_metadata import Bookie, Fragment
@@ -123,15 +123,15 @@ def _fill(cluster: Inside) -> Callable[[], None]:
 
 def _retire(cluster: Inside) -> Callable[[], None]:
     """Have the third bookie finish what it does before it ends, as after a SIGTERM; return what ends it."""
-    service_of(cluster.bookies[2]).retire()
+    service_of(cluster.bookies[2]).keeper.retire()
     return cluster.bookies[2].close
 
 
 def test_a_full_bookie_drops_deleted_ledgers_before_others_look_for_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server, "STATE_SECONDS", 0.1)
-    monkeypatch.setattr(server, "COLLECT_SECONDS", 3600.0)
+    monkeypatch.setattr(keeper, "STATE_SECONDS", 0.1)
+    monkeypatch.setattr(keeper, "COLLECT_SECONDS", 3600.0)
     monkeypatch.setattr(auditor_driver, "TICK_S", 0.1)
     monkeypatch.setattr(auditor_driver, "ANNOUNCE_S", 3600.0)
     with inside(tmp_path, autorecovery=True) as cluster:

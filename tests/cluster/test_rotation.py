@@ -35,8 +35,8 @@ NEXT = b"the secret that a cluster gets --"
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pybk.bookie.server.STATE_SECONDS", 0.2)
-    monkeypatch.setattr("pybk.bookie.server.POSITION_SECONDS", 0.1)
+    monkeypatch.setattr("pybk.bookie.keeper.STATE_SECONDS", 0.2)
+    monkeypatch.setattr("pybk.bookie.keeper.POSITION_SECONDS", 0.1)
     monkeypatch.setattr("pybk.transport.server.OLD_SILENCE_NS", 10**9)
     monkeypatch.setattr("pybk.metadata.authenticated_values.SECRETS_AGE_SECONDS", 0.5)
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from pybk.bookie import server
+from pybk.bookie import keeper
 from pybk.errors import MetadataForgedError
 from pybk.healing import auditor_driver, situation
 from pybk.healing.auditor_driver import AuditorDriver
@@ -66,8 +66,8 @@ def move(metadata: ClusterMetadata, ledger_id: int, bookie: Bookie) -> None:
 
 
 def test_a_bookie_with_ledgers_in_limbo_is_known_as_such(four: Inside, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "POSITION_SECONDS", 0.01)
-    monkeypatch.setattr(server, "STATE_SECONDS", 0.05)
+    monkeypatch.setattr(keeper, "POSITION_SECONDS", 0.01)
+    monkeypatch.setattr(keeper, "STATE_SECONDS", 0.05)
     four.bookies[0].close()
     four.bookies[0] = four.open_bookie(0)
     service = service_of(four.bookies[0])

@@ -20,7 +20,7 @@ from pybk import (
     SafetyCheckError,
 )
 from pybk.admin.cli import main
-from pybk.bookie.server import BookieServer
+from pybk.bookie.keeper import Keeper
 from pybk.healing import chores, repair_worker
 from pybk.ledger.ledger_metadata import Bookie
 from pybk.metadata.cluster import ClusterMetadata
@@ -52,14 +52,14 @@ def make(client: LedgerManager) -> None:
 @pytest.fixture
 def three(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Inside]:
     """Three small bookies that repair themselves, and are 60 % full; a fourth one is empty."""
-    look = BookieServer.registration
+    look = Keeper.registration
 
-    def small(bookie: BookieServer) -> BookieRegistration:
-        found = look(bookie)
+    def small(keeper: Keeper) -> BookieRegistration:
+        found = look(keeper)
         sizes = dict.fromkeys(found.tiers, CAPACITY)
         return replace(found, capacity=sizes, tiers={tier: size * 4 // 10 for tier, size in sizes.items()})
 
-    monkeypatch.setattr(BookieServer, "registration", small)
+    monkeypatch.setattr(Keeper, "registration", small)
     quick(monkeypatch)
     with inside(tmp_path, count=3, autorecovery=True) as cluster:
         client = cluster.connect()

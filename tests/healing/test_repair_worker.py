@@ -203,7 +203,7 @@ def test_space_that_a_bookie_has_got_is_seen_though_nothing_reports_it(
     tmp_path: Path, start: Callable[[LedgerManager], LoneWorker], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A registration that changes wakes no watch, so each pass reads them anew."""
-    monkeypatch.setattr("pybk.bookie.server.STATE_SECONDS", 1000.0)  # what a bookie has registered stays
+    monkeypatch.setattr("pybk.bookie.keeper.STATE_SECONDS", 1000.0)  # what a bookie has registered stays
     passes = Counter[RepairWorker]()
     look = RepairWorker.look
 
@@ -217,7 +217,7 @@ def test_space_that_a_bookie_has_got_is_seen_though_nothing_reports_it(
         fill(client, 10)
         ensemble = client.ledger_metadata(next(client.list_ledgers())).fragments[0].ensemble
         (target,) = (each for each in cluster.bookies if service_of(each).bookie not in ensemble)
-        registered, found = service_of(target).registered, service_of(target).registration()
+        registered, found = service_of(target).keeper.registered, service_of(target).keeper.registration()
         assert registered is not None
         size = dict.fromkeys(found.tiers, 10**9)
         registered.update(replace(found, capacity=size, tiers=dict.fromkeys(size, 10**8)))

@@ -39,6 +39,13 @@ _SERVICE: Final = (
     "tests/cluster/test_ledgers.py",
     "tests/bookie/test_full_disk.py",
 )
+_KEEPER: Final = (
+    "tests/bookie/test_registering.py",
+    "tests/bookie/test_server.py",
+    "tests/bookie/test_states.py",
+    "tests/bookie/test_own_position.py",
+    "tests/bookie/test_metadata_age.py",
+)
 _CLIENT: Final = (
     "tests/client/test_client_parts.py",
     "tests/cluster/test_ledgers.py",
@@ -87,6 +94,7 @@ GROUPS: Final = (
             "bookie.replicas": (*_REPLICAS, *_SALVAGE),
             "bookie.startup": _SALVAGE,
             "bookie.server": _SERVICE,
+            "bookie.keeper": _KEEPER,
         },
         simulated=False,
     ),

@@ -241,7 +241,7 @@ def _drain(settings: BookieSettings, signals: Signals, watchdog: _Watchdog, book
         extra=log_event("bookie.draining", **named),
     )
     try:
-        bookie.retire()
+        bookie.keeper.retire()
     except (PybkError, OSError) as error:
         logger.warning("bookie %s cannot be registered as read-only: %s", bookie.bookie, error)
     while bookie.serving:

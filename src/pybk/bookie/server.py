@@ -3,9 +3,9 @@
 Theory of operation. The serving thread repeats ``_turn``: receive the requests that have arrived, run the calls that
 other threads posted, pass each request to ``BookieMachine``, commit once, send the replies. Only this thread calls the
 machine. Other threads do work that may block: two workers ask the metadata store, one moves ledgers between tiers, and
-the keeper registers the bookie, records its durable position and drops deleted ledgers. They return results by
-``post``. A request that fails unexpectedly is refused, counted and logged, and does not end the thread. A store that
-failed answers, but takes nothing.
+the keeper (``keeper.py``) registers the bookie, records its durable position and drops deleted ledgers. They return
+results by ``post``. A request that fails unexpectedly is refused, counted and logged, and does not end the thread. A
+store that failed answers, but takes nothing.
 """
 
 from __future__ import annotations
@@ -21,14 +21,13 @@ from functools import cached_property, lru_cache, partial
 from struct import Struct
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from pybk.bookie.advertising import advertised, check_reachable, is_notable
+from pybk.bookie.advertising import advertised, check_reachable
 from pybk.bookie.append_latency import AppendLatency
 from pybk.bookie.copy_reads import CopyReads
-from pybk.bookie.deleted_ledgers import DeletedLedgers
+from pybk.bookie.keeper import Keeper
 from pybk.bookie.ledger_header import LedgerHeader
-from pybk.bookie.metadata_age import AgeWatch, adopt_epoch, check_age
-from pybk.bookie.own_cookie import OwnCookie
-from pybk.bookie.own_position import PositionRecorder, find_losses
+from pybk.bookie.metadata_age import adopt_epoch, check_age
+from pybk.bookie.own_position import find_losses
 from pybk.bookie.startup import accepted_losses, open_replicas, put_all_in_limbo, report_limbo, validate_cookie
 from pybk.errors import (
     CookieError,
@@ -38,13 +37,11 @@ from pybk.errors import (
     StorageRefusedError,
     UsageError,
 )
-from pybk.feature_level import NEWEST_LEVEL
 from pybk.flags import is_bookie_record
-from pybk.health import BookieCondition, Health, bookie_health
+from pybk.health import Health, bookie_health
 from pybk.ledger.ledger_metadata import Bookie
 from pybk.log_events import log_event
 from pybk.metadata.ledger_description import LedgerDescription
-from pybk.metadata.registration import BookieRegistration, BookieState, RegisteredBookie
 from pybk.metrics import (
     BOOKIE_REJECTED,
     BOOKIE_REQUEST,
@@ -81,11 +78,8 @@ from pybk.transport.cluster_keys import HeldKeys, proves_right
 from pybk.transport.codec import Answer, Authorize, AuthorizeMember, LacPacket, WireReply, WireRequest
 from pybk.transport.logging_limit import LogLimit
 from pybk.transport.server import Peer, Server
-from pybk.version import __version__
 
 if TYPE_CHECKING:
-    from pybk.bookie.directory_identity import SeenEpoch
-    from pybk.bookie.replica_state import ReplicasHealth
     from pybk.bookie.replicas import Replicas
     from pybk.config import StoreConfig
     from pybk.flags import LedgerType, StorageHint
@@ -97,24 +91,10 @@ logger = logging.getLogger(__name__)
 logger.addFilter(LogLimit())
 
 _WAIT_MS: Final = 1_000
-STATE_SECONDS: Final = 10.0
-"""The interval at which a bookie compares its state with its registration; it registers again if ``is_notable``."""
-
-REGISTER_SECONDS: Final = 300.0
-"""The interval of registrations without a notable change; long, because each wakes every watching client."""
-
 DESCRIPTIONS: Final = 4096
 """The number of ledgers whose descriptions are kept."""
 
 _CACHED_BYTES_MAX: Final = 4096
-POSITION_SECONDS: Final = 1.0
-"""The interval at which a bookie records its log's durable end, if that has moved, while requests arrive."""
-
-COLLECT_SECONDS: Final = 60.0
-"""The interval of searches for deleted ledgers; the first one, this long after the start, checks all ledgers.
-
-A bookie without space searches every ``STATE_SECONDS``, because deleted ledgers give it space again.
-"""
 
 Effects = list[BookieEffect]
 
@@ -165,7 +145,7 @@ class BookieServer:
         machine: The protocol's state machine. Used by the serving thread alone.
         server: The sockets.
         stopping: Set to end the serving.
-        position: Records the log's durable position in the metadata store.
+        keeper: Registers the bookie, and looks after what no request does.
         copy_reads: Answers the reads of re-replication and checks, at a bounded rate.
         append_latency: The latencies of writers' adds.
 
@@ -260,48 +240,27 @@ class BookieServer:
         self.replicas: Final = replicas
         self.bookie: Final = bookie
         self._metadata = metadata
-        self._rack = rack
-        self._cookie: Final = OwnCookie(metadata, bookie, str(Location.parse(rack)))
+        self.keeper: Final = Keeper(self, metadata, rack)
         self.machine = BookieMachine(replicas, owner_polls_max=SESSION_POLLS_MAX, owner_of=_peer_of)
-        self.machine.read_only = self._cookie.state.read_only
-        self._registering = threading.Lock()
-        """Held while the registration is computed and written; otherwise an older one might be written last."""
+        self.machine.read_only = self.keeper.state.read_only
         self.final: dict[int, tuple[int, LedgerHeader | None]] = {}
         """A cache, by ledger, of the entry up to which it is final, and its header. A final end never moves back."""
         self._described = lru_cache(DESCRIPTIONS)(self._description)
         self.server = Server(listen, bookie.instance, keys, authorize=self._authorize)
         self.wake_ns: int | None = None
         """The earliest time that the machine asked to be woken at; None for none. Used by the serving thread alone."""
-        self.registered: RegisteredBookie | None = None
-        """The registration; None until the address was found reachable, so a bookie may serve before it is
-        registered."""
         self.posted: deque[Callable[[], list[BookieEffect]]] = deque()
         """Calls for the serving thread. Any thread appends; the serving thread alone removes."""
         self.stopping = threading.Event()
-        self._keeper_rests = False
-        """True if the keeper skips its next records until a request arrives. The keeper sets it, the serving thread
-        resets it."""
-        self._keeper_wakes = threading.Event()
         self._waking = threading.Lock()
         """Guards ``_closed`` (the sockets are closed); with it no thread wakes a server that another one has closed."""
         self._closed = False
         self._closing = threading.Lock()
         """Guards ``_ended``, which says that ``close`` was called, and lets a second ``close`` wait for the first."""
         self._ended = False
-        self._deleted_ledgers: Final = DeletedLedgers(
-            metadata,
-            replicas,
-            bookie,
-            lambda ledger_id: self.post(partial(self._drop, ledger_id)),
-            self._rest,
-            remember=lambda proofs: self.post(partial(self._remember_deleted, proofs)),
-        )
-        self._served = 0
-        """Requests since the last registration, approximately: two threads change it without a lock."""
         self._aside_bytes = 0
         """Bytes of requests that wait for the metadata store, ≤ ``ASIDE_BYTES_MAX``. For the serving thread alone."""
-        self._retired = False  # set by ``retire``: the bookie stays read-only
-        self.copy_reads: Final = CopyReads(self._read_for_copy)
+        self.copy_reads: Final[CopyReads] = CopyReads(self._read_for_copy)
         self.append_latency: Final = AppendLatency()
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._serve, name="pybk-bookie", daemon=True)
@@ -316,12 +275,15 @@ class BookieServer:
             undo.pop_all()
         try:
             self._check_reachable(keys, advertise_check)
-            self._begin()
+            self.keeper.begin()
         except BaseException:
-            self._cookie.close()
-            self._unregister()
+            self.keeper.close()
+            self.keeper.unregister()
             self._stop_serving()
             raise
+        metrics = replicas.store.metrics
+        metrics.add(SALVAGES, int(replicas.store.salvage is not None))
+        metrics.add_gauges(self._gauges)
 
     def _check_reachable(self, keys: HeldKeys | None, advertise_check: bool) -> None:
         """Check that clients can reach the bookie at the address it will register, or log that this was not checked."""
@@ -347,30 +309,6 @@ class BookieServer:
         """The meters that count turns; used by the serving thread alone."""
         return self.replicas.store.metrics.scope()
 
-    def _begin(self) -> None:
-        """Register the bookie, which serves already, and look after it from now on."""
-        self._sessions = (0 if self._metadata.keys is None else self._metadata.keys.current), 0
-        """The epoch of the cluster's secret, and the sessions that had another one when they were counted last."""
-        registered = self.registered = self._metadata.register(self.registration())
-        logger.info(
-            "bookie %s is registered at %s",
-            self.bookie,
-            self.addresses[0],
-            extra=log_event("bookie.registered", bookie=str(self.bookie), address=self.addresses[0]),
-        )
-        self._cookie.follow(self._state_changed)
-        self._secrets_watch = self._metadata.watch_secrets(self._follow_secrets)
-        identity = self.replicas.identity
-        assert identity is not None, "the start recorded whose directory it is"
-        self.position = PositionRecorder(self.replicas.store, self._metadata, self.bookie, identity.boots)
-        self.position.record()
-        self._age = AgeWatch(self._metadata, self.replicas, lambda seen: self.post(partial(self._note_seen, seen)))
-        metrics = self.replicas.store.metrics
-        metrics.add(SALVAGES, int(self.replicas.store.salvage is not None))
-        metrics.add_gauges(self._gauges)
-        self._keeper = threading.Thread(target=self._keep, args=(registered,), name="pybk-bookie-keeper", daemon=True)
-        start_thread(self._keeper)
-
     @property
     def serving(self) -> bool:
         """True if it answers requests; False after a failure, or once another process has its name; see the log."""
@@ -380,144 +318,6 @@ class BookieServer:
     def error(self) -> BaseException | None:
         """The error that ended the serving; None while it serves, and after an ordinary close."""
         return self._error
-
-    # ---- registration and state ---------------------------------------------------------------------------------
-
-    def registration(self) -> BookieRegistration:
-        """Return the registration that the bookie would write now."""
-        health = self.replicas.health()
-        served, self._served = self._served, 0
-        why = self._why_read_only(health)
-        return BookieRegistration(
-            bookie=self.bookie,
-            addresses=self.addresses,
-            public_key=self.server.public_key or b"",
-            tiers=dict(health.free_bytes),
-            capacity=dict(health.capacity_bytes),
-            devices=dict(health.devices),
-            load=served / STATE_SECONDS,
-            rack=self._rack,
-            read_only=bool(why),
-            why_read_only=why,
-            level_max=NEWEST_LEVEL,
-            version=__version__,
-            key_epochs=self._held_epochs(),
-            key_epoch=self._sessions[0],
-            old_sessions=self._sessions[1],
-            in_limbo=len(self.replicas.in_limbo()),
-        )
-
-    def _why_read_only(self, health: ReplicasHealth) -> str:
-        """Return why the bookie takes no entries of writers, "" if it takes them."""
-        if self._retired:
-            return "retired"
-        if self._cookie.state.read_only:
-            return self._cookie.state.value
-        return "store_failed" if health.error else "store_full" if health.full else ""
-
-    def _set_read_only(self, read_only: bool) -> None:
-        """Take no entries of writers, or take them, and log a change."""
-        if read_only == self.machine.read_only:
-            return
-        self.machine.read_only = read_only
-        if read_only:
-            reason = self._why_read_only(self.replicas.health())
-            fields = {"bookie": str(self.bookie), "reason": reason}
-            logger.warning(
-                "bookie %s is read-only: %s", self.bookie, reason, extra=log_event("bookie.read_only", **fields)
-            )
-        else:
-            fields = {"bookie": str(self.bookie)}
-            logger.info("bookie %s takes entries again", self.bookie, extra=log_event("bookie.writable", **fields))
-
-    def _held_epochs(self) -> tuple[int, ...]:
-        keys = self._metadata.keys
-        return (0,) if keys is None else tuple(sorted(keys.held))
-
-    def _follow_secrets(self) -> None:
-        """Keep what the cluster says of its secrets, and register which of them are here; any thread may call it."""
-        self.post(self._count_sessions)
-        self.post(partial(self._note_about, self._metadata.about))
-        self._keeper_wakes.set()
-
-    def _count_sessions(self) -> list[BookieEffect]:
-        """Count the sessions of an old secret; the keeper registers how many there are."""
-        keys = self._metadata.keys
-        if keys is not None:
-            counted = keys.current, self.server.old_sessions()
-            if counted != self._sessions:
-                self._sessions = counted
-                self._keeper_wakes.set()
-        return []
-
-    def _note_about(self, about: bytes) -> list[BookieEffect]:
-        """Keep the cluster's own metadata value; if that fails, the next start keeps it."""
-        try:
-            self.replicas.note_about(about)
-        except StorageError as error:
-            logger.warning("bookie %s: the cluster's own metadata cannot be kept now: %s", self.bookie, error)
-        return []
-
-    def _look_at_secrets(self, registered: RegisteredBookie, *, again: bool) -> None:
-        """Register what changed with the cluster's secrets, and look for one that is missing here.
-
-        Args:
-            registered: The registration.
-            again: Look for a missing one, such as in the file that may have it by now.
-        """
-        keys = self._metadata.keys
-        if keys is None:
-            return
-        if again and self._metadata.secret_epochs.newest not in keys.held:
-            self._metadata.refresh_keys()
-        if len(self._metadata.secret_epochs.proofs) > 1:
-            self.post(self._count_sessions)
-            self._metadata.rewrite_locks()
-        written = registered.written
-        if (written.key_epochs, written.key_epoch, written.old_sessions) != (self._held_epochs(), *self._sessions):
-            self._register(registered)
-
-    def retire(self) -> None:
-        """Become read-only, and register that: refuse writers' entries, but still serve reads and re-replication.
-
-        Raises:
-            CookieError: Another process has registered as this bookie.
-            MetadataError: The metadata store is unreachable; the bookie registers later.
-        """
-        self._retired = True
-        self._set_read_only(True)
-        if self.registered is not None:
-            self._register(self.registered)
-
-    def _register(self, registered: RegisteredBookie, *, small: bool = True) -> bool:
-        """Follow the bookie's own state, and register it; return whether that was due.
-
-        Args:
-            registered: The registration.
-            small: Register small changes, too.
-        """
-        with self._registering:
-            registration = self.registration()
-            self._set_read_only(registration.read_only)
-            due = small or is_notable(registered.written, registration)
-            if due:
-                registered.update(registration)
-            return due
-
-    def _state_changed(self) -> None:
-        """Follow a new state in the cookie; the metadata store calls it."""
-        if self._cookie.state is BookieState.REMOVED:
-            fields = {"bookie": str(self.bookie)}
-            logger.error(
-                "bookie %s ends: it was removed from the cluster",
-                self.bookie,
-                extra=log_event("bookie.removed", **fields),
-            )
-            self._error = CookieError(f"{self.bookie} was removed from the cluster")
-            self._stop()
-            self.wake()
-        elif self.registered is not None:
-            self._register(self.registered)
 
     # ---- serving -------------------------------------------------------------------------------------------------
 
@@ -540,7 +340,8 @@ class BookieServer:
         asked_ns = time.monotonic_ns()
         waits = self.posted or self.wake_ns is not None or self.copy_reads.due_ns is not None
         arrived = self.server.receive(self.timeout_ms() if waits else _WAIT_MS)
-        if self.registered is not None and self.registered.superseded:
+        keeper = self.keeper
+        if keeper.registered is not None and keeper.registered.superseded:
             raise CookieError(f"another process serves as bookie {self.bookie} now; this one answers nothing more")
         now_ns = time.monotonic_ns()
         commits = False
@@ -560,12 +361,11 @@ class BookieServer:
                 commits = True
             else:
                 self._meters[type(message)].collect(BOOKIE_REQUEST, time.monotonic_ns() - now_ns)
-        self._served += len(arrived)
+        keeper.served += len(arrived)
         if commits:
             self._perform(machine.commit())
-        if works and self._keeper_rests:
-            self._keeper_rests = False
-            self._keeper_wakes.set()
+        if works and keeper.rests:
+            keeper.wake()
         while (due_ns := self.copy_reads.due_ns) is not None and due_ns <= now_ns:
             self._do(partial(self.copy_reads.due, now_ns))
         if self.wake_ns is not None and now_ns >= self.wake_ns:
@@ -907,120 +707,22 @@ class BookieServer:
         logger.warning("bookie %s: a member recovers ledger %d without its password", self.bookie, ledger_id)
         return True
 
-    # ---- looking after things ------------------------------------------------------------------------------------
-
-    def _keep(self, registered: RegisteredBookie) -> None:
-        """Body of the keeper: record the durable position, register changes, drop deleted ledgers."""
-        self._lets_members_recover()  # reads the settings, so that the serving thread does not wait for them
-        now = time.monotonic()
-        look_at, register_at, collect_at = now + STATE_SECONDS, now + REGISTER_SECONDS, now + COLLECT_SECONDS
-        while not self.stopping.wait(POSITION_SECONDS):
-            # Set before the position is read, so that a request that moves it later ends the wait.
-            self._keeper_rests = True
-            if not self.position.record():
-                self._keeper_wakes.wait(max(0.0, look_at - time.monotonic()))
-            self._keeper_wakes.clear()
-            now = time.monotonic()
-            due = now >= look_at
-            try:
-                self._look_at_secrets(registered, again=due)
-                if not due:
-                    continue
-                look_at = now + STATE_SECONDS
-                self._look_at_age()
-                if self._register(registered, small=now >= register_at):
-                    register_at = now + REGISTER_SECONDS
-                self._cookie.record_place(NEWEST_LEVEL)
-                if (now >= collect_at or self.replicas.health().full) and self._age.error is None:
-                    self.collect()
-                    collect_at = now + COLLECT_SECONDS
-            except CookieError as error:
-                logger.exception(
-                    "bookie %s ends: another process has registered under its name",
-                    self.bookie,
-                    extra=log_event("bookie.superseded", bookie=str(self.bookie)),
-                )
-                self._error = error
-                self._stop()
-                self.wake()
-            except (PybkError, OSError) as error:
-                logger.warning("bookie %s: its upkeep failed, and is tried again: %s", self.bookie, error)
-        if self._error is not None:
-            self._unregister()
-
-    def _look_at_age(self) -> None:
-        """Become read-only if the metadata store was put back to an older state; see ``metadata_age``."""
-        if self._age.error is None and self._age.look():
-            fields = {"bookie": str(self.bookie)}
-            logger.error(
-                "bookie %s takes no more entries: %s",
-                self.bookie,
-                self._age.error,
-                extra=log_event("bookie.metadata_outdated", **fields),
-            )
-            self._retired = True
-
-    def _note_seen(self, seen: SeenEpoch) -> list[BookieEffect]:
-        """Keep the newest metadata that the bookie has seen; if that fails, the next ones are kept."""
-        try:
-            self.replicas.note_seen(seen)
-        except StorageError as error:
-            logger.warning("bookie %s: the epoch of its metadata cannot be stored now: %s", self.bookie, error)
-        return []
-
-    def collect(self) -> None:
-        """Drop the ledgers that both this call and the last one found deleted; see ``DeletedLedgers``."""
-        self._deleted_ledgers.look()
-
-    def _rest(self, seconds: float) -> bool:
-        """Wait in the middle of a long look, and return whether the bookie ends; the position is not held up by it."""
-        self.position.record()
-        return self.stopping.wait(seconds)
-
-    def _remember_deleted(self, proofs: Mapping[int, bytes]) -> list[BookieEffect]:
-        """Remember the deletion of ledgers that are about to be dropped.
-
-        Metadata that are made again from bookies' directories must not bring back a ledger that another bookie has not
-        dropped yet.
-        """
-        try:
-            self.replicas.remember_deleted(proofs)
-        except StorageError as error:
-            logger.warning("the deletion of %d ledgers cannot be remembered: %s", len(proofs), error)
-        return []
-
-    def _drop(self, ledger_id: int) -> list[BookieEffect]:
-        """Delete the replica of a deleted ledger; if that fails, the next collection tries again."""
-        try:
-            return self.machine.ledger_deleted(ledger_id)
-        except StorageError as error:
-            logger.warning("deleted ledger %d cannot be dropped now: %s", ledger_id, error)
-            return []
+    # ---- health and limbo ----------------------------------------------------------------------------------------
 
     def health(self) -> Health:
         """Return the bookie's health: that of its store, of its state in the cluster, and of its serving.
 
         Cost: No request; one ``statvfs`` for each directory.
         """
-        registered = self.registered
-        condition = BookieCondition(
-            bookie=self.bookie,
-            state=self._cookie.state,
-            error=self._error,
-            superseded=registered is not None and registered.superseded,
-            registered=registered is None or registered.registered,
-            outdated=self._age.error,
-            retired=self._retired,
-            in_limbo=self.replicas.in_limbo,
-        )
-        return bookie_health(self.replicas.store, condition)
+        return bookie_health(self.replicas.store, self.keeper.condition())
 
     def _gauges(self) -> Iterator[Gauge]:
         yield MetricKey("limbo_ledgers"), len(self.replicas.in_limbo())
         for reason, count in self.server.refusals().items():
             yield MetricKey("peer_refusals", labels=(("reason", reason),)), count
         yield MetricKey(SESSIONS), len(self.server.peers)
-        yield MetricKey("registered"), self.registered is not None and self.registered.registered
+        registered = self.keeper.registered
+        yield MetricKey("registered"), registered is not None and registered.registered
 
     def in_limbo(self) -> list[int]:
         """Return the ids of the ledgers in limbo, ascending."""
@@ -1056,10 +758,16 @@ class BookieServer:
 
     # ---- closing -------------------------------------------------------------------------------------------------
 
+    def end(self, error: CookieError) -> None:
+        """End the serving with an error, and do not wait for that; any thread may call it."""
+        self._error = error
+        self._stop()
+        self.wake()
+
     def _stop(self) -> None:
         """Ask the serving thread and the keeper to end; does not wait for them."""
         self.stopping.set()
-        self._keeper_wakes.set()
+        self.keeper.wake()
 
     def _stop_serving(self) -> None:
         with ExitStack() as stopping:  # each step is done, whichever of those before it fails
@@ -1070,14 +778,6 @@ class BookieServer:
             self._stop()
             self.wake()
 
-    def _unregister(self) -> None:
-        """Remove the registration; an error of the metadata store is logged, and the bookie ends anyway."""
-        try:
-            if self.registered is not None:
-                self.registered.close()
-        except (PybkError, OSError) as error:
-            logger.warning("bookie %s stays registered until its session ends: %s", self.bookie, error)
-
     def close(self) -> None:
         """Remove the registration, stop serving, and unlock the directory; may be repeated."""
         with self._closing:
@@ -1085,13 +785,11 @@ class BookieServer:
                 return
             self._ended = True
             with ExitStack() as closing:  # each step is done, whichever of those before it fails
-                closing.callback(self._cookie.close)
-                closing.callback(self._secrets_watch.cancel)
-                closing.callback(self.position.record)
+                closing.callback(self.keeper.close)
                 closing.callback(self.replicas.close)
-                closing.callback(self._keeper.join)
+                closing.callback(self.keeper.join)
                 closing.callback(self._stop_serving)
-                self._unregister()
+                self.keeper.unregister()
 
 
 def _check_type(ledger_id: int, ledger_type: LedgerType) -> None:

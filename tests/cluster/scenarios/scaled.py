@@ -21,7 +21,8 @@ from dataclasses import replace
 from typing import Any
 
 from pybk.admin.cli import main
-from pybk.bookie import server
+from pybk.bookie import keeper
+from pybk.bookie.keeper import Keeper
 from pybk.bookie.replicas import Replicas
 from pybk.bookie.server import BookieServer
 from pybk.client import limbo_repair
@@ -68,7 +69,7 @@ SCALED: list[tuple[object, str, object]] = [
     (lmdb_store, "LMDB_LEASE_TIME_S", LEASE_S),
     (cluster_admin, "REQUESTS_SECONDS", 1.0),
     (auditor_driver, "REQUESTS_SECONDS", 1.0),
-    (server, "STATE_SECONDS", 0.5),
+    (keeper, "STATE_SECONDS", 0.5),
     (limbo_repair, "PAUSE_MAX_SECONDS", 2.0),
     (authenticated_values, "SECRETS_AGE_SECONDS", 1.0),
 ]
@@ -214,14 +215,14 @@ def _run(arguments: list[str]) -> int:
 
 
 def _register_capacity(size_bytes: int) -> None:
-    registration = BookieServer.registration
+    registration = Keeper.registration
 
-    def small(bookie: BookieServer) -> BookieRegistration:
-        found = registration(bookie)
+    def small(keeper: Keeper) -> BookieRegistration:
+        found = registration(keeper)
         free = dict.fromkeys(found.tiers, size_bytes * 2 // 5)
         return replace(found, capacity=dict.fromkeys(found.tiers, size_bytes), tiers=free)
 
-    setattr(BookieServer, "registration", small)  # noqa: B010
+    setattr(Keeper, "registration", small)  # noqa: B010
 
 
 if __name__ == "__main__":

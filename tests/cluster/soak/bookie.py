@@ -18,7 +18,8 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from pybk.bookie import server
+from pybk.bookie import keeper
+from pybk.bookie.server import BookieServer
 from pybk.client import limbo_repair
 from pybk.config import StoreConfig
 from pybk.flags import StorageHint
@@ -36,7 +37,7 @@ TIERS = {StorageHint.SSD: "ssd", StorageHint.HDD: "hdd"}
 """The directories of the devices besides ``main``, in the bookie's directory."""
 
 SCALED: list[tuple[object, str, float]] = [
-    (server, "COLLECT_SECONDS", 5.0),
+    (keeper, "COLLECT_SECONDS", 5.0),
     (limbo_repair, "PAUSE_MAX_SECONDS", 5.0),
     (auditor_driver, "TICK_S", 1.0),
     (auditor_driver, "ANNOUNCE_S", 5.0),
@@ -68,7 +69,7 @@ def facts(manager: LedgerManager) -> dict[str, Any]:
     backend = cluster_backend_of(manager)
     companion = backend.companion
     assert isinstance(companion, Autorecovery)
-    assert isinstance(backend.bookie, server.BookieServer)
+    assert isinstance(backend.bookie, BookieServer)
     counters = manager.metrics().counters
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return {

@@ -54,7 +54,7 @@ class Departure:
     def begin(self, wait_s: float) -> None:
         """Let writers leave, and begin the drain once the cluster allows it, within some seconds."""
         try:
-            self._bookie.retire()
+            self._bookie.keeper.retire()
         except PybkError as error:
             logger.warning("%s is not registered as read-only yet: %s", self._bookie.bookie, error)
         threading.Thread(target=self._drain, args=(wait_s,), name="pybk-departure", daemon=True).start()
