@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pybk.admin.cli import main, parser_of
-from pybk.admin.cli.spark import target_secret_of
+from pybk.admin.cli.given_secrets import target_secret_of
 from pybk.credentials import Secret
 from pybk.errors import UsageError
 from pybk.spark.connection import StoreOrCluster, close_connections, connection

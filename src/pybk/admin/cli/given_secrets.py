@@ -77,3 +77,8 @@ def secret_of(parsed: argparse.Namespace) -> Secret | None:
     """Return the source of the cluster's secret, the file or the environment; None if neither is given."""
     secret = Secret(file=parsed.cluster_secret_file, variable=CLUSTER_SECRET, private=True)
     return secret if secret.read_all() else None
+
+
+def target_secret_of(parsed: argparse.Namespace) -> bytes | None:
+    """Return the secret of the other cluster of a copy; UsageError if every user may read its file."""
+    return Secret(file=parsed.target_secret_file, private=True).read()

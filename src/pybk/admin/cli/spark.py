@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pybk import spark as jobs
 from pybk.admin.cli.command_parser import Verbs
-from pybk.admin.cli.given_secrets import given_in, passwords_of, secret_of
+from pybk.admin.cli.given_secrets import given_in, passwords_of, secret_of, target_secret_of
 from pybk.admin.cli.output import DAMAGED, SOUND, counted, print_json, print_result, print_table, shown_time
-from pybk.credentials import Secret, cut_value
+from pybk.credentials import cut_value
 from pybk.deferral import LateModule
 from pybk.errors import UsageError
 from pybk.flags import StorageHint
@@ -290,11 +290,6 @@ def _import(spark: SparkSession, parsed: argparse.Namespace) -> int:
         print_table(found.ledgers.items(), ("exported ledger", "ledger"))
         print(f"{len(found.imported)} ledgers were created, with {found.entries} entries of {found.bytes} bytes")
     return SOUND
-
-
-def target_secret_of(parsed: argparse.Namespace) -> bytes | None:
-    """Return the secret of the other cluster of a copy; UsageError if every user may read its file."""
-    return Secret(file=parsed.target_secret_file, private=True).read()
 
 
 def _copy(spark: SparkSession, parsed: argparse.Namespace) -> int:
