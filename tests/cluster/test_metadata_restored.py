@@ -530,7 +530,7 @@ def test_a_bookie_that_starts_while_directories_are_looked_at_keeps_metadata_fro
                 running.start(place)
             check_export(path)
 
-        monkeypatch.setattr("pybk.operations.metadata_mending.check_export", checked)
+        monkeypatch.setattr("pybk.operations.metadata_restore.check_export", checked)
         with pytest.raises(SafetyCheckError, match=r"nothing was written to .*must be closed first: bookie-0;"):
             local.restore(copy, overwrite=True)
         assert check_metadata(local.url, cluster_secret=SECRET).ledgers == 1

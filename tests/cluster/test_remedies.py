@@ -167,7 +167,7 @@ def a_file_that_is_no_export(shell: Shell) -> None:
     shell.said("metadata", "check", shell.path / "export", status=0)
 
 
-@CASES.names("operations/metadata_mending.py:Mending._note")
+@CASES.names("operations/metadata_restore.py:MetadataRestore._note")
 def pointers_that_no_bookie_keeps(shell: Shell) -> None:
     with inside(shell.path, count=BOOKIES) as cluster:
         ledger_id = write(cluster)
@@ -177,7 +177,7 @@ def pointers_that_no_bookie_keeps(shell: Shell) -> None:
     rebuild = ("metadata", "rebuild", url_of(shell), *directories(shell), "--all-directories", "--yes")
     text = shell.said(*rebuild, status=0)
     with served(shell) as client:
-        shell.run(shell.command("operations/metadata_mending.py:Mending._note", text), url_of(shell), "log")
+        shell.run(shell.command("operations/metadata_restore.py:MetadataRestore._note", text), url_of(shell), "log")
         with Log.open(client, "log", create=False, password=PASSWORD) as log:
             assert [each.data for each in log.reader()] == [b"record"]
         check(client, ledger_id)

@@ -9,7 +9,7 @@ from pybk.credentials import ClusterSecret
 from pybk.errors import UsageError
 from pybk.manager.arguments import flag_of, path_of, progress_of
 from pybk.metadata.reports import MetadataCheckReport, MetadataExportReport, MetadataRestoreReport
-from pybk.operations import metadata_mending
+from pybk.operations import metadata_restore
 from pybk.threads.call_threads import asyncio_form
 
 # ---- export and check ------------------------------------------------------------------------------------------------
@@ -40,7 +40,7 @@ def export_metadata(
     Durability: The file is durable on return.
     Threads: Any.
     """
-    return metadata_mending.export(url, path_of(path), cluster_secret, progress_of(progress))
+    return metadata_restore.export(url, path_of(path), cluster_secret, progress_of(progress))
 
 
 export_metadata_async = asyncio_form(export_metadata)
@@ -75,7 +75,7 @@ def check_metadata(
     Threads: Any.
     """
     repair = flag_of(repair, "repair")
-    return metadata_mending.check(path_of(source), cluster_secret, progress_of(progress), repair=repair)
+    return metadata_restore.check(path_of(source), cluster_secret, progress_of(progress), repair=repair)
 
 
 check_metadata_async = asyncio_form(check_metadata)
@@ -130,10 +130,10 @@ def restore_metadata(
     if not flags["new_epoch"] and (source is None or directories):
         raise UsageError("new_epoch=False restores an export unchanged: give source, and no directories")
     export = None if source is None else path_of(source)
-    with metadata_mending.Mending(
+    with metadata_restore.MetadataRestore(
         url, cluster_secret, export, [path_of(each) for each in directories], **flags
-    ) as mending:
-        return mending.run()
+    ) as restore:
+        return restore.run()
 
 
 restore_metadata_async = asyncio_form(restore_metadata)
@@ -180,8 +180,8 @@ def rebuild_metadata(
     if isinstance(directories, str | bytes | os.PathLike) or not directories:
         raise UsageError(f"directories is {directories!r:.100}; it takes a list of bookies' directories")
     paths = [path_of(each) for each in directories]
-    with metadata_mending.Mending(url, cluster_secret, None, paths, **flags) as mending:
-        return mending.run()
+    with metadata_restore.MetadataRestore(url, cluster_secret, None, paths, **flags) as restore:
+        return restore.run()
 
 
 rebuild_metadata_async = asyncio_form(rebuild_metadata)
@@ -213,7 +213,7 @@ def destroy_metadata(url: str, cluster_id: str, *, cluster_secret: ClusterSecret
     Durability: The deletion is durable on return; if it was stopped, it can be repeated.
     Threads: Any.
     """
-    return metadata_mending.destroy(url, cluster_secret, cluster_id)
+    return metadata_restore.destroy(url, cluster_secret, cluster_id)
 
 
 destroy_metadata_async = asyncio_form(destroy_metadata)

@@ -1,8 +1,8 @@
 """Restores a cluster's metadata, or rebuilds them from bookies' directories; ``metadata_repair`` has the calls.
 
-Theory of operation. ``restore_metadata`` and ``rebuild_metadata`` are one procedure, ``Mending``. It first computes,
-without a change, the values that it would write. With ``write=True`` it then writes in the following order. It may be
-repeated after a stop at any point, because existing keys are left or written again:
+Theory of operation. ``restore_metadata`` and ``rebuild_metadata`` are one procedure, ``MetadataRestore``. It first
+computes, without a change, the values that it would write. With ``write=True`` it then writes in the following order.
+It may be repeated after a stop at any point, because existing keys are left or written again:
 
 1. the key ``cluster``, from the export or from a bookie's copy;
 2. the key ``outdated``, which keeps bookies and clients away until the end;
@@ -165,7 +165,7 @@ class _Plan:
         self.notes: list[str] = []
 
 
-class Mending:
+class MetadataRestore:
     """One run of ``restore_metadata`` or ``rebuild_metadata``; a context manager, which closes what it opened."""
 
     def __init__(
@@ -205,7 +205,7 @@ class Mending:
         self._running: list[str] = []
         """Bookies that are registered in the store."""
 
-    def __enter__(self) -> Mending:
+    def __enter__(self) -> MetadataRestore:
         """Return this."""
         return self
 
