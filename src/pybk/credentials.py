@@ -379,35 +379,6 @@ def environment_credentials(*, private: bool = False) -> Credentials:
     return read_credentials(password, secret or None)
 
 
-def mismatch(kind: KeyKind, given: Credentials, what: str) -> str:
-    """Return a sentence with the reason why credentials do not open a ledger.
-
-    Args:
-        kind: The kind of the ledger.
-        given: The credentials that were given.
-        what: The name of the ledger or log, such as "ledger 5" or "log 'orders'".
-    """
-    in_a_shell = f"in a shell: --{kind.value}-file FILE"
-    if kind is KeyKind.NOTHING:
-        word = KeyKind.SECRET.value if given.secret is not None else KeyKind.PASSWORD.value
-        variable = PASSWORD if given.secret is None else SECRET
-        return (
-            f"{what} has no {word}, and one was given: unset {variable} and {variable}_FILE, or leave {word}=... out "
-            f"(in a shell: --{word}-file), and pass insecure=True"
-        )
-    if kind is KeyKind.PASSWORD and given.secret is not None and not given.password:
-        return (
-            f"{what} has a password, not a secret: pass password=... ({in_a_shell}), with the secret if new ledgers "
-            "are to have that"
-        )
-    if kind is KeyKind.SECRET and given.secret is None and given.password:
-        return f"{what} has a secret, not a password: pass secret=... ({in_a_shell}) or set {SECRET}_FILE"
-    if not given:
-        variable = SECRET if kind is KeyKind.SECRET else PASSWORD
-        return f"{what} has a {kind.value}, and none was given: pass {kind.value}=... ({in_a_shell}) or set {variable}"
-    return f"the {kind.value} is not that of {what}: give the right one ({in_a_shell})"
-
-
 ClusterSecret = bytes | Sequence[bytes] | Secret
 """A cluster's secret: itself; it and the one that replaces it, in any order; or their source."""
 

@@ -37,7 +37,7 @@ from hmac import digest as hmac_digest
 from struct import Struct
 from typing import TYPE_CHECKING, Final
 
-from pybk.credentials import Credentials, KeyKind, checked_password
+from pybk.credentials import PASSWORD, SECRET, Credentials, KeyKind, checked_password
 from pybk.deferral import LateModule
 from pybk.errors import LedgerUnsealedError, OutOfMemoryError, SealMismatchError, UsageError
 from pybk.flags import WriteFlag
@@ -330,6 +330,35 @@ def _other_kinds(metadata: LedgerMetadata, given: Credentials) -> list[LedgerMet
     if 0 in formats:
         kinds.append(replace(metadata, key_format=0))
     return [kind for kind in kinds if kind != metadata]
+
+
+def wrong_credentials(kind: KeyKind, given: Credentials, what: str) -> str:
+    """Return a sentence with the reason why credentials do not open a ledger.
+
+    Args:
+        kind: The kind of the ledger.
+        given: The credentials that were given.
+        what: The name of the ledger or log, such as "ledger 5" or "log 'orders'".
+    """
+    in_a_shell = f"in a shell: --{kind.value}-file FILE"
+    if kind is KeyKind.NOTHING:
+        word = KeyKind.SECRET.value if given.secret is not None else KeyKind.PASSWORD.value
+        variable = PASSWORD if given.secret is None else SECRET
+        return (
+            f"{what} has no {word}, and one was given: unset {variable} and {variable}_FILE, or leave {word}=... out "
+            f"(in a shell: --{word}-file), and pass insecure=True"
+        )
+    if kind is KeyKind.PASSWORD and given.secret is not None and not given.password:
+        return (
+            f"{what} has a password, not a secret: pass password=... ({in_a_shell}), with the secret if new ledgers "
+            "are to have that"
+        )
+    if kind is KeyKind.SECRET and given.secret is None and given.password:
+        return f"{what} has a secret, not a password: pass secret=... ({in_a_shell}) or set {SECRET}_FILE"
+    if not given:
+        variable = SECRET if kind is KeyKind.SECRET else PASSWORD
+        return f"{what} has a {kind.value}, and none was given: pass {kind.value}=... ({in_a_shell}) or set {variable}"
+    return f"the {kind.value} is not that of {what}: give the right one ({in_a_shell})"
 
 
 class LedgerSeal:

@@ -22,7 +22,6 @@ from pybk.credentials import (
     Secret,
     cut_value,
     given_credentials,
-    mismatch,
     read_credentials,
 )
 from pybk.errors import (
@@ -36,7 +35,7 @@ from pybk.errors import (
 from pybk.feature_level import FeatureLevel
 from pybk.flags import LedgerType, ReadFlag, StorageHint, WriteFlag
 from pybk.ledger.digest import DigestType, entry_digest
-from pybk.ledger.keys import LedgerKeys, LedgerSeal, unlocked
+from pybk.ledger.keys import LedgerKeys, LedgerSeal, unlocked, wrong_credentials
 from pybk.ledger.ledger_metadata import (
     LedgerMetadata,
     LedgerState,
@@ -1138,6 +1137,6 @@ def create_when_full(
 
 def _unauthorized(metadata: LedgerMetadata, given: Credentials) -> UnauthorizedError:
     """Return the error for a password or secret that is not the ledger's."""
-    text = mismatch(metadata.key_kind, given, f"ledger {metadata.ledger_id}")
+    text = wrong_credentials(metadata.key_kind, given, f"ledger {metadata.ledger_id}")
     also = "; or its digest type, write flags or key salt were changed" if metadata.key_format else ""
     return UnauthorizedError(f"{text}{also}; nothing was changed")

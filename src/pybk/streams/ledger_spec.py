@@ -19,12 +19,12 @@ from pybk.credentials import (
     KeyKind,
     Secret,
     environment_credentials,
-    mismatch,
     read_credentials,
 )
 from pybk.errors import NoSuchLedgerError, PybkError, UnauthorizedError, UsageError
 from pybk.flags import StorageHint, WriteFlag
 from pybk.ledger.digest import DigestType
+from pybk.ledger.keys import wrong_credentials
 from pybk.manager.arguments import flag_of, hints_of, member_of, quorums_of, whole_from
 from pybk.manager.ledger_manager import LedgerManager, create_when_full
 from pybk.manager.ledger_reader import LedgerReader
@@ -235,7 +235,7 @@ def wrong_password(manager: LedgerManager, ledger_id: int, what: str, given: Cre
     kind = manager.ledger_metadata(ledger_id).key_kind
     if kind is KeyKind.PASSWORD and given.password and _has_none(manager, ledger_id):
         kind = KeyKind.NOTHING
-    return UnauthorizedError(f"{mismatch(kind, given, what)}; nothing was changed")
+    return UnauthorizedError(f"{wrong_credentials(kind, given, what)}; nothing was changed")
 
 
 def _has_none(manager: LedgerManager, ledger_id: int) -> bool:

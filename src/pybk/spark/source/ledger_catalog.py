@@ -21,7 +21,6 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from pybk.credentials import mismatch
 from pybk.errors import (
     CorruptError,
     MetadataForgedError,
@@ -30,6 +29,7 @@ from pybk.errors import (
     UnsupportedFormatError,
     UsageError,
 )
+from pybk.ledger.keys import wrong_credentials
 from pybk.ledger.ledger_metadata import LedgerState
 from pybk.manager.ledger_manager import HOW_TO_SEAL
 from pybk.manager.ledger_reader import moved
@@ -626,7 +626,7 @@ class LedgerCatalog:
             return
         seal = ledger_seal(found, metadata, self._given)
         if seal is None:
-            raise UnauthorizedError(mismatch(metadata.key_kind, self._given, f"ledger {metadata.ledger_id}"))
+            raise UnauthorizedError(wrong_credentials(metadata.key_kind, self._given, f"ledger {metadata.ledger_id}"))
         seal.require(metadata, HOW_TO_SEAL)
         self._checked[metadata.ledger_id] = metadata
 
