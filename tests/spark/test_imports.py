@@ -23,7 +23,7 @@ UNUSED |= {
     f"pybk.{name}"
     for name in ("bookie", "client", "healing", "options", "replication", "streams", "transport", "metadata.lmdb_store")
 }
-UNUSED |= {f"pybk.spark.{name}" for name in ("executors.bookies", "executors.task_placement", "jobs", "sink")}
+UNUSED |= {f"pybk.spark.{name}" for name in ("executors.bookie_start", "executors.task_placement", "jobs", "sink")}
 UNUSED |= {f"pybk.spark.source.{name}" for name in ("ledger_catalog", "ledger_changes", "stream")}
 
 READ = """

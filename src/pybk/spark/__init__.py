@@ -9,8 +9,8 @@ from pybk.deferral import deferred
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from pybk.spark.consumers import Consumer as Consumer
-    from pybk.spark.executors.bookies import configure as configure
-    from pybk.spark.executors.bookies import start_bookies as start_bookies
+    from pybk.spark.executors.bookie_start import configure as configure
+    from pybk.spark.executors.bookie_start import start_bookies as start_bookies
     from pybk.spark.executors.executor import ExecutorBookie as ExecutorBookie
     from pybk.spark.executors.executor import local_bookie as local_bookie
     from pybk.spark.jobs.compact import CompactedLog as CompactedLog
@@ -42,7 +42,7 @@ else:
         __name__,
         {
             "consumers": "Consumer",
-            "executors.bookies": "configure start_bookies",
+            "executors.bookie_start": "configure start_bookies",
             "executors.executor": "ExecutorBookie local_bookie",
             "jobs.compact": "CompactedLog CompactedSink compact compact_ledgers",
             "jobs.copy": "Copied copy",

@@ -12,7 +12,7 @@ from pybk.errors import UsageError
 from pybk.flags import StorageHint
 from pybk.options.bookie import OPTIONS, config_of, rack_of
 from pybk.spark.executors.bookie_settings import BookieSettings
-from pybk.spark.executors.bookies import SETTINGS, configure
+from pybk.spark.executors.bookie_start import SETTINGS, configure
 from pybk.spark.executors.configuration import (
     KNOWN,
     LEFT_OUT,

@@ -13,7 +13,7 @@ from pyspark.daemon import manager
 
 from pybk.errors import PybkError
 from pybk.spark.executors.bookie_settings import BookieSettings
-from pybk.spark.executors.bookies import SETTINGS, ensure_bookie
+from pybk.spark.executors.bookie_start import SETTINGS, ensure_bookie
 from pybk.spark.executors.executor import Executor
 from pybk.spark.worker_process import TASKS, worker_module
 

@@ -22,9 +22,9 @@ from pybk.errors import EntryUnknownError, PybkError, UsageError
 from pybk.ledger.ledger_metadata import Bookie
 from pybk.manager.connect import connect as connect_backend
 from pybk.manager.ledger_manager import LedgerManager
-from pybk.spark.executors import bookie_process, bookies
+from pybk.spark.executors import bookie_process, bookie_start
 from pybk.spark.executors.bookie_settings import BookieSettings
-from pybk.spark.executors.bookies import ensure_bookie
+from pybk.spark.executors.bookie_start import ensure_bookie
 from pybk.spark.executors.executor import (
     DOWN,
     Executor,
@@ -388,11 +388,11 @@ def test_a_wrong_secret_raises_though_a_bookie_serves(
 ) -> None:
     executor = begin().executor
     monkeypatch.setattr(Executor, "of_task", lambda: executor)
-    found = json.loads(bookies.ensure_from_json(str(settings)))
+    found = json.loads(bookie_start.ensure_from_json(str(settings)))
     assert found == {"bookie": asdict(ensure_bookie(settings, executor))}
     (tmp_path / "secret").write_bytes(b"Tr0ub4dor, of some other cluster!")
-    assert "MetadataForgedError" in json.loads(bookies.ensure_from_json(str(settings)))["error"]
-    assert "Tr0ub4dor" not in bookies.ensure_from_json(str(settings))
+    assert "MetadataForgedError" in json.loads(bookie_start.ensure_from_json(str(settings)))["error"]
+    assert "Tr0ub4dor" not in bookie_start.ensure_from_json(str(settings))
 
 
 def test_other_users_cannot_read_a_slot(begin: Begin, settings: BookieSettings) -> None:
