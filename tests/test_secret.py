@@ -37,7 +37,7 @@ from pybk.ledger import ledger_metadata
 from pybk.ledger.digest import DigestType
 from pybk.ledger.keys import KeyRing
 from pybk.ledger.ledger_metadata import LedgerMetadata, key_binding
-from pybk.streams.ledger_spec import LedgerSpec
+from pybk.streams.log_settings import LedgerSpec
 from pybk.testing import TestCluster, open_store
 from tests.sealing import open_at
 

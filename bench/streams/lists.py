@@ -17,9 +17,9 @@ from bench.payloads import PASSWORD, PAYLOAD
 from bench.streams.wal import times
 from pybk import LedgerManager, Log, LogEnd
 from pybk.streams.ledger_list import put
-from pybk.streams.ledger_spec import spec_of
 from pybk.streams.ledger_steps import LedgerSteps, page_segments_of
 from pybk.streams.list_record import UID_BYTES, CursorBound, ListKind, ListRecord, Segment
+from pybk.streams.log_settings import spec_of
 
 SIZES: Final = ((10, 10), (1_000, 100), (10_000, 1_000))
 """Segments and subscriptions; the last is what the figures are for."""

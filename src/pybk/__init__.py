@@ -83,7 +83,7 @@ else:
         "streams.log": "Log LogSegment SubscriptionState",
         "streams.log_reader": "LogEnd LogReader Start TxId",
         "streams.log_record": "LogRecord WalRecord",
-        "streams.ledger_spec": "LogSettings",
+        "streams.log_settings": "LogSettings",
         "streams.log_writer": "LogWriter NewRecord",
         "streams.namespace": "Namespace",
         "streams.list_rebuild": "RebuiltList",

@@ -138,11 +138,11 @@ from pybk.streams.appender import RecordFuture
 from pybk.streams.blob_store import BlobData, BlobInfo, BlobStore, BlobUpload
 from pybk.streams.detached_writer import Adoption, DetachedSegment, DetachedWriter
 from pybk.streams.format import Position, Records
-from pybk.streams.ledger_spec import LogSettings
 from pybk.streams.list_rebuild import RebuiltList
 from pybk.streams.log import Log, LogSegment, SubscriptionState
 from pybk.streams.log_reader import LogEnd, LogReader, Start, TxId
 from pybk.streams.log_record import LogRecord, WalRecord
+from pybk.streams.log_settings import LogSettings
 from pybk.streams.log_writer import LogWriter, NewRecord
 from pybk.streams.namespace import Namespace
 from pybk.streams.remote_consumer import ConsumerServer, RemoteConsumer

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 from random import Random
 
 from pybk import LedgerManager, Log, LogEnd, LogWriter, Retention, Subscription
-from pybk.streams.ledger_spec import spec_of
 from pybk.streams.ledger_steps import LedgerSteps
 from pybk.streams.list_record import ListKind
+from pybk.streams.log_settings import spec_of
 
 Report = Callable[[str], object]
 NAME = "sub"

@@ -30,7 +30,7 @@ from pybk.errors import (
 from pybk.manager.ledger_manager import backend_of
 from pybk.streams.blob_catalog import BlobCatalog
 from pybk.streams.blob_record import BlobRecord, BlobVersion, Hold, Reference
-from pybk.streams.ledger_spec import spec_of
+from pybk.streams.log_settings import spec_of
 from tests.cluster.inside import inside
 
 PASSWORD = b"blobs"

@@ -20,10 +20,10 @@ from pybk.streams.appender import PlainBatch, RecordFuture
 from pybk.streams.cursor import Cursor, checked_subscription, delete_cursor
 from pybk.streams.cursor_state import CursorState, PartAt, StatePart
 from pybk.streams.deliveries import Handed
-from pybk.streams.ledger_spec import LedgerSpec, spec_of
 from pybk.streams.ledger_steps import LedgerSteps, names_of
 from pybk.streams.list_record import SEQ_MAX, CursorBound, ListKind, cursor_list_name
-from pybk.streams.list_writer import ListWriter, RollPolicy
+from pybk.streams.list_writer import ListWriter
+from pybk.streams.log_settings import LedgerSpec, RollPolicy, spec_of
 from pybk.streams.record_reader import RecordReader
 from tests.internals import store_of
 from tests.waiting import wait_until

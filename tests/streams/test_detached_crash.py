@@ -19,9 +19,9 @@ from pybk import LedgerManager, Log, LogEnd, MetadataUnreachableError, NewRecord
 from pybk.streams import ledger_list
 from pybk.streams.detached_writer import row_of
 from pybk.streams.ledger_list import CONFLICT, UNKNOWN, DeleteLedger, Step, WriteList
-from pybk.streams.ledger_spec import spec_of
 from pybk.streams.ledger_steps import LedgerSteps
 from pybk.streams.list_record import ListKind
+from pybk.streams.log_settings import spec_of
 from tests.internals import leave, performed
 from tests.paths import ROOT
 from tests.sampling import sample

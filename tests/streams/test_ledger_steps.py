@@ -11,9 +11,9 @@ import pytest
 from pybk import LedgerManager, Log
 from pybk.credentials import Credentials
 from pybk.manager.ledger_manager import backend_of
-from pybk.streams.ledger_spec import LedgerSpec, LogSettings
 from pybk.streams.ledger_steps import LedgerSteps
 from pybk.streams.list_record import ListKind, ListRecord
+from pybk.streams.log_settings import LedgerSpec, LogSettings
 from tests.waiting import WAIT_S
 
 PASSWORD = b"steps"

@@ -28,7 +28,6 @@ from pybk.streams.ledger_list import (
     ReadPage,
     WriteList,
 )
-from pybk.streams.ledger_spec import spec_of
 from pybk.streams.ledger_steps import LedgerSteps, ListParts
 from pybk.streams.list_record import (
     LIST_FORMAT,
@@ -49,6 +48,7 @@ from pybk.streams.list_record import (
     shard_of,
     unsubscribed,
 )
+from pybk.streams.log_settings import spec_of
 from pybk.streams.retention import Retention
 from tests.cluster.inside import SECRET, inside
 from tests.paths import ROOT

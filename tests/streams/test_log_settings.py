@@ -25,7 +25,7 @@ from pybk import (
     WriteAheadLog,
 )
 from pybk.manager.ledger_manager import backend_of
-from pybk.streams.ledger_spec import SETTINGS_PROPERTY
+from pybk.streams.log_settings import SETTINGS_PROPERTY
 from tests.cluster.inside import inside
 from tests.waiting import WAIT_S, wait_until
 

@@ -9,9 +9,9 @@ import pytest
 
 from pybk import LedgerManager, Log, LogEnd, check_metadata
 from pybk.streams import ledger_list, ledger_steps
-from pybk.streams.ledger_spec import spec_of
 from pybk.streams.ledger_steps import LedgerSteps
 from pybk.streams.list_record import ListKind
+from pybk.streams.log_settings import spec_of
 from tests.cluster.inside import SECRET
 from tests.cluster.test_metadata_restored import Cluster
 from tests.streams.test_list_pages import record_of

@@ -18,10 +18,10 @@ from pybk.streams import cursor as cursor_module
 from pybk.streams import ledger_list
 from pybk.streams import retention as retention_module
 from pybk.streams.cursor import Cursor
-from pybk.streams.ledger_spec import spec_of
 from pybk.streams.ledger_steps import LedgerSteps
 from pybk.streams.list_record import Checkpoint, CursorBound, ListKind, ListRecord, Segment
-from pybk.streams.list_writer import ListWriter, RollPolicy
+from pybk.streams.list_writer import ListWriter
+from pybk.streams.log_settings import RollPolicy, spec_of
 from pybk.streams.retention import (
     RETENTION_PROPERTY,
     Expired,

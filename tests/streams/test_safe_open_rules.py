@@ -31,9 +31,9 @@ from pybk import (
 from pybk.manager.ledger_manager import backend_of
 from pybk.streams import ledger_list
 from pybk.streams.ledger_list import CloseLedger
-from pybk.streams.ledger_spec import spec_of
 from pybk.streams.list_record import ListKind
-from pybk.streams.list_writer import ListWriter, RollPolicy
+from pybk.streams.list_writer import ListWriter
+from pybk.streams.log_settings import RollPolicy, spec_of
 from tests.internals import store_of
 from tests.simdisk import SimFileSystem
 from tests.storage.store_harness import abandon, open_world

@@ -41,7 +41,6 @@ from pybk.admin.cli import main
 from pybk.manager.ledger_manager import backend_of
 from pybk.streams import detached_writer, ledger_list, ledger_steps, segment_merge
 from pybk.streams.ledger_list import Merge
-from pybk.streams.ledger_spec import spec_of
 from pybk.streams.ledger_steps import LedgerSteps
 from pybk.streams.list_record import (
     LIST_FORMAT,
@@ -54,7 +53,7 @@ from pybk.streams.list_record import (
     Segment,
     new_list,
 )
-from pybk.streams.list_writer import RollPolicy
+from pybk.streams.log_settings import RollPolicy, spec_of
 from pybk.streams.segment_merge import MEMBERS_MAX, MergePlan, groups_to_merge
 from tests.cluster.inside import inside
 from tests.internals import cut_log

@@ -11,9 +11,9 @@ import pytest
 
 from pybk import LedgerManager, PybkError, WriteAheadLog
 from pybk.streams.appender import PlainBatch
-from pybk.streams.ledger_spec import spec_of
 from pybk.streams.list_record import ListKind
-from pybk.streams.list_writer import ListWriter, RollPolicy
+from pybk.streams.list_writer import ListWriter
+from pybk.streams.log_settings import RollPolicy, spec_of
 from tests.internals import store_of
 from tests.simdisk import SimCrash, SimFileSystem
 from tests.storage.store_harness import CONFIG, abandon, open_store

@@ -12,7 +12,7 @@ import pytest
 from pybk import LedgerManager, UsageError, WriteAheadLog
 from pybk.errors import IllegalOperationError, LogLockedError
 from pybk.manager.ledger_manager import create_when_full
-from pybk.streams import ledger_spec
+from pybk.streams import log_settings
 from tests.dropping import drop_is_warned_of
 from tests.interrupting import interrupted_at
 from tests.sampling import places
@@ -170,7 +170,7 @@ def test_a_roll_that_fails_is_tried_again_without_traffic(
                 raise failures.pop()
             return create_when_full(*arguments, **options)
 
-        monkeypatch.setattr(ledger_spec, "create_when_full", create)
+        monkeypatch.setattr(log_settings, "create_when_full", create)
         wal.append(bytes(200))
         wait_until(lambda: len(wal.ledgers()) == 2 and not failures)
         assert caplog.text.count("could not roll") == 2

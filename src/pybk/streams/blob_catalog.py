@@ -42,7 +42,7 @@ from pybk.manager.ledger_reader import LedgerReader
 from pybk.manager.ledger_writer import LedgerWriter
 from pybk.storage.named_records import NamedChange
 from pybk.streams.blob_record import BlobRecord, BlobVersion, Hold, Reference
-from pybk.streams.ledger_spec import LedgerSpec, wrong_password
+from pybk.streams.log_settings import LedgerSpec, wrong_password
 from pybk.threads import hold_over_forks, in_children
 from pybk.values import decode_json, encode_json
 

@@ -36,8 +36,8 @@ from pybk.manager.ledger_reader import LedgerReader
 from pybk.streams.blob import BlobReader, BlobWriter, usual_chunk_bytes
 from pybk.streams.blob_catalog import BlobCatalog
 from pybk.streams.blob_record import BlobRecord, BlobVersion
-from pybk.streams.ledger_spec import LogSettings, spec_of
 from pybk.streams.list_record import META_BYTES_MAX, checked_name
+from pybk.streams.log_settings import LogSettings, spec_of
 from pybk.streams.named_list import manager_at
 from pybk.threads.call_threads import asyncio_form, in_own_thread
 from pybk.values import FrozenDict, encode_json

@@ -76,7 +76,6 @@ from pybk.streams.cursor_state import (
     merged,
 )
 from pybk.streams.deliveries import Handed
-from pybk.streams.ledger_spec import LedgerSpec
 from pybk.streams.ledger_steps import DAMAGE, LedgerSteps
 from pybk.streams.list_record import (
     SEQ_MAX,
@@ -88,7 +87,8 @@ from pybk.streams.list_record import (
     checked_name,
     cursor_list_name,
 )
-from pybk.streams.list_writer import ListWriter, RollPolicy
+from pybk.streams.list_writer import ListWriter
+from pybk.streams.log_settings import LedgerSpec, RollPolicy
 from pybk.streams.range_set import Ranges
 from pybk.streams.record_reader import RecordReader
 from pybk.threads import background, weakly

@@ -61,7 +61,6 @@ from pybk.streams.format import (
     highest_after,
 )
 from pybk.streams.ledger_list import Found, PageGoneError, Step, Steps, Written
-from pybk.streams.ledger_spec import SETTINGS_PROPERTY, LedgerSpec, LogSettings, wrong_password
 from pybk.streams.list_record import (
     PAGE_SEGMENTS,
     SHARDS,
@@ -82,6 +81,7 @@ from pybk.streams.list_record import (
     shard_of,
     title_of,
 )
+from pybk.streams.log_settings import SETTINGS_PROPERTY, LedgerSpec, LogSettings, wrong_password
 from pybk.threads import background, weakly
 from pybk.values import encode_json
 

@@ -28,9 +28,9 @@ from pybk.manager.ledger_manager import LedgerManager, backend_of
 from pybk.streams.blob import BlobReader
 from pybk.streams.format import NOTHING_YET, Highest, SegmentHeader
 from pybk.streams.ledger_list import put
-from pybk.streams.ledger_spec import LedgerSpec
 from pybk.streams.ledger_steps import LedgerSteps, names_of, page_segments_of, payload_of, segment_end
 from pybk.streams.list_record import MERGES, Checkpoint, CursorBound, ListKind, ListRecord, Segment, cursor_list_name
+from pybk.streams.log_settings import LedgerSpec
 from pybk.streams.sweep import Described, described_ledgers
 
 NOT_RESTORED: Final = (

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from pybk import streams
 from pybk.backend import Lock, ReplicatedLedgers
@@ -46,9 +46,9 @@ from pybk.manager.ledger_manager import LedgerManager, backend_of
 from pybk.streams import ledger_list
 from pybk.streams.appender import LOSSES, Appender, Batch, RecordFuture, bookies_error, fenced_error
 from pybk.streams.ledger_list import Adopted, Owned
-from pybk.streams.ledger_spec import LedgerSpec, LogSettings
 from pybk.streams.ledger_steps import LedgerSteps
-from pybk.streams.list_record import SEQ_MAX, Detached, ListKind, ListRecord, Segment, title_of
+from pybk.streams.list_record import Detached, ListKind, ListRecord, Segment, title_of
+from pybk.streams.log_settings import LedgerSpec, RollPolicy
 from pybk.threads import background, in_children, renew_locks, weakly
 from pybk.threads.call_threads import in_thread
 
@@ -60,8 +60,6 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 R = TypeVar("R")
 
-SEGMENT_BYTES: Final = 64 << 20
-SEGMENT_AGE_S: Final = 4 * 3600.0
 OPEN_REMEDY: Final = (
     "close it there; in Python you can also wait for it with wait=..., or take it over with steal=True, which fences it"
 )
@@ -76,33 +74,6 @@ _WITHOUT_BOOKIES: Final = (NotEnoughBookiesError, LedgerRecoveryError, EntryUnkn
 
 RETRY_SECONDS: Final = 1.0
 """The delay after what failed and may succeed soon, such as a roll, or a read of a record, before the next attempt."""
-
-
-class RollPolicy(NamedTuple):
-    """The limits of a segment; when it reaches one of them, the log continues in a new ledger.
-
-    Attributes:
-        nbytes: Payload bytes of a segment.
-        age_s: Seconds after the first record of a segment, even if no other follows.
-        records: Records of a segment.
-    """
-
-    nbytes: int = SEGMENT_BYTES
-    age_s: float = SEGMENT_AGE_S
-    records: int = SEQ_MAX
-
-    @classmethod
-    def of(cls, settings: LogSettings) -> RollPolicy:
-        """Return the policy in settings."""
-        return cls(
-            settings.segment_bytes or SEGMENT_BYTES,
-            float(settings.segment_age_s or SEGMENT_AGE_S),
-            settings.segment_records or SEQ_MAX,
-        )
-
-    def is_full(self, appender: Appender) -> bool:
-        """Return whether the open segment has reached a limit."""
-        return appender.segment_bytes >= self.nbytes or appender.segment_records >= self.records
 
 
 def lock_name(kind: ListKind, name: str) -> str:
@@ -289,7 +260,10 @@ class ListWriter:
         except LogFencedError as error:
             self._end_with(error)
             raise
-        if self._policy.is_full(appender) or appender.segment is not self._timed:
+        if (
+            self._policy.is_reached(appender.segment_bytes, appender.segment_records)
+            or appender.segment is not self._timed
+        ):
             self.watch_segment()
         return future
 
@@ -384,7 +358,7 @@ class ListWriter:
         segment = self.appender.segment
         if segment is None:
             return
-        if self._policy.is_full(self.appender):
+        if self._policy.is_reached(self.appender.segment_bytes, self.appender.segment_records):
             if self._rolling != segment.number:
                 background().submit(partial(self._roll_in_background, segment.number))
                 self._rolling = segment.number  # afterwards, so that an interrupt in between has it submitted again

@@ -27,12 +27,12 @@ from pybk.streams.cursor import Cursor, MemoryCursor, checked_subscription, dele
 from pybk.streams.detached_writer import Adoption, DetachedSegment, DetachedWriter, check_commit
 from pybk.streams.format import DetachedHeader, Position
 from pybk.streams.group_members import PropertiesMember
-from pybk.streams.ledger_spec import NO_SETTINGS, SETTINGS_PROPERTY, LedgerSpec, LogSettings, spec_of
 from pybk.streams.list_rebuild import RebuiltList, rebuild
 from pybk.streams.list_record import QUERY_IDLE_SECONDS, SEQ_MAX, ListKind, ListRecord, checked_name, cursor_list_name
-from pybk.streams.list_writer import OPEN_REMEDY, ListWriter, RollPolicy, lock_name
+from pybk.streams.list_writer import OPEN_REMEDY, ListWriter, lock_name
 from pybk.streams.log_reader import LogEnd, LogReader, Start, TxId, seq_of
 from pybk.streams.log_record import LogRecord
+from pybk.streams.log_settings import NO_SETTINGS, SETTINGS_PROPERTY, LedgerSpec, LogSettings, RollPolicy, spec_of
 from pybk.streams.log_writer import LogWriter
 from pybk.streams.named_list import NamedList
 from pybk.streams.retention import RETENTION_PROPERTY, Retention, apply_at_rest, retention_of, set_retention

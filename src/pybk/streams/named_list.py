@@ -30,10 +30,10 @@ from pybk.manager.handle import Handle, where_called
 from pybk.manager.ledger_manager import LedgerManager, backend_of
 from pybk.streams import ledger_list
 from pybk.streams.ledger_list import Owned
-from pybk.streams.ledger_spec import LedgerSpec, LogSettings, spec_of
 from pybk.streams.ledger_steps import UNREADABLE, LedgerSteps, names_of
 from pybk.streams.list_record import UID_BYTES, ListKind, ListRecord, checked_name, cursor_list_name
-from pybk.streams.list_writer import OPEN_REMEDY, ListWriter, RollPolicy
+from pybk.streams.list_writer import OPEN_REMEDY, ListWriter
+from pybk.streams.log_settings import LedgerSpec, LogSettings, RollPolicy, spec_of
 from pybk.threads.call_threads import asyncio_form
 
 if TYPE_CHECKING:

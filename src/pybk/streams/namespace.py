@@ -19,11 +19,11 @@ from pybk.manager.handle import Handle, opening_form, where_called
 from pybk.manager.ledger_manager import LedgerManager, backend_of
 from pybk.metadata.store import Watch
 from pybk.streams import ledger_list
-from pybk.streams.ledger_spec import LedgerSpec, LogSettings, spec_of
 from pybk.streams.ledger_steps import LedgerSteps, names_of
 from pybk.streams.list_record import UID_BYTES, ListKind, checked_name
-from pybk.streams.list_writer import ListWriter, RollPolicy
+from pybk.streams.list_writer import ListWriter
 from pybk.streams.log import FIRST_SEQ, Log
+from pybk.streams.log_settings import LedgerSpec, LogSettings, RollPolicy, spec_of
 from pybk.streams.name_watch import NameWatch
 from pybk.streams.named_list import delete_log, manager_at
 from pybk.streams.sweep import check_not_lost

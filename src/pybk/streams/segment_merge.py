@@ -23,7 +23,7 @@ from pybk.streams.format import DetachedHeader, Highest, Records, highest_before
 from pybk.streams.ledger_list import Merge
 from pybk.streams.ledger_steps import FIRST_ENTRY, LedgerSteps, payload_of
 from pybk.streams.list_record import MERGES, Detached, ListRecord, Rows, Segment
-from pybk.streams.list_writer import RollPolicy
+from pybk.streams.log_settings import RollPolicy
 from pybk.streams.record_damage import missing_error
 from pybk.streams.record_reader import RecordReader
 

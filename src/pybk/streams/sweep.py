@@ -15,9 +15,9 @@ from pybk.ledger.ledger_metadata import LedgerMetadata, LedgerState
 from pybk.manager.ledger_manager import LedgerManager, backend_of
 from pybk.streams import ledger_list
 from pybk.streams.format import DETACHED_KEY, SEGMENT_KEY, DetachedHeader, SegmentHeader
-from pybk.streams.ledger_spec import LedgerSpec
 from pybk.streams.ledger_steps import BLOB_KEY, UNREADABLE, LedgerSteps, names_of
 from pybk.streams.list_record import MERGES, ListKind
+from pybk.streams.log_settings import LedgerSpec
 from pybk.values import decode_json
 
 logger = logging.getLogger(__name__)

@@ -34,10 +34,10 @@ from pybk.manager.handle import opening_form, where_called
 from pybk.manager.ledger_manager import LedgerManager, backend_of
 from pybk.streams import ledger_list
 from pybk.streams.appender import PlainBatch, RecordFuture, record_data
-from pybk.streams.ledger_spec import LedgerSpec, LogSettings, spec_of
 from pybk.streams.ledger_steps import LedgerSteps
 from pybk.streams.list_record import META_BYTES_MAX, SEQ_MAX, ListKind, checked_name
 from pybk.streams.list_writer import LOCK_LOOK_SECONDS, ListWriter, lock_name
+from pybk.streams.log_settings import LedgerSpec, LogSettings, spec_of
 from pybk.streams.named_list import NamedList, RecordWriter
 from pybk.threads.call_threads import asyncio_form, in_thread
 from pybk.values import INT64_MAX

@@ -13,7 +13,7 @@ from pybk.ledger.digest import DigestType
 from pybk.spark.connection import StoreOrCluster
 from pybk.spark.log_sink.log_sink_options import log_sink_options
 from pybk.spark.options import source_options, writes_logs
-from pybk.streams.ledger_spec import LogSettings
+from pybk.streams.log_settings import LogSettings
 from tests.spark.log_sink.writes import sent
 
 CLUSTER = {"metadataUri": "lmdb:///meta"}

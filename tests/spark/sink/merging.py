@@ -9,7 +9,7 @@ from pybk.spark.connection import Connection
 from pybk.spark.sink.ledger_merge import MergedLedgers, MergePlan, copied, merge_ledgers
 from pybk.spark.sink.manifest import Sink
 from pybk.spark.sink.sink_record import LedgerMerge
-from pybk.streams.list_writer import RollPolicy
+from pybk.streams.log_settings import RollPolicy
 
 
 def merge(

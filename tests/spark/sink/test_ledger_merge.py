@@ -35,7 +35,7 @@ from pybk.spark.sink.manifest import SINK_KEY, SINKS, FollowedSink, Sink, Writte
 from pybk.spark.sink.sink_record import LedgerMerge, ManifestRow, Replaced, one_off_app_id
 from pybk.spark.sink.sink_retention import SinkRetention, with_ages
 from pybk.spark.sink.upkeep import retain_ledgers
-from pybk.streams.list_writer import RollPolicy
+from pybk.streams.log_settings import RollPolicy
 from tests.cluster.inside import SECRET, Inside, inside
 from tests.internals import metadata_store_of
 from tests.private_files import write_private

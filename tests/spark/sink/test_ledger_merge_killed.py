@@ -19,7 +19,7 @@ from pybk.spark.sink.manifest import SINK_KEY, Sink, WrittenLedger, sink_ledgers
 from pybk.spark.sink.sink_record import Attempt
 from pybk.spark.source.batch_reader import BatchReader
 from pybk.spark.source.columns import schema_of
-from pybk.streams.list_writer import RollPolicy
+from pybk.streams.log_settings import RollPolicy
 from tests.cluster.processes import Cluster, running
 from tests.sampling import all_are_tried, places
 from tests.spark.killing import in_child

@@ -35,7 +35,7 @@ from pybk.spark.source.ledger_catalog import LedgerCatalog
 from pybk.spark.source.offsets import Offset, between
 from pybk.spark.source.planning import EntryRange
 from pybk.spark.source.reading import payload_bytes
-from pybk.streams.list_writer import RollPolicy
+from pybk.streams.log_settings import RollPolicy
 from tests.cluster.inside import Inside, inside
 from tests.internals import metadata_store_of
 from tests.sampling import mostly, some

@@ -30,8 +30,8 @@ from pybk.errors import LogExistsError, PybkError, UnauthorizedError
 from pybk.flags import StorageHint
 from pybk.ledger.digest import DigestType
 from pybk.streams.format import Position
-from pybk.streams.ledger_spec import LogSettings
 from pybk.streams.log import Log
+from pybk.streams.log_settings import LogSettings
 from pybk.streams.wal import WriteAheadLog
 
 if TYPE_CHECKING:

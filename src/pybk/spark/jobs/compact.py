@@ -28,10 +28,9 @@ from pybk.spark.log_source.log_catalog import spec_of_logs
 from pybk.spark.sink import ledger_merge
 from pybk.spark.sink.manifest import SINKS, Sink
 from pybk.spark.sink.sink_record import is_one_off
-from pybk.streams.ledger_spec import LogSettings
 from pybk.streams.ledger_steps import UNREADABLE, LedgerSteps, names_of
 from pybk.streams.list_record import ListKind, checked_name
-from pybk.streams.list_writer import RollPolicy
+from pybk.streams.log_settings import LogSettings, RollPolicy
 from pybk.streams.segment_merge import KEEP_SECONDS, checked_keep, copied, merge_segments
 
 if TYPE_CHECKING:

@@ -24,8 +24,8 @@ from pybk.spark.options import (
     location_of,
     storage_hints_of,
 )
-from pybk.streams.ledger_spec import LogSettings
 from pybk.streams.list_record import checked_name
+from pybk.streams.log_settings import LogSettings
 
 _ELSEWHERE: Final = {
     "kafka.bootstrap.servers": "give metadataUri, the URL of the cluster's metadata store",

@@ -24,9 +24,9 @@ from pybk.spark.log_source.log_reading import RecordRange
 from pybk.spark.noted_changes import NotedChanges
 from pybk.spark.options import nearest
 from pybk.spark.source.planning import SizedRange
-from pybk.streams.ledger_spec import LedgerSpec
 from pybk.streams.ledger_steps import LedgerSteps, names_of, segment_end
 from pybk.streams.list_record import ListKind, ListRecord, Segment
+from pybk.streams.log_settings import LedgerSpec
 
 if TYPE_CHECKING:
     from pybk.manager.ledger_manager import LedgerManager

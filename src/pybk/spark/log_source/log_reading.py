@@ -13,9 +13,9 @@ from pybk.errors import EntryUnknownError, NoSuchLogError, PybkError, RewoundErr
 from pybk.spark.connection import task_connection
 from pybk.spark.log_source.log_columns import LogColumns
 from pybk.spark.source.reading import LATE_SECONDS
-from pybk.streams.ledger_spec import LedgerSpec
 from pybk.streams.ledger_steps import LedgerSteps
 from pybk.streams.list_record import ListKind
+from pybk.streams.log_settings import LedgerSpec
 from pybk.streams.record_reader import RecordReader
 
 if TYPE_CHECKING:

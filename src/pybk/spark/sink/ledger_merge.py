@@ -33,7 +33,7 @@ from pybk.manager.ledger_manager import backend_of
 from pybk.metadata.ledgers import LEDGERS_PAGE
 from pybk.spark.places import MERGED_KEY, of_member
 from pybk.spark.sink.sink_record import LedgerMerge, ManifestRow, is_one_off
-from pybk.streams.list_writer import RollPolicy
+from pybk.streams.log_settings import RollPolicy
 from pybk.streams.segment_merge import KEPT_MERGES_MAX, groups_worth_merging
 
 if TYPE_CHECKING:

@@ -1,6 +1,7 @@
-"""The specification of the ledgers of a log or a blob store: how they are created and opened.
+"""The settings of a log: how its ledgers are made and opened, and when it continues in a new one.
 
-Part of it is kept with a log (``LogSettings``), so every process that opens the log makes its ledgers alike.
+Part of them is kept with the log (``LogSettings``), so every process that opens it makes its ledgers alike. Blob stores
+make their ledgers by the same specification (``LedgerSpec``).
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from pybk.backend import Quorums
 from pybk.credentials import (
@@ -36,6 +37,12 @@ logger = logging.getLogger(__name__)
 
 SETTINGS_PROPERTY: Final = "pybk.settings"
 """The property of a list that has its settings, as JSON; it is missing if none was given."""
+
+SEGMENT_BYTES: Final = 64 << 20
+"""The payload bytes after which a log continues in a new ledger, unless its settings say otherwise."""
+
+SEGMENT_AGE_S: Final = 4 * 3600.0
+"""The age of a ledger, in seconds, after which a log continues in a new one, unless its settings say otherwise."""
 
 _DEFAULTS: Final = "/".join(map(str, Quorums.of((None, None, None))))
 
@@ -146,6 +153,33 @@ class LogSettings:
 
 NO_SETTINGS: Final = LogSettings()
 """The settings of a log whose ledgers are made with the defaults of the process that opens it."""
+
+
+class RollPolicy(NamedTuple):
+    """The limits of a segment; when it reaches one of them, the log continues in a new ledger.
+
+    Attributes:
+        nbytes: Payload bytes of a segment.
+        age_s: Seconds after the first record of a segment, even if no other follows.
+        records: Records of a segment.
+    """
+
+    nbytes: int = SEGMENT_BYTES
+    age_s: float = SEGMENT_AGE_S
+    records: int = SEQ_MAX
+
+    @classmethod
+    def of(cls, settings: LogSettings) -> RollPolicy:
+        """Return the policy in settings."""
+        return cls(
+            settings.segment_bytes or SEGMENT_BYTES,
+            float(settings.segment_age_s or SEGMENT_AGE_S),
+            settings.segment_records or SEQ_MAX,
+        )
+
+    def is_reached(self, nbytes: int, records: int) -> bool:
+        """Return whether a segment with so many payload bytes and records has reached a limit; its age may, too."""
+        return nbytes >= self.nbytes or records >= self.records
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
