@@ -133,7 +133,8 @@ def _group(item: pytest.Item, marker: pytest.Mark) -> str:
     if not among:
         return test
     parts = case.removesuffix("]").split("-")
-    parts.remove(str(getattr(item, "callspec").params[among]))  # noqa: B009  # only functions have one
+    value = getattr(item, "callspec").params[among]  # noqa: B009  # only functions have one
+    parts.remove(getattr(value, "__name__", str(value)))  # as pytest names a case by a function
     return f"{test}[{'-'.join(parts)}]"
 
 

@@ -54,7 +54,6 @@ def succeeds(kind: type[PybkError], call: Callable[[], object]) -> bool:
     return failed is None
 
 
-@pytest.mark.sampled(one_in=2)
 @pytest.mark.timeout(0)
 @pytest.mark.parametrize("case", CASES, ids=[f"{case.kind.__name__}-{case.make.__name__}" for case in CASES])
 def test_a_retry_does_what_the_error_says(case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

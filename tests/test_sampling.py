@@ -43,6 +43,13 @@ def kind(request):
 @pytest.mark.parametrize("number", range(20))
 def test_of_kinds(kind, number): pass
 
+def wal(): pass
+def log(): pass
+
+@pytest.mark.sampled(one_in=2, among="opened")
+@pytest.mark.parametrize("opened", [wal, log])
+@pytest.mark.parametrize("number", range(5))
+def test_of_functions(number, opened): pass
 """
 OF_A_CLUSTER = """
 import pytest
@@ -165,12 +172,15 @@ def test_pytest_runs_the_sample_in_each_worker_and_says_how_to_repeat_it(tmp_pat
     assert {re.sub("store|cluster", "", name) for name in kinds} == {f"test_of_kinds[-{each}]" for each in range(20)}
     assert len(kinds) == 20, "each number has one of the two kinds"
     assert 0 < sum("cluster" in name for name in kinds) < 10, "and most have the first"
+    opened = {name.partition("-")[0] for name in alone if name.startswith("test_of_functions[")}
+    assert len(opened) == sum("test_of_functions" in name for name in alone) == 5, "each number has one of the two"
     assert "test_of_two[1]" in alone, "the only case that -m leaves is no sample's to leave out"
     assert run(tmp_path, SEEDS[1], "-m", "not long", "-n", "2")[0] == alone
     assert run(tmp_path, EVERYTHING)[0] == {
         *(f"test_sampled[{number}]" for number in range(12)),
         *(f"test_of_all[{number}]" for number in range(3)),
         *(f"test_of_kinds[{kind}-{number}]" for number in range(20) for kind in ("store", "cluster")),
+        *(f"test_of_functions[{number}-{opened}]" for number in range(5) for opened in ("wal", "log")),
         "test_of_two[0]",
         "test_of_two[1]",
     }
@@ -208,7 +218,7 @@ def test_a_test_that_is_named_runs_whatever_the_sample(tmp_path: Path) -> None:
     cases = [f"test_these.py::test_sampled[{number}]" for number in range(12)]
     assert len(run(tmp_path, SEEDS[1], *cases)[0]) == 12
     assert len(run(tmp_path, SEEDS[1], str(tmp_path / "test_these.py::test_sampled"))[0]) == 12
-    assert len(run(tmp_path, SEEDS[1], "test_these.py")[0]) == 3 + 1 + 3 + 20
+    assert len(run(tmp_path, SEEDS[1], "test_these.py")[0]) == 3 + 1 + 3 + 20 + 5
 
 
 def test_the_seed_is_the_commit_whose_tests_run() -> None:

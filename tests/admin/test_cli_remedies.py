@@ -212,7 +212,6 @@ def a_file_that_has_no_token(shell: Shell) -> None:
     assert bookie_ports(str(ports), str(file)).token == token.strip()
 
 
-@pytest.mark.sampled(one_in=2)
 @pytest.mark.parametrize("name", CASES)
 def test_a_remedy_that_a_command_names_works(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

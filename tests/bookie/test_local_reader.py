@@ -23,8 +23,6 @@ from tests.cluster.inside import SECRET, Inside, inside
 from tests.internals import service_of
 from tests.storage.real_store import QUICK
 
-pytestmark = pytest.mark.sampled(one_in=2, using="cluster")
-
 PASSWORD = b"correct horse"
 COUNT = 300
 

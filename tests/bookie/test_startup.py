@@ -40,6 +40,10 @@ from tests.waiting import wait_until
 
 COUNT = 300
 
+A_LOG_FILE = pytest.mark.sampled(one_in=3, group="a log file of a bookie is lost")
+"""Ways to lose entries of the newest log file, which one rule gives back."""
+ANOTHER_NAME = pytest.mark.sampled(one_in=2, group="a bookie is started with another name")
+
 
 @pytest.fixture
 def three(tmp_path: Path) -> Iterator[Inside]:
@@ -158,13 +162,12 @@ def entries(service: BookieServer, ledger_id: int, count: int) -> dict[int, byte
     return found
 
 
-@pytest.mark.sampled(one_in=8)
 @pytest.mark.parametrize(
     "harm",
     [
-        first_log_lost,
-        log_destroyed,
-        middle_of_log_destroyed,
+        pytest.param(first_log_lost, marks=A_LOG_FILE),
+        pytest.param(log_destroyed, marks=A_LOG_FILE),
+        pytest.param(middle_of_log_destroyed, marks=A_LOG_FILE),
         kept_log_lost,
         cold_files_lost,
         watermark_lost,
@@ -321,12 +324,11 @@ def test_a_directory_that_lost_its_name_is_opened_with_the_given_one(three: Insi
     assert service_of(three.open_bookie(0)).bookie == service_of(three.bookies[0]).bookie
 
 
-@pytest.mark.sampled(one_in=3)
 @pytest.mark.parametrize(
     ("directory", "name", "remedy"),
     [
-        (0, "bookie-9", "give the bookie the name"),  # a new name
-        (0, "bookie-1", "give the bookie the name"),  # the name of another bookie
+        pytest.param(0, "bookie-9", "give the bookie the name", marks=ANOTHER_NAME),  # a new name
+        pytest.param(0, "bookie-1", "give the bookie the name", marks=ANOTHER_NAME),  # the name of another bookie
         (7, "bookie-0", "replace"),  # another directory, which is empty
     ],
 )
@@ -362,7 +364,6 @@ class Bystander:
         self.lifted.append(closed)
 
 
-@pytest.mark.sampled(one_in=3)
 @pytest.mark.parametrize(
     ("state", "ended", "lifted"),
     [

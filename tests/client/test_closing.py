@@ -33,8 +33,6 @@ from tests.cluster.processes import BookieProcess, Cluster, running
 from tests.internals import cluster_backend_of, descriptor_of, digest_of, manager_of
 from tests.waiting import WAIT_S, wait_until
 
-pytestmark = pytest.mark.sampled(one_in=2, using="three_bookies")
-
 PASSWORD = b"correct horse"
 ENTRIES = 200
 

@@ -24,8 +24,6 @@ from tests.healing.test_autorecovery import autorecovery_of, grace, leaders
 from tests.internals import metadata_of, service_of
 from tests.waiting import wait_until
 
-pytestmark = pytest.mark.sampled(one_in=2, using="five")
-
 
 @pytest.fixture
 def five(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Inside]:

@@ -342,7 +342,6 @@ def lacking(client: LedgerManager) -> str:
     return ""
 
 
-@pytest.mark.sampled(one_in=5)
 @pytest.mark.parametrize("name", CASES)
 def test_a_remedy_that_an_error_names_works(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

@@ -32,8 +32,6 @@ from tests.metadata.records import cluster_on, ledger
 from tests.metadata.simulated_store import SimServer
 from tests.waiting import WAIT_S, wait_until
 
-pytestmark = pytest.mark.sampled(one_in=2, using="four")
-
 LEDGERS = 12
 
 

@@ -29,8 +29,6 @@ from tests.internals import metadata_of, service_of
 from tests.metadata.records import ledger as closed
 from tests.waiting import wait_until
 
-pytestmark = pytest.mark.sampled(one_in=2, using="three")
-
 
 @pytest.fixture
 def three(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Inside]:

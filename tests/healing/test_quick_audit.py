@@ -21,8 +21,6 @@ from tests.healing.test_autorecovery import autorecovery_of
 from tests.internals import metadata_of, service_of
 from tests.waiting import wait_until
 
-pytestmark = pytest.mark.sampled(one_in=2, using="three")
-
 
 def test_first_and_last_and_two_random_entries_of_each_replica_are_read() -> None:
     metadata = ledger(1, (0, [1, 2, 3]), (50, [1, 2, 4]), quorum=(2, 2), last=1000)

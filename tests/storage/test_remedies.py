@@ -310,7 +310,6 @@ def check_contents(path: Path, given: Contents, lost: frozenset[int]) -> None:
                         assert ledger_id in lost
 
 
-@pytest.mark.sampled(one_in=5)
 @pytest.mark.parametrize("name", DAMAGE)
 def test_a_remedy_that_an_error_names_mends_the_store(
     name: str, sound: tuple[Path, Contents], tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -28,8 +28,6 @@ from pybk.streams.record_reader import RecordReader
 from tests.internals import store_of
 from tests.waiting import wait_until
 
-pytestmark = pytest.mark.sampled(one_in=2, using="manager")
-
 SPEC = spec_of(ListKind.LOG, b"cursor", None, insecure=False)
 
 

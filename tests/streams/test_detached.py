@@ -53,8 +53,6 @@ from tests.streams.test_log import PASSWORD, data_of, opened
 from tests.streams.test_log_rebuild import lose_record
 from tests.waiting import WAIT_S
 
-pytestmark = pytest.mark.sampled(one_in=2, using="manager")
-
 PAGE = 4
 DAY = datetime(2026, 1, 1, tzinfo=UTC)
 

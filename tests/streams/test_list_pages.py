@@ -54,8 +54,6 @@ from tests.cluster.inside import SECRET, inside
 from tests.paths import ROOT
 from tests.waiting import wait_until
 
-pytestmark = pytest.mark.sampled(one_in=2, using="manager")
-
 PASSWORD = b"pages"
 PAGE = 3
 SEGMENTS = 20

@@ -64,8 +64,6 @@ from tests.streams.test_log import PASSWORD, data_of, opened
 from tests.streams.test_log_rebuild import lose_record
 from tests.waiting import PROCESS_S, WAIT_S, wait_until
 
-pytestmark = pytest.mark.sampled(one_in=2, using="manager")
-
 COMMITS, EACH = 11, 3
 RECORDS = COMMITS * EACH
 
