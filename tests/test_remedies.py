@@ -63,7 +63,7 @@ NO_REMEDY = {
     "admin/cli/__init__.py:HELP_OF_PROFILE": "help",
     "options/table.py:TABLE": "help",
     "spark/jobs/compact.py:compact": "what merges the logs of a store",
-    "spark/sink/manifest.py:Sink._delete": "what makes lost metadata again",
+    "spark/sink/manifest.py:LOST_REMEDY": "what makes lost metadata again",
     "admin/cli/dev.py:_profile": "what has not made a cluster",
     "admin/dev/dev_cluster.py:DevCluster.found": "what has not made a cluster",
     "admin/dev/dev_cluster.py:DevCluster.made": "what has not made the files",

@@ -30,7 +30,7 @@ from pybk import (
     verify,
 )
 from pybk.admin.cli import main
-from pybk.credentials import KeyKind, read_credentials
+from pybk.credentials import KeyKind, read_credentials, read_secret_file
 from pybk.feature_level import FeatureLevel
 from pybk.flags import WriteFlag
 from pybk.ledger import ledger_metadata
@@ -190,6 +190,12 @@ def test_the_command_that_errors_of_secrets_name_makes_one(tmp_path: Path) -> No
     with open_store(tmp_path / "store") as manager:
         ledger_id = write(manager, secret=Secret(file=str(made)))
         manager.open_ledger(ledger_id, secret=Secret(file=str(made))).close()
+
+
+def test_a_device_is_not_to_be_given_another_mode() -> None:
+    """A remedy that is followed by root would take it from all other programs."""
+    with pytest.raises(UsageError, match=r"/dev/null is a device .* name a file that holds the secret"):
+        read_secret_file("/dev/null", private=True)
 
 
 def test_a_secret_that_cannot_be_written_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

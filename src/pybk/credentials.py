@@ -61,7 +61,7 @@ def read_secret_file(path: str, *, private: bool = False, bytes_max: int = _BYTE
     """
     try:
         with open(path, "rb") as file:
-            mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+            mode = os.fstat(file.fileno()).st_mode
             data = file.read(bytes_max + 1)
     except OSError as error:
         raise UsageError(
@@ -69,9 +69,13 @@ def read_secret_file(path: str, *, private: bool = False, bytes_max: int = _BYTE
             "user can read"
         ) from error
     if private and mode & (stat.S_IROTH | stat.S_IWOTH):
+        if stat.S_ISCHR(mode):  # one of the system, which all programs need as it is
+            raise UsageError(
+                f"{path} is a device that every user may read or change: name a file that holds the secret"
+            )
         raise UsageError(
-            f"{path} holds a secret, and its mode {mode:04o} lets every user of this host read or change it: chmod "
-            f"600 {path}, or 640 for the members of its group"
+            f"{path} holds a secret, and its mode {stat.S_IMODE(mode):04o} lets every user of this host read or change "
+            f"it: chmod 600 {path}, or 640 for the members of its group"
         )
     if len(data) > bytes_max:
         raise UsageError(f"{path} has more than {bytes_max} bytes, too many for a password or a secret")

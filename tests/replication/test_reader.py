@@ -382,7 +382,9 @@ def test_waiting_continues_at_another_bookie() -> None:
     assert [send.bookie for send in lac.sends] == [bookie(1), bookie(2)]
     lac.lose(1)
     lac.lose(2)
-    assert lac.only(Failed).reason is Reason.UNDECIDED
+    failed = lac.only(Failed)
+    assert failed.reason is Reason.UNDECIDED
+    assert "none of its last 3 bookies returned the last add confirmed" in failed.detail
 
 
 def test_waiting_begins_after_its_pause() -> None:

@@ -26,6 +26,7 @@ from pybk import (
     LogSealedError,
     LogWriter,
     NewRecord,
+    RemoteConsumer,
     Retention,
     Subscription,
     TooManyRequestsError,
@@ -33,6 +34,7 @@ from pybk import (
     TruncateGuardError,
     TxId,
     UsageError,
+    WriteAheadLog,
 )
 from pybk.streams import subscription as subscription_module
 from tests.waiting import wait_until
@@ -103,6 +105,20 @@ def test_records_are_handed_out_until_they_are_acknowledged(log: Log) -> None:
     assert log.subscriptions() == ["sub"]
     assert log.delete_subscription("sub")
     assert not log.delete_subscription("sub")
+
+
+@pytest.mark.parametrize("wait", [float("nan"), float("inf"), "3", 10**400])
+def test_a_wait_for_the_owner_that_never_ends_is_refused(log: Log, wait: Any) -> None:
+    with subscribed(log), pytest.raises(UsageError, match=r"wait is .* it takes seconds"):
+        log.subscribe("sub", wait=wait)
+    with pytest.raises(UsageError, match=r"wait is .* it takes seconds"):
+        RemoteConsumer.connect("nothing", wait=wait)
+
+
+@pytest.mark.parametrize("kind", [Log, WriteAheadLog])
+def test_a_prefix_that_no_name_can_have_is_refused(manager: LedgerManager, kind: type[Log | WriteAheadLog]) -> None:
+    with pytest.raises(UsageError, match=r"prefix is '\\ud800'; it takes a string"):
+        kind.names(manager, "\ud800")
 
 
 def test_a_consumer_waits_for_records_of_the_writer(log: Log, writer: LogWriter) -> None:

@@ -449,9 +449,11 @@ class LacMachine:
             return self._end(self._lac)
         self._ended = True
         answered = [str(self._ensemble[place]) for place in places(self._known)]
+        bookies = f"of its last {len(self._ensemble)} bookies"
+        who = f"{bookies} only {', '.join(answered)}" if answered else f"none {bookies}"
         detail = (
-            f"ledger {self._metadata.ledger_id}: of its last {len(self._ensemble)} bookies only "
-            f"{', '.join(answered) or 'none'} returned the last add confirmed, which is too few; read it again later"
+            f"ledger {self._metadata.ledger_id}: {who} returned the last add confirmed, which is too few; "
+            "read it again later"
         )
         return [Failed(Reason.UNDECIDED, detail)]
 

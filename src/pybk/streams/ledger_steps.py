@@ -343,6 +343,8 @@ def names_of(manager: LedgerManager, kind: ListKind, prefix: str = "") -> list[s
     """Return the names of the lists of a kind in a store or cluster that begin with ``prefix``, ascending."""
     if not isinstance(prefix, str):
         raise UsageError(f"prefix is {prefix!r:.50}; it takes a string, with which names begin")
+    if any("\ud800" <= each <= "\udfff" for each in prefix):
+        raise UsageError(f"prefix is {prefix!r:.50}; it takes a string that UTF-8 can encode, as names are")
     return [each.partition("/")[2] for each in backend_of(manager).record_names(f"{kind.group}/{prefix}")]
 
 

@@ -546,10 +546,11 @@ class Log(NamedList, kinds=(ListKind.LOG, ListKind.CURSOR), first_seq=FIRST_SEQ)
         """
         self._check_open()
         name, how = checked_subscription(name), Consuming(mode, ack_timeout, max_unacked, dead_letters)
+        wait_s = seconds_of(wait, "wait") or 0.0
         cursor: Cursor | MemoryCursor
         if durable:
             first, counts = partial(seq_of, self._steps, start), dead_letters is not None
-            cursor = Cursor.open(self._manager, self._steps, name, first, wait_s=wait, steal=steal, counts=counts)
+            cursor = Cursor.open(self._manager, self._steps, name, first, wait_s=wait_s, steal=steal, counts=counts)
         else:
             cursor = MemoryCursor(self._steps, name, seq_of(self._steps, start))
         subscription = Subscription(self._steps, cursor, how)

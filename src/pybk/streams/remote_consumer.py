@@ -396,8 +396,9 @@ class RemoteConsumer(RecordSource):
 
         Raises:
             ClosedError: No server serves there.
+            UsageError: ``wait`` is no number of seconds.
         """
-        name, deadline = os.fspath(path), time.monotonic() + wait
+        name, deadline = os.fspath(path), time.monotonic() + (seconds_of(wait, "wait") or 0.0)
         while True:
             connection = _socket()
             try:
