@@ -33,7 +33,6 @@ def test_each_test_has_a_cluster_of_its_own(pybk_cluster, tmp_path):
 """
 
 
-@pytest.mark.sampled(one_in=3, group="runs of pytest")
 def test_pytest_runs_the_tests_in_the_document(tmp_path: Path) -> None:
     [example] = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "howto" / "testing.md").read_text(), re.DOTALL)
     (tmp_path / "test_program.py").write_text(example + MORE)

@@ -81,7 +81,6 @@ def test_scenario_02_a_bookie_that_returns_within_its_grace_costs_nothing() -> N
     assert (made.done["publish"], made.copied_bytes) == (0, 0)
 
 
-@pytest.mark.sampled(one_in=2, group="scenarios of healing")
 def test_scenario_03_the_marks_of_a_bookie_that_returns_late_are_dropped() -> None:
     made = world()
     add(made, 100, NAMES[:3])
@@ -117,7 +116,6 @@ def test_scenario_04_many_failures_hold_all_but_urgent_repairs_until_enough_retu
     assert made.unhealthy() == ""
 
 
-@pytest.mark.sampled(one_in=2, group="scenarios of healing")
 def test_scenario_05_a_zone_that_fails_is_waited_for_until_its_loss_is_accepted() -> None:
     made = world(7)
     add(made, 10, ["b0", "b1", "b2"])
@@ -133,7 +131,6 @@ def test_scenario_05_a_zone_that_fails_is_waited_for_until_its_loss_is_accepted(
     assert made.done["repaired"] == 20
 
 
-@pytest.mark.sampled(one_in=2, group="scenarios of healing")
 def test_scenario_06_the_next_auditor_continues_and_copies_nothing_twice() -> None:
     made = world()
     add(made, 100, NAMES[:3])
@@ -164,7 +161,6 @@ def test_scenario_06_an_absence_is_counted_across_auditors() -> None:
     assert made.done["publish"] > 0
 
 
-@pytest.mark.sampled(one_in=2, group="scenarios of healing")
 def test_scenario_07_an_auditor_that_was_suspended_changes_nothing() -> None:
     made = world()
     add(made, 50, NAMES[:3])
@@ -190,7 +186,6 @@ def test_scenario_08_nobody_is_lost_while_the_metadata_store_cannot_be_reached()
     assert (made.done["publish"], made.copied_bytes) == (0, 0)
 
 
-@pytest.mark.sampled(one_in=2, group="scenarios of healing")
 def test_scenario_09_a_ledger_with_one_copy_is_among_the_first_five() -> None:
     paused = replace(REPAIR, accepted_losses=("b1", "b2"), paused_until_ns=BEGIN_NS + 180 * SECOND_NS)
     made = world(9, repair=paused)
