@@ -135,7 +135,6 @@ Labels = tuple[tuple[str, str], ...]
 """The names and values of labels other than ledger type and tier, always in the same order for one metric."""
 
 _SUB_BITS: Final = 3
-_SUB_BUCKETS: Final = 1 << _SUB_BITS
 
 
 class MetricKey(NamedTuple):
