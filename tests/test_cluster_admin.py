@@ -33,8 +33,6 @@ from tests.internals import cluster_backend_of, service_of
 from tests.storage.real_store import open_quick
 from tests.waiting import wait_until
 
-pytestmark = pytest.mark.sampled(one_in=5, using="cluster")
-
 HOUR = 3_600_000_000_000
 
 

@@ -32,8 +32,6 @@ from tests.cluster.inside import SECRET, Inside, inside
 from tests.storage.real_store import QUICK
 from tests.waiting import WAIT_S, wait_until
 
-pytestmark = pytest.mark.sampled(one_in=5, using="cluster")
-
 
 @pytest.fixture
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Inside]:

@@ -21,8 +21,6 @@ from tests.cluster.inside import Inside, inside
 from tests.internals import cluster_backend_of
 from tests.storage.real_store import contents, numbered
 
-pytestmark = pytest.mark.sampled(one_in=4, using="three")
-
 COUNT = 60
 
 

@@ -46,8 +46,6 @@ from tests.cluster.inside import Inside, inside
 from tests.internals import cluster_backend_of, descriptor_of, service_of
 from tests.waiting import WAIT_S, wait_until
 
-pytestmark = pytest.mark.sampled(one_in=3, using="cluster")
-
 NO = Reply(Status.UNAUTHORIZED)
 
 

@@ -28,8 +28,6 @@ from tests.internals import cluster_backend_of, descriptor_of
 from tests.storage.real_store import numbered
 from tests.waiting import WAIT_S, wait_until
 
-pytestmark = pytest.mark.sampled(one_in=4, using="three")
-
 _LONG_NS = 3600 * 10**9
 _SOON_NS = 1_000_000
 

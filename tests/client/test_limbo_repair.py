@@ -35,8 +35,6 @@ from tests.internals import cluster_backend_of, service_of
 from tests.storage.real_store import QUICK, open_quick
 from tests.waiting import WAIT_S, wait_until
 
-pytestmark = pytest.mark.sampled(one_in=5, using="four")
-
 PASSWORD = b"correct horse"
 
 

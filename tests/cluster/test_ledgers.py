@@ -36,8 +36,6 @@ from tests.internals import cluster_backend_of
 from tests.storage.real_store import contents, numbered, payloads, python, stop_syncing
 from tests.waiting import PROCESS_S, WAIT_S, wait_until
 
-pytestmark = pytest.mark.sampled(one_in=5, using="three")
-
 SHAPES = [(1, 1, 1), (2, 2, 1), (3, 3, 2), (3, 2, 2), (4, 2, 2), (5, 3, 2), (5, 5, 3)]
 
 

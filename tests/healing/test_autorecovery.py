@@ -25,8 +25,6 @@ from tests.healing.test_repair_worker import names
 from tests.internals import cluster_backend_of, metadata_of, service_of
 from tests.waiting import wait_until
 
-pytestmark = pytest.mark.sampled(one_in=8, using="five")
-
 
 @pytest.fixture
 def five(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Inside]:

@@ -30,8 +30,6 @@ from tests.healing.quick import repair_quickly
 from tests.internals import metadata_of, service_of
 from tests.waiting import wait_until
 
-pytestmark = pytest.mark.sampled(one_in=6, using="three")
-
 CAPACITY = 100_000
 ENTRIES = 10
 LEDGERS = 60

@@ -25,8 +25,6 @@ from tests.healing.test_embedded_scrub import flip
 from tests.internals import cluster_backend_of, metadata_of, service_of
 from tests.waiting import wait_until
 
-pytestmark = pytest.mark.sampled(one_in=4, using="four")
-
 
 @pytest.fixture
 def four(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Inside]:

@@ -50,8 +50,6 @@ from tests.internals import cluster_backend_of, metadata_of, repairer_of, restin
 from tests.test_spans import Recorder
 from tests.waiting import WAIT_S, wait_until
 
-pytestmark = pytest.mark.sampled(one_in=5, using="four")
-
 
 @pytest.fixture
 def four(tmp_path: Path) -> Iterator[Inside]:

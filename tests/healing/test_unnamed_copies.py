@@ -19,8 +19,6 @@ from tests.cluster.inside import Inside, inside
 from tests.internals import cluster_backend_of, service_of
 from tests.waiting import wait_until
 
-pytestmark = pytest.mark.sampled(one_in=4, using="four")
-
 PASSWORD = b"correct horse"
 COUNT = 50
 
