@@ -223,7 +223,8 @@ def test_logs_of_another_password_are_listed_by_name_alone(shell: Shell, store: 
     assert (mine["name"], mine["last_seq"]) == ("mine", 0)
     assert other == {"name": "other", "other_password": True}
     status, out, err = shell.run("list")
-    assert (status, err) == (0, "pybk: 1 log has another password\n")
+    text = "pybk: 1 log has a secret or password that was not given: --secret-file FILE or --password-file FILE\n"
+    assert (status, err) == (0, text)
     assert "other" in out
 
 

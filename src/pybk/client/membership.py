@@ -364,10 +364,8 @@ class Membership:
                     "; those that are away or read-only may be members only while each write set has its ack_quorum "
                     f"({metadata.ack_quorum} of {metadata.write_quorum}) without them"
                 )
-            return (
-                f"{text}: start more, {self._remedies(known)}or ask for fewer: ensemble_size=1 of a ledger, "
-                "quorums=(1, 1, 1) of a log or a blob store; `pybk cluster status URL` shows what else is wrong"
-            )
+            remedies = self._remedies(known) + _smaller(metadata, count)
+            return f"{text}: start more, {remedies}`pybk cluster status URL` shows what else is wrong"
         needed = policy.needed(metadata.write_quorum)
         searched = "was found within the steps of a search" if choice.cut_off else "is possible"
         return (
@@ -574,3 +572,15 @@ class Membership:
         with self._drain_lock:
             for watch in self._drain_watches.values():
                 watch.cancel()
+
+
+def _smaller(metadata: LedgerMetadata, count: int) -> str:
+    """Return the remedy by which a ledger goes to ``count`` bookies, for the middle of a message."""
+    if count == 0:
+        return ""
+    write = min(metadata.write_quorum, count)
+    ack = min(metadata.ack_quorum, write)
+    return (
+        f"or ask for fewer: ensemble_size={count}, write_quorum={write}, ack_quorum={ack} of a ledger, "
+        f"quorums=({count}, {write}, {ack}) of a log or a blob store; "
+    )

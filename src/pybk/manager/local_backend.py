@@ -312,8 +312,8 @@ class StoreBackend(AtomicGroups, StoreUpkeep):
         self._live()
         if set(asked) - {None, 1}:
             raise UsageError(
-                f"ensemble size, write quorum and ack quorum are {asked}; a store of one process keeps one copy: open "
-                "the manager with metadata=... to have bookies share a ledger"
+                f"ensemble size, write quorum and ack quorum are {asked}; a store of one process keeps one copy: have "
+                "bookies share the ledger, by LedgerManager.connect(URL), or by metadata= and listen= of the open"
             )
         return Quorums(1, 1, 1)
 

@@ -328,7 +328,8 @@ def print_rows(parsed: argparse.Namespace, rows: list[dict[str, Any]], headers: 
         print_table(cells, [name.replace("_", " ") for name in names])
     others = sum("other_password" in row for row in rows)
     if others:
-        print_note(parsed, f"pybk: {counted(others, 'log has', 'logs have')} another password")
+        text = f"pybk: {counted(others, 'log has', 'logs have')} a secret or password that was not given"
+        print_note(parsed, f"{text}: --secret-file FILE or --password-file FILE")
     return SOUND
 
 
