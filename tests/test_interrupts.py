@@ -176,6 +176,16 @@ def test_a_signal_that_another_thread_gets_is_deferred(module: ModuleType) -> No
     assert done == ["whole"]
 
 
+def test_a_signal_that_does_not_wake_the_main_thread_interrupts_what_waits(module: ModuleType) -> None:
+    """As one that another thread gets, or that the main thread gets just before it waits."""
+
+    def call() -> None:
+        signal.pthread_kill(threading.get_ident(), signal.SIGUSR1)
+        wait_until(lambda: struck(module.checkpoint), pause_s=0.001)
+
+    module.guarded(call)
+
+
 def test_no_one_sees_that_signals_are_deferred(module: ModuleType) -> None:
     before = signal.getsignal(signal.SIGUSR1)
     seen: list[object] = []

@@ -161,17 +161,19 @@ class _Call:
     def make_by(self, calls: SimpleQueue[_Call]) -> None:
         """Have a guard thread make the call, and return when it has ended.
 
+        A signal that comes just before the main thread waits does not wake it, so it looks for handlers to call, too.
+
         A second exception of a handler in the few instructions outside of a ``try`` ends the wait alone: the call
         continues, as one of another thread would.
         """
         try:
             calls.put(self)
-            self._over.acquire()
+            self._over.acquire(timeout=SLICE_SECONDS)
         except BaseException as interrupt:  # noqa: BLE001  # raised when the call has ended
             self.interrupt = interrupt
         while not self.done:
             try:
-                self._over.acquire()
+                self._over.acquire(timeout=SLICE_SECONDS)
             except BaseException as interrupt:  # noqa: BLE001  # as above
                 self.interrupt = interrupt
 
