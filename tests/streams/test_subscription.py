@@ -115,6 +115,17 @@ def test_a_wait_for_the_owner_that_never_ends_is_refused(log: Log, wait: Any) ->
         RemoteConsumer.connect("nothing", wait=wait)
 
 
+@pytest.mark.parametrize("seq", [-1, -(2**63), 1.5, None, "b"])
+def test_a_position_of_no_record_is_refused_and_changes_nothing(log: Log, writer: LogWriter, seq: Any) -> None:
+    position = writer.append(b"")._replace(seq=seq)
+    with subscribed(log) as subscription:
+        for call in (subscription.ack, subscription.seek, log.truncate, log.reader):
+            with pytest.raises(UsageError):
+                call(position)
+    with subscribed(log) as subscription:
+        assert subscription.first_unacked() == log.first_seq() == 0
+
+
 @pytest.mark.parametrize("kind", [Log, WriteAheadLog])
 def test_a_prefix_that_no_name_can_have_is_refused(manager: LedgerManager, kind: type[Log | WriteAheadLog]) -> None:
     with pytest.raises(UsageError, match=r"prefix is '\\ud800'; it takes a string"):

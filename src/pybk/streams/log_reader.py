@@ -298,8 +298,6 @@ def seq_of(steps: LedgerSteps, start: Start) -> int:
             return steps.existing().record.first_seq
         case LogEnd.LATEST:
             return steps.last_seq() + 1
-        case Position():
-            return start.seq
         case TxId(value) if whole(value) is not None:
             return first_seq_of_txid(steps, value)
         case datetime() if start.tzinfo is not None:
@@ -307,7 +305,7 @@ def seq_of(steps: LedgerSteps, start: Start) -> int:
             return first_seq_at_time(steps, (since.days * 86_400 + since.seconds) * 10**9 + since.microseconds * 1000)
     if isinstance(start, datetime):
         raise UsageError(f"start is {start}, without a time zone; give it one, such as datetime.now(tz=UTC)")
-    seq = whole(start)
+    seq = whole(start.seq if isinstance(start, Position) else start)
     if seq is None or not 0 <= seq <= SEQ_MAX:
         raise UsageError(
             f"start is {start!r:.50}; it takes LogEnd.EARLIEST or LATEST, a Position, a TxId, a sequence number from 0 "

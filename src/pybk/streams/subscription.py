@@ -1107,11 +1107,9 @@ def ranges_of_acked(records: Acked | Iterable[Acked]) -> Ranges:
     if isinstance(records, LogRecord):
         seq = records.position.seq
         return [(seq, seq + 1)]
-    if isinstance(records, Position):
-        return [(records.seq, records.seq + 1)]
     if isinstance(records, range) and records.step == 1 and 0 <= records.start < records.stop <= SEQ_MAX:
         return [(records.start, records.stop)]
-    seq_given = whole(records)
+    seq_given = whole(records.seq if isinstance(records, Position) else records)
     if seq_given is not None and 0 <= seq_given < SEQ_MAX:
         return [(seq_given, seq_given + 1)]
     if isinstance(records, Iterable) and not _is_no_collection(records):
