@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
@@ -510,6 +511,25 @@ def test_forged_replies_are_dropped() -> None:
         assert here.links.counters.garbage == 2
         assert here.outcomes == [(link, 1, None)]
         assert link.is_up
+
+
+def test_a_bookie_that_does_not_stop_sending_does_not_hold_its_caller(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_links, "READ_ROUNDS", 8)
+    with world() as here:
+        silent(here)
+        assert here.link().send(1, Force(7))
+        here.until(lambda: here.arrived)
+        peer = here.arrived[0][0]
+        for _ in range(50):
+            here.server.socket.send_multipart([peer.routing_id, b"garbage"])
+        here.server.send(peer.routing_id, codec.encode(Reply(Status.OK)), 1, peer.mac, 1)
+        taken = [0]
+        while not here.outcomes:
+            here.outcomes += here.links.poll(1000)
+            taken.append(here.links.counters.garbage)
+        assert max(now - before for before, now in itertools.pairwise(taken)) <= 2 * 8  # the touched and the signalled
+        assert taken[-1] == 50
+        assert here.outcomes[0][2] == Reply(Status.OK)
 
 
 # ---- versions --------------------------------------------------------------------------------------------------------

@@ -122,6 +122,9 @@ RETRY_NS: Final = 20_000_000
 HANDSHAKE_NS: Final = curve.HANDSHAKE_MS * 10**6
 """The time that a connection may take until its session begins."""
 
+READ_ROUNDS: Final = 4096
+"""The messages that one ``poll`` receives at most from each link, so that a bookie cannot hold its caller."""
+
 _new_tuple = tuple.__new__
 _READ_BYTES: Final = 256
 """The bytes that a read of one entry counts while it is outstanding."""
@@ -953,10 +956,12 @@ class Links:
         """Receive and handle all messages that have arrived at readable sockets of links.
 
         Each round asks ZeroMQ once for all links, because asking for each costs more than receiving a message. A link
-        that has no request outstanding is left to the next ``poll``.
+        that has no request outstanding, or that does not stop sending, is left to the next ``poll``.
         """
         by_socket = self._by_socket
-        while readable:
+        for _ in range(READ_ROUNDS):
+            if not readable:
+                return
             asked = []
             for each in readable:
                 link = by_socket.get(each[0])
@@ -970,6 +975,7 @@ class Links:
                 else:
                     self._touched.add(link)
             readable = zmq.zmq_poll(asked, 0) if asked else asked
+        self._touched.update(by_socket[socket] for socket, _ in readable if socket in by_socket)
 
     def _watch(self, socket: curve.Socket, link: Link) -> None:
         """Make ``poll`` wait for the socket of a link as well."""
