@@ -191,6 +191,38 @@ def test_a_log_whose_bookies_stay_away_says_so_and_continues_with_a_later_append
         assert [position.seq for position, _ in given] == [0, 1]
 
 
+@pytest.mark.parametrize("kind", ["log", "write-ahead log"])
+def test_appends_that_never_wait_continue_after_the_patience_has_passed(tmp_path: Path, kind: str) -> None:
+    """Each refused append has the bookies looked for in the background, also when that was given up before."""
+    with inside(tmp_path, count=1) as cluster, cluster.connect(bookie_patience_seconds=0.5) as client:
+        writer: LogWriter | WriteAheadLog
+        if kind == "log":
+            writer = Log.open(client, "log", password=PASSWORD, quorums=(1, 1, 1)).writer()
+        else:
+            writer = WriteAheadLog.open(client, "log", password=PASSWORD, quorums=(1, 1, 1))
+        writer.append(b"before")
+        cluster.bookies[0].close()
+        with pytest.raises(NotEnoughBookiesError):
+            writer.append_async(b"lost").result(WAIT_S)
+        refused_until = time.monotonic() + 1.5
+        while time.monotonic() < refused_until:
+            with pytest.raises(TooManyRequestsError, match="continues in another ledger"):
+                _ = writer.append_async(b"refused", wait=False)
+            time.sleep(0.01)
+        cluster.open_bookie(0)
+
+        def goes_through() -> bool:
+            try:
+                future = writer.append_async(b"at once", wait=False)
+            except TooManyRequestsError:
+                return False
+            future.result(WAIT_S)
+            return True
+
+        wait_until(goes_through)
+        writer.close()
+
+
 def test_a_close_appends_what_was_lost_before_it_closes_the_log(tmp_path: Path) -> None:
     with short_patience(tmp_path) as (cluster, client):
         log = Log.open(client, "log", password=PASSWORD, quorums=(1, 1, 1))

@@ -405,16 +405,18 @@ class Appender:
         with self._lock:
             return highest_after(self._owed[-1].payloads[-1], where=self._title) if self._owed else None
 
-    def give_up(self, error: PybkError) -> None:
-        """Fail the transactions of lost ledgers that are not known to be durable."""
+    def give_up(self, error: PybkError) -> bool:
+        """Fail the transactions of lost ledgers that are not known to be durable; return whether there were any."""
         with self._lock:
             for writer in self._writers.values():
                 log = keeping_log(writer)
                 if log is not None and log.is_lost:
                     self._take_lost(writer)
+            had_any = bool(self._owed)
             while self._owed:
                 self._settle(self._owed[0].origins, error)
                 del self._owed[0]
+            return had_any
 
     # ---- appending -----------------------------------------------------------------------------------------------
 

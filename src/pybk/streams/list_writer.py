@@ -6,7 +6,8 @@ meanwhile, except for the moment in which the appender switches.
 If the ledger of the open segment is lost, because bookies or the metadata store did not answer, the list is repaired:
 by the next append, by an operation, or in the background, because futures for which no thread waits have to end as
 well. The repair is tried every ``_REPAIR_SECONDS`` until ``bookie_patience_seconds`` have passed. Then the appends that
-were lost fail; later appends try once more.
+were lost fail; later appends try once more. An append that does not wait is refused meanwhile, and has the background
+try as long again, so that a program whose appends never wait continues once the bookies are back.
 """
 
 from __future__ import annotations
@@ -51,6 +52,7 @@ from pybk.streams.list_record import Detached, ListKind, ListRecord, Segment, ti
 from pybk.streams.log_settings import LedgerSpec, RollPolicy
 from pybk.threads import background, in_children, renew_locks, weakly
 from pybk.threads.call_threads import in_thread
+from pybk.threads.interrupts import guarded
 
 if TYPE_CHECKING:
     from pybk.manager.atomic_group import GroupPart
@@ -120,6 +122,8 @@ class ListWriter:
         """The segment whose age is timed."""
         self._tried: tuple[float, PybkError] | None = None
         """The time, by the monotonic clock, of the last failed attempt to repair a lost segment, and its error."""
+        self._replacing = False
+        """Whether a lost ledger is being replaced in the background."""
         self.appender.on_lost = weakly(ListWriter._notice_loss, self)
         self._backlog = CoroutineBacklog()
         self._abandoned: list[int] = []
@@ -426,12 +430,14 @@ class ListWriter:
             wait: Wait for bookies, if a ledger was lost.
 
         Raises:
-            TooManyRequestsError: ``wait`` is False, and a ledger was lost.
+            TooManyRequestsError: ``wait`` is False, and a ledger was lost, which is replaced in the background.
             NotEnoughBookiesError: A ledger was lost, and too few bookies were available for a new one until the
                 patience was over.
             MetadataUnreachableError: A ledger was lost, and at the last attempt the metadata store did not answer.
         """
         if not wait and self.appender.lost:
+            if not self._replacing:
+                self._notice_loss()
             raise TooManyRequestsError(
                 f"{self._title} continues in another ledger, because too few bookies answered: append later, or wait"
             )
@@ -464,40 +470,59 @@ class ListWriter:
             self._tried = None
             return None
 
-    def _give_up(self, cause: PybkError | OSError) -> None:
-        """Fail the appends that were lost, because they cannot be made again."""
+    def _give_up(self, cause: PybkError | OSError) -> bool:
+        """Fail the appends that were lost, because they cannot be made again; return whether there were any."""
         error: PybkError
         if isinstance(cause, PybkError) and not isinstance(cause, _WITHOUT_BOOKIES):
             error = without_frames(cause)
             error.outcome_unknown = True
         else:
             error = bookies_error(self._title, cause, self.patience_s, outcome_unknown=True)
-        self.appender.give_up(error)
+        return self.appender.give_up(error)
 
     def _notice_loss(self) -> None:
-        """Have a lost ledger replaced; called by the client's leader."""
-        background().submit(partial(weakly(ListWriter.repair_lost, self), time.monotonic() + self.patience_s))
+        """Have a lost ledger replaced in the background; called by the client's leader, too."""
+        guarded(self._begin_replacing)
+
+    def _begin_replacing(self) -> None:
+        until = time.monotonic() + self.patience_s
+        self._replacing = True
+        try:
+            background().submit(partial(weakly(ListWriter.repair_lost, self), until))
+        except BaseException:
+            self._replacing = False
+            raise
 
     def repair_lost(self, until: float) -> None:
         """Replace a lost ledger, in the background: now, and again until a time if that fails."""
+        again = False
+        try:
+            if self._is_to_be_tried_again(until):
+                background().call_later(_REPAIR_SECONDS, partial(weakly(ListWriter.repair_lost, self), until))
+                again = True
+        finally:
+            if not again:
+                self._replacing = False
+
+    def _is_to_be_tried_again(self, until: float) -> bool:
+        """Replace a lost ledger; return whether that is to be tried again, and give up what was lost after a time."""
         if self.closed:
-            return
+            return False
         try:
             cause = self._repaired()
         except ClosedError:
-            return  # the close has given it up
+            return False  # the close has given it up
         except (PybkError, OSError) as error:
             logger.warning("%s cannot continue in another ledger: %s", self._title, error)
-            return
+            return False
         if cause is None:
-            return
+            return False
         if time.monotonic() < until:
-            background().call_later(_REPAIR_SECONDS, partial(weakly(ListWriter.repair_lost, self), until))
-            return
+            return True
         with self._operation:
-            if self.appender.lost:
+            if self.appender.lost and self._give_up(cause):
                 logger.warning("%s gives up what bookies have not acknowledged: %s", self._title, cause)
-                self._give_up(cause)
+        return False
 
     def _repair(self) -> None:
         epoch = self.appender.epoch
