@@ -36,7 +36,8 @@ def idle_ms(what: str, store: str, seconds: float) -> float:
     opened = Store.open(store, config=config)
     with LedgerManager(StoreBackend(opened)):
         if what == "idle-looked":
-            opened.scheduler.apply_policy()
+            while opened.tier_queue is not None and opened.tier_queue.looking:
+                opened.tier_queue.look()
         began, used = time.monotonic(), time.process_time()
         time.sleep(seconds)
         return 1e3 * (time.process_time() - used) / (time.monotonic() - began)

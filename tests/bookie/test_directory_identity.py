@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import suppress
 from dataclasses import replace
 
@@ -25,6 +26,13 @@ from tests.simdisk import SimEnvironment, SimFileSystem
 from tests.storage.store_harness import CONFIG, open_store
 
 CLUSTER, INSTANCE = b"cluster", bytes(range(16))
+
+
+def test_an_identity_is_written_with_its_fields_in_order() -> None:
+    restored = DirectoryIdentity(CLUSTER, "a", INSTANCE, 3, inode=7, incarnation=9)
+    for identity in (restored._replace(incarnation=0), restored):
+        names = list(json.loads(identity.encode()))
+        assert names == sorted(names)
 
 
 def test_a_directory_is_bound_to_one_bookie_of_one_cluster(fs: SimFileSystem) -> None:

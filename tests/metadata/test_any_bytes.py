@@ -99,7 +99,7 @@ SEALED: dict[str, tuple[ValueKind, str, bytes, Callable[[ClusterMetadata], Any]]
     "ledger": (ValueKind.LEDGER, LEDGER_KEY, ledger(7).encode(), lambda cluster: cluster.read_ledger(7)),
     "tombstone": (
         *(ValueKind.DELETED, LEDGER_KEY, encode_json({"ledger_id": 7, "proof": "AAAA"})),
-        lambda cluster: cluster.deletion_proof(7),
+        lambda cluster: cluster.deletion_proofs([7]),
     ),
     "lock": (
         *(ValueKind.LOCK, "locks/auditor", encode_json({"by": "me", "owner": "you"})),

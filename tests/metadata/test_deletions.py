@@ -187,7 +187,7 @@ def test_a_tombstone_is_folded_once_every_bookie_is_past_its_page(world: World) 
             cluster.read_ledger(ledger_id)
         with pytest.raises(LedgerExistsError):
             cluster.create_ledger(ledger(ledger_id))
-        assert cluster.deletion_proof(ledger_id) is None
+        assert cluster.deletion_proofs([ledger_id]) == [None]
         assert not cluster.is_unheard_of(ledger_id)
     assert cluster.is_unheard_of(6)
     assert world.open().children("deleted/000/0000/0000") == ["0000", "0003"], "a value for each ten thousand ids"

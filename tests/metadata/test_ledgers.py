@@ -60,10 +60,10 @@ def test_a_ledger_lives_and_is_deleted_for_ever(world: World) -> None:
     assert not refused.value.outcome_unknown
     with pytest.raises(MetadataVersionError):
         one.delete_ledger(7, version)
-    assert one.deletion_proof(7) is None
+    assert one.deletion_proofs([7]) == [None]
     one.delete_ledger(7, newer)
     for cluster in (one, two):
-        assert cluster.deletion_proof(7) == b""
+        assert cluster.deletion_proofs([7]) == [b""]
         with pytest.raises(LedgerDeletedError, match="7"):
             cluster.read_ledger(7)
         with pytest.raises(LedgerExistsError, match="given once"):
@@ -76,7 +76,7 @@ def test_a_ledger_lives_and_is_deleted_for_ever(world: World) -> None:
 
 def test_a_ledger_that_was_never_created_does_not_count_as_deleted(world: World) -> None:
     cluster = cluster_on(world.open())
-    assert cluster.deletion_proof(3) is None
+    assert cluster.deletion_proofs([3]) == [None]
     with pytest.raises(NoSuchLedgerError) as missing:
         cluster.read_ledger(3)
     assert not isinstance(missing.value, LedgerDeletedError)

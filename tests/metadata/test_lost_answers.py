@@ -78,7 +78,7 @@ def test_a_ledger_is_created_closed_and_deleted_once_whatever_is_lost(faults: tu
     assert world.sure.read_ledger(1) == (closed, newer)
     world.fail(faults)
     world.cluster.delete_ledger(1, newer)
-    assert world.sure.deletion_proof(1) == b""
+    assert world.sure.deletion_proofs([1]) == [b""]
     assert len(left) < len(faults)
 
 
@@ -107,7 +107,7 @@ def test_a_lost_answer_hides_no_conflict(fault: Fault) -> None:
     world.fail([fault])
     with pytest.raises(MetadataVersionError):
         world.cluster.delete_ledger(1, version)
-    assert world.sure.deletion_proof(1) is None
+    assert world.sure.deletion_proofs([1]) == [None]
 
 
 def test_the_outcome_is_unknown_if_a_lost_change_may_have_been_overwritten() -> None:

@@ -48,15 +48,8 @@ def test_a_cookie_is_one_instances_until_it_is_replaced(world: World) -> None:
         one.record_boot(bookie(1), 1)
     with pytest.raises(CookieError):
         one.register(registration(bookie(1)))
-    with pytest.raises(CookieError):
-        one.remove_cookie(bookie(1))
     one.claim_cookie(bookie(2))
     assert [cookie.bookie for cookie in two.list_cookies()] == [bookie(1, instance=9), bookie(2)]
-    one.remove_cookie(bookie(1, instance=9))
-    one.remove_cookie(bookie(1, instance=9))
-    assert two.read_cookie(bookie(1).bookie_id) is None
-    assert [cookie.bookie for cookie in two.list_cookies()] == [bookie(2)]
-    assert two.claim_cookie(bookie(1)).boots == 0
 
 
 def test_directories_put_back_to_an_older_state_are_found_out(world: World) -> None:

@@ -15,6 +15,7 @@ import pytest
 
 from pybk.errors import (
     ForkedProcessError,
+    LedgerDeletedError,
     LedgerExistsError,
     MetadataError,
     MetadataUnreachableError,
@@ -179,7 +180,8 @@ def test_a_lost_answer_is_unknown_and_settled(
     setattr(proxy, lost, True)
     later(0.2, heal, proxy.cut)
     cluster.delete_ledger(1, version)
-    assert other.deletion_proof(1) == b""
+    with pytest.raises(LedgerDeletedError):
+        other.read_ledger(1)
 
 
 def test_reads_continue_after_a_lost_connection(proxy: Proxy, through: tuple[MetadataStore, MetadataStore]) -> None:

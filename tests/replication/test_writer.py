@@ -655,6 +655,7 @@ def test_a_bookie_that_falls_behind_is_replaced_and_holds_no_bytes() -> None:
     assert writer.writer.lag_bytes == 210
     writer.feed(BookiesChosen({}))
     assert writer.only(UnderReplicated) == UnderReplicated(bookie(2), 0)
+    assert writer.writer.lag_bytes == 0, "it was given up, and is waited for no more"
     assert not inflight_of(writer.writer).pending
     assert all(sent.pending.runs == () for sent in inflight_of(writer.writer).sent.values())
 

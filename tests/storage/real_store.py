@@ -16,6 +16,7 @@ from pybk.ledger import keys
 from pybk.manager.ledger_manager import LedgerManager
 from pybk.manager.ledger_reader import LedgerReader
 from pybk.storage.io.filesystem import OsFile
+from tests.internals import store_of
 from tests.paths import ROOT
 from tests.waiting import WAIT_S
 
@@ -33,6 +34,16 @@ QUICK: dict[str, Any] = {
 
 _STARTED: Final[list[subprocess.Popen[str]]] = []
 """The processes of ``python``, until the end of the test."""
+
+
+def apply_policy(manager: LedgerManager) -> None:
+    """Run the jobs of a store without a background until its tier policy has examined all ledgers; it moves the due."""
+    store = store_of(manager)
+    while True:
+        store.scheduler.policy_due = 0.0
+        store.scheduler.tick()
+        if store.tier_queue is None or not store.tier_queue.looking:
+            return
 
 
 def open_quick(path: Path, *, read_only: bool = False, tiers: Any = None, **settings: Any) -> LedgerManager:

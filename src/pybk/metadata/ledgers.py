@@ -28,7 +28,7 @@ from pybk.metadata.ledger_description import LedgerDescription
 from pybk.metadata.lost_answers import settle
 from pybk.metadata.metadata_keys import MetadataKeys
 from pybk.metadata.store import MetadataStore, Node, Watch
-from pybk.values import decode_json, encode_json, from_base64, to_base64
+from pybk.values import decode_json, encode_json, to_base64
 
 logger = logging.getLogger(__name__)
 
@@ -396,20 +396,6 @@ class Ledgers(AuthenticatedValues):
                 else:
                     self._put(ValueKind.DELETED, key, payload, node.version)
                 return
-
-    def deletion_proof(self, ledger_id: int) -> bytes | None:
-        """Return the proof in a ledger's tombstone; None if the ledger has no tombstone.
-
-        A ledger whose key is missing has no tombstone, because a missing key does not prove a deletion.
-        """
-        key = f"{LEDGERS_KEY}/{ledger_path(ledger_id)}"
-        node = self._store.get(key, latest=True)
-        if node is None:
-            return None
-        kind, payload = self.decoded(key, node.value)
-        if kind is not ValueKind.DELETED:
-            return None
-        return decode_json(payload, lambda values: from_base64(values["proof"]), where=f"metadata key {key!r}")
 
     def ledger_pages(
         self,

@@ -31,7 +31,7 @@ _KINDS: Final = {
     IDS_KEY: (ValueKind.IDS,),
     LEDGERS_KEY: (ValueKind.LEDGER, ValueKind.DELETED),
     DELETED_KEY: (ValueKind.DELETED_IDS,),
-    COOKIES_KEY: (ValueKind.COOKIE, ValueKind.DELETED),
+    COOKIES_KEY: (ValueKind.COOKIE,),
     POSITIONS_KEY: (ValueKind.POSITION,),
     UNDER_REPLICATED_KEY: (ValueKind.UNDER_REPLICATED,),
     NEWS_KEY: (ValueKind.NEWS,),

@@ -433,10 +433,10 @@ class Bookies(AuthenticatedValues):
                     self.create_value(ValueKind.COOKIE, key, encode_cookie(cookie))
                     return cookie
                 found = self._cookie(key, node)
-                if found is not None and found.bookie == bookie:
+                if found.bookie == bookie:
                     _check_not_removed(found)
                     return found
-                if found is not None and found.boots and not replace and found.state is not BookieState.REMOVED:
+                if found.boots and not replace and found.state is not BookieState.REMOVED:
                     raise CookieError(
                         f"bookie {bookie.bookie_id!r} of this cluster is instance {found.bookie.instance.hex()}, "
                         f"and these directories are of {bookie.instance.hex()}: start it on its own directories, "
@@ -543,34 +543,17 @@ class Bookies(AuthenticatedValues):
         key = f"{COOKIES_KEY}/{name_in_key(bookie_id)}"
         while True:
             node = self._store.get(key, latest=True)
-            found = None if node is None else self._cookie(key, node)
-            if node is None or found is None:
+            if node is None:
                 raise CookieError(
                     f"the cluster has no cookie of a bookie {bookie_id!r}: claim it first, or check the name"
                 )
+            found = self._cookie(key, node)
             new = change(found)
             if new == found:
                 return found
             with suppress(MetadataVersionError):
                 self._put(ValueKind.COOKIE, key, encode_cookie(new), node.version)
                 return new
-
-    def remove_cookie(self, bookie: Bookie) -> None:
-        """Remove a bookie's cookie: it no longer belongs to the cluster. Does nothing if it has none.
-
-        Raises:
-            CookieError: Another instance of the bookie belongs to the cluster.
-        """
-        key = f"{COOKIES_KEY}/{name_in_key(bookie.bookie_id)}"
-        while (node := self._store.get(key, latest=True)) is not None:
-            found = self._cookie(key, node)
-            if found is None:
-                return
-            if found.bookie != bookie:
-                raise CookieError(f"the cluster's cookie is of {found.bookie}, not of {bookie}; name that one")
-            with suppress(MetadataVersionError):
-                self._put(ValueKind.DELETED, key, encode_json({"bookie_id": bookie.bookie_id}), node.version)
-                return
 
     def record_boot(
         self, bookie: Bookie, boot: int, *, location: str = "", level_max: int = 0, version: str = ""
@@ -705,14 +688,8 @@ class Bookies(AuthenticatedValues):
             with suppress(MetadataVersionError):
                 self._delete(key, node.version)
 
-    def _cookie(self, key: str, node: Node) -> BookieCookie | None:
-        """Return a cookie; None for one that was removed, whose key stays as a tombstone so that versions only grow."""
-        kind, payload = self.decoded(key, node.value)
-        if kind is ValueKind.DELETED:
-            return None
-        if kind is not ValueKind.COOKIE:
-            raise CorruptError(f"metadata key {key!r}: kind {kind.name} where COOKIE belongs; restore it")
-
+    def _cookie(self, key: str, node: Node) -> BookieCookie:
+        payload = self._payload_of(ValueKind.COOKIE, key, node.value)
         cookie = decode_json(payload, decode_cookie, where=f"metadata key {key!r}")
         if cookie.cluster_id != self.cluster_id:
             raise CookieError(

@@ -109,14 +109,6 @@ class PlacementPolicy:
         """Return how many zones a write set has to span."""
         return min(self.min_zones, write_quorum)
 
-    def ack_zones(self, write_quorum: int, ack_quorum: int) -> int:
-        """Return the least number of zones in which a sound ensemble has each confirmed entry.
-
-        A write set that spans z zones has at most Qw - z + k - 1 of its places in k - 1 zones, so Qa places are in k
-        zones or more if Qa is larger than that.
-        """
-        return max(1, self.needed(write_quorum) - (write_quorum - ack_quorum))
-
 
 ANYWHERE: Final = PlacementPolicy()
 """The policy without demands: zones and racks are only preferences."""

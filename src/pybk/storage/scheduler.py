@@ -467,17 +467,3 @@ class Scheduler:
     def look_for_space(self) -> None:
         """Check the free space, and make the store read-only or writable accordingly; raises as ``checkpoint`` does."""
         self._run_job(self.check_space)
-
-    def apply_policy(self) -> None:
-        """Move the closed ledgers that are due by the policy; those without space are retried the next time."""
-        queue = self._tier_queue
-        if queue is None:
-            return
-        queue.look(at_all=True)
-        try:
-            queue.move_due(lambda: self.stopping)
-        except StorageRefusedError as error:
-            self._troubles.note(_POLICY, error)
-        else:
-            self._troubles.clear(_POLICY)
-        self._show_damaged(queue)

@@ -15,7 +15,7 @@ from pybk.flags import StorageHint
 from pybk.manager.ledger_manager import LedgerManager
 from pybk.storage.descriptor import LedgerDescriptor
 from tests.internals import store_of
-from tests.storage.real_store import contents, open_quick
+from tests.storage.real_store import apply_policy, contents, open_quick
 
 COUNT = 50
 PAYLOADS = [b"%d " % number * 1500 for number in range(COUNT)]
@@ -95,8 +95,7 @@ def test_a_policy_reports_damaged_records_until_they_move(tmp_path: Path, monkey
         manager.checkpoint()
         file, before = damaged_file(tmp_path, "flip")
         sound = filled(manager, StorageHint.NVME)
-        scheduler = store_of(manager).scheduler
-        scheduler.apply_policy()
+        apply_policy(manager)
         assert sources(manager, sound) == {"hdd": COUNT}
         health = manager.health()
         assert health.state == "degraded"
@@ -113,21 +112,14 @@ def test_a_policy_reports_damaged_records_until_they_move(tmp_path: Path, monkey
 
         monkeypatch.setattr(store_of(manager), "move_all", counted)
         for _ in range(3):
-            scheduler.policy_due = 0.0
-            scheduler.tick()
+            apply_policy(manager)
         assert tried == [], "damaged records are not read again at each look"
         assert manager.health().state == "degraded"
-
-        for _ in range(5):
-            scheduler.apply_policy()
-        assert tried == [1] * 5, "who asks for it has them read again"
-        tried.clear()
 
         file.write_bytes(before)
         now = time.time_ns()
         monkeypatch.setattr(time, "time_ns", lambda: now + 3600 * 10**9)
-        scheduler.policy_due = 0.0
-        scheduler.tick()
+        apply_policy(manager)
         assert tried == [1]
         assert sources(manager, damaged) == {"hdd": COUNT}
         assert manager.health().state == "ok"
@@ -139,7 +131,7 @@ def test_a_policy_forgets_damaged_records_of_a_deleted_ledger(tmp_path: Path) ->
         damaged = filled(manager, StorageHint.NVME)
         manager.checkpoint()
         damaged_file(tmp_path, "flip")
-        store_of(manager).scheduler.apply_policy()
+        apply_policy(manager)
         assert manager.health().state == "degraded"
         manager.delete_ledger(damaged)
         store_of(manager).scheduler.tick()

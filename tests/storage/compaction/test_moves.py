@@ -30,7 +30,7 @@ from pybk.storage.log.commit import CommitWriter
 from pybk.storage.log.recovery import apply_commit
 from pybk.storage.preallocation import LogFileSupply
 from tests.internals import store_of
-from tests.storage.real_store import contents, numbered, open_quick
+from tests.storage.real_store import apply_policy, contents, numbered, open_quick
 
 COUNTED: list[tuple[type, str]] = [
     (CatalogAndIndex, "commit"),
@@ -220,7 +220,7 @@ def test_a_move_that_was_interrupted_is_finished_by_the_policy(tmp_path: Path, m
     with open_quick(tmp_path, background=False, tier_policy=policy) as manager:
         assert set(tiers(manager)) == {StorageHint.HDD}
         manager.checkpoint()
-        store_of(manager).scheduler.apply_policy()
+        apply_policy(manager)
         assert cold_files(tmp_path) == 1
         check_contents(manager, ledger_ids)
 

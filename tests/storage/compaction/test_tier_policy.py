@@ -16,17 +16,12 @@ from pybk.manager.ledger_manager import LedgerManager
 from pybk.storage import scheduler as maintenance_module
 from pybk.storage.descriptor import LedgerDescriptor
 from tests.internals import store_of
-from tests.storage.real_store import contents, numbered, open_quick
+from tests.storage.real_store import apply_policy, contents, numbered, open_quick
 from tests.waiting import wait_until
 
 
 def tiers(manager: LedgerManager) -> dict[int, StorageHint]:
     return {ledger_id: manager.ledger_metadata(ledger_id).tier for ledger_id in manager.list_ledgers()}
-
-
-def apply(manager: LedgerManager) -> None:
-    store = store_of(manager)
-    store.scheduler.apply_policy()
 
 
 def filled(manager: LedgerManager, count: int, *, close: bool = True, **arguments: Any) -> int:
@@ -46,7 +41,7 @@ def test_closed_ledgers_that_are_long_enough_move(tmp_path: Path) -> None:
         there = filled(manager, 50, storage_hints={StorageHint.HDD})
         from_ssd = filled(manager, 50, storage_hints={StorageHint.SSD})
         versions = {ledger_id: manager.ledger_metadata(ledger_id).version for ledger_id in (short, still_open, there)}
-        apply(manager)
+        apply_policy(manager)
         assert tiers(manager) == {
             exact: StorageHint.HDD,
             short: StorageHint.NVME,
@@ -59,7 +54,7 @@ def test_closed_ledgers_that_are_long_enough_move(tmp_path: Path) -> None:
             assert contents(manager, ledger_id) == numbered(count)
         assert {path.suffix for path in (tmp_path / "hdd").iterdir() if path.suffix} == {".cold"}
         manager.open_ledger(still_open)
-        apply(manager)
+        apply_policy(manager)
         assert tiers(manager)[still_open] is StorageHint.HDD, "closed by recovery is closed"
 
 
@@ -71,7 +66,7 @@ def test_young_ledgers_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         for seconds, tier in ((0, StorageHint.NVME), (3599, StorageHint.NVME), (3601, StorageHint.SSD)):
             with monkeypatch.context() as patch:
                 patch.setattr(time, "time_ns", lambda seconds=seconds: created + seconds * 10**9)
-                apply(manager)
+                apply_policy(manager)
             assert tiers(manager)[ledger_id] is tier, f"after {seconds} s"
         assert contents(manager, ledger_id) == numbered(20)
 
@@ -79,7 +74,7 @@ def test_young_ledgers_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 def test_nothing_moves_without_a_policy(tmp_path: Path) -> None:
     with open_quick(tmp_path, background=False) as manager:
         ledger_id = filled(manager, 20)
-        apply(manager)
+        apply_policy(manager)
         assert tiers(manager)[ledger_id] is StorageHint.NVME
 
 
@@ -97,7 +92,7 @@ def test_a_ledger_deleted_while_the_policy_runs_does_no_harm(tmp_path: Path, mon
 
         with monkeypatch.context() as patch:
             patch.setattr(store, "move_all", delete_one_first)
-            apply(manager)
+            apply_policy(manager)
         assert tiers(manager) == {ledger_ids[0]: StorageHint.HDD, ledger_ids[2]: StorageHint.HDD}
 
 
@@ -116,7 +111,7 @@ def test_a_policy_looks_at_what_changed_and_not_at_every_ledger_again(
     policy = TierPolicy(target=StorageHint.HDD, min_age_seconds=0.0)
     with open_quick(tmp_path, background=False, tier_policy=policy) as manager:
         before = [filled(manager, 20) for _ in range(5)]
-        apply(manager)
+        apply_policy(manager)
         store = store_of(manager)
         looked: list[int] = []
 
@@ -129,7 +124,7 @@ def test_a_policy_looks_at_what_changed_and_not_at_every_ledger_again(
             patch.setattr(store.index, "ledgers", no_look)
             closed_since = filled(manager, 20)
             manager.move_ledger(before[0], StorageHint.NVME)
-            apply(manager)
+            apply_policy(manager)
         assert not looked
         assert {tiers(manager)[ledger_id] for ledger_id in (*before, closed_since)} == {StorageHint.HDD}
 
@@ -139,7 +134,7 @@ def test_ledgers_that_are_due_together_share_one_cold_file_and_one_commit(tmp_pa
         ledger_ids = [filled(manager, 5) for _ in range(40)]
     policy = TierPolicy(target=StorageHint.HDD, min_age_seconds=0.0)
     with open_quick(tmp_path, background=False, tier_policy=policy) as manager:
-        apply(manager)
+        apply_policy(manager)
         assert len(list((tmp_path / "hdd").glob("*.cold"))) == 1
         assert set(tiers(manager).values()) == {StorageHint.HDD}
         assert all(contents(manager, ledger_id) == numbered(5) for ledger_id in ledger_ids)
@@ -172,9 +167,9 @@ def test_ledgers_that_could_not_be_moved_are_moved_the_next_time(
 
         with monkeypatch.context() as patch:
             patch.setattr(store, "move_all", refuse)
-            apply(manager)
+            apply_policy(manager)
         assert manager.health().state == "degraded"
-        apply(manager)
+        apply_policy(manager)
         assert manager.health().state == "ok"
         assert tiers(manager)[ledger_id] is StorageHint.HDD
         assert list((tmp_path / "hdd").glob("*.cold"))

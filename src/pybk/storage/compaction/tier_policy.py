@@ -28,7 +28,6 @@ logger = logging.getLogger(__name__)
 
 LOOKED_AT: Final = 100
 """Ledgers looked at in each second after an open, some 10 µs each."""
-_LOOKED_AT_ONCE: Final = 1000
 _DAMAGED_NS: Final = 600 * 10**9
 """The time for which damaged records are left alone before a move reads them again, because few are restored sooner."""
 
@@ -69,28 +68,20 @@ class TierQueue:
         if metadata.state is LedgerState.CLOSED:
             self._changed.append(metadata)
 
-    def look(self, *, at_all: bool = False) -> None:
-        """Examine the changed ledgers, and some of those that the index had when the store was opened.
-
-        Args:
-            at_all: Examine all the remaining ledgers of the index at once, and retry damaged ones.
-        """
+    def look(self) -> None:
+        """Examine the changed ledgers, and some of those that the index had when the store was opened."""
         for ledger_id in list(self.damaged):
             if not self._is_there(ledger_id):
                 del self.damaged[ledger_id]
                 self._again.pop(ledger_id, None)
-            elif at_all and ledger_id in self._again:
-                self._again[ledger_id] = 0
         while self._changed:
             self._take(self._changed.popleft())
-        while self.looking:
-            found = self._store.index.summaries(self._looked_at, _LOOKED_AT_ONCE if at_all else LOOKED_AT)
+        if self.looking:
+            found = self._store.index.summaries(self._looked_at, LOOKED_AT)
             for ledger in found:
                 self._looked_at = ledger.ledger_id
                 self._take(ledger)
             self.looking = bool(found)
-            if not at_all:
-                return
 
     def _is_there(self, ledger_id: int) -> bool:
         try:
