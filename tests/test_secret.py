@@ -8,6 +8,7 @@ import os
 import stat
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives.hashes import SHA256
@@ -196,6 +197,31 @@ def test_a_device_is_not_to_be_given_another_mode() -> None:
     """A remedy that is followed by root would take it from all other programs."""
     with pytest.raises(UsageError, match=r"/dev/null is a device .* name a file that holds the secret"):
         read_secret_file("/dev/null", private=True)
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"file": 0}, "file is 0; it takes the path of a file"),
+        ({"file": True}, "file is True; it takes the path of a file"),
+        ({"file": b"/secret"}, "file is b'/secret'; it takes the path of a file"),
+        ({"file": ""}, "file is ''; it takes the path of a file"),
+        ({"variable": 3}, "variable is 3; it takes the name of an environment variable"),
+        ({"private": "no"}, "private is 'no'; it takes True or False"),
+        ({"value": "text"}, "a password is bytes, not str"),
+    ],
+)
+def test_a_source_of_another_type_is_refused(given: dict[str, Any], says: str) -> None:
+    """The number of a descriptor would read, and close, a file that another part of the process has open."""
+    with pytest.raises(UsageError, match=says):
+        Secret(**given)
+
+
+def test_the_file_of_a_secret_may_be_a_path(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_bytes(SECRET)
+    given = Secret(file=tmp_path / "secret")
+    assert given == Secret(file=str(tmp_path / "secret"))
+    assert given.read() == SECRET
 
 
 def test_a_secret_that_cannot_be_written_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from typing import Any, Final, Self
 
 from pybk.deferral import without
 from pybk.errors import UsageError
-from pybk.values import whole
+from pybk.values import flag_of, whole
 
 PASSWORD: Final = "PYBK_PASSWORD"
 """The environment variable of a ledger's password; with ``_FILE`` appended, of the path of a file that holds it."""
@@ -48,7 +48,7 @@ _SETTING: Final = re.compile(r"([?&;#])([^=&;#]*)(=?)[^&;#]*")
 logger = logging.getLogger(__name__)
 
 
-def read_secret_file(path: str, *, private: bool = False, bytes_max: int = _BYTES_MAX) -> bytes:
+def read_secret_file(path: str | os.PathLike[str], *, private: bool = False, bytes_max: int = _BYTES_MAX) -> bytes:
     """Return the content of a file without its trailing line end.
 
     Args:
@@ -157,6 +157,13 @@ def checked_password(password: object) -> bytes:
     return password
 
 
+def _file_name_of(path: object) -> str:
+    """Return the path of a file that holds a secret as text."""
+    if not isinstance(path, str | os.PathLike) or not isinstance(name := os.fspath(path), str) or not name:
+        raise UsageError(f"file is {path!r:.100}; it takes the path of a file that holds the secret")
+    return name
+
+
 @without(read_next="read() returns the secret")
 @dataclass(frozen=True, slots=True)
 class Secret:
@@ -164,16 +171,31 @@ class Secret:
 
     Attributes:
         value: The secret itself.
-        file: The path of a file that holds it, on each machine that reads it; a trailing line end is removed.
+        file: The path of a file that holds it, on each machine that reads it, kept as text; a trailing line end is
+            removed.
         variable: An environment variable that holds it; the variable with ``_FILE`` appended may name such a file. If
             both are set, the file is taken.
         private: Whether a file that every user of the host may read or change is refused.
     """
 
     value: bytes | None = field(default=None, repr=False)
-    file: str | None = None
+    file: str | os.PathLike[str] | None = None
     variable: str | None = None
     private: bool = False
+
+    def __post_init__(self) -> None:
+        """Check the types: a number would name a file that is open, which another part of the process needs.
+
+        Raises:
+            UsageError: One of them is of another type.
+        """
+        if self.value is not None:
+            checked_password(self.value)
+        if self.file is not None:
+            object.__setattr__(self, "file", _file_name_of(self.file))
+        if not isinstance(self.variable, str | None):
+            raise UsageError(f"variable is {self.variable!r:.100}; it takes the name of an environment variable")
+        flag_of(self.private, "private")
 
     def read(self) -> bytes | None:
         """Return the secret, None if none was given.

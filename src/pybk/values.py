@@ -1,4 +1,4 @@
-"""Values of callers, stored values, and values in messages: fixed mappings, whole numbers of any type, JSON, lists."""
+"""Values of callers, stored values, and values in messages: fixed mappings, whole numbers, flags, JSON, lists."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from operator import index
 from typing import Any, Final, NoReturn, Self, TypeVar
 
-from pybk.errors import CorruptError, UnsupportedFormatError
+from pybk.errors import CorruptError, UnsupportedFormatError, UsageError
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -57,6 +57,13 @@ def whole(value: Any) -> int | None:
         return index(value)
     except TypeError:
         return None
+
+
+def flag_of(value: object, name: str) -> bool:
+    """Return an argument that is True or False; others, such as "no", would be taken for True."""
+    if not isinstance(value, bool):
+        raise UsageError(f"{name} is {value!r:.100}; it takes True or False")
+    return value
 
 
 def listed(items: Iterable[object], most: int = LISTED_MAX) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -210,6 +211,9 @@ def test_where_a_bookie_stands_may_be_in_a_file(tmp_path: Path) -> None:
     assert settings_of(resolved({"bookie.rack_file": str(place), "bookie.rack": "mine"}, {}, None)).rack == "mine"
     with pytest.raises(UsageError, match="is to hold the location of the bookie"):
         settings_of(resolved({"bookie.rack_file": str(tmp_path / "none")}, {}, None))
+    os.mkfifo(tmp_path / "fifo")
+    with pytest.raises(UsageError, match=r"cannot be read: .*a FIFO, and not a regular file"):
+        settings_of(resolved({"bookie.rack_file": str(tmp_path / "fifo")}, {}, None))
 
 
 def test_a_hook_for_traces_is_imported_at_the_start_alone(run: Run, file: Path) -> None:

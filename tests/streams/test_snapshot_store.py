@@ -315,3 +315,9 @@ def test_the_bytes_of_a_manifest_stay_as_they_are(blobs: BlobStore) -> None:
         f'{{"directories":[],"files":[["",384,1,["{digest}"]]],"format":1,'
         f'"info":[1,2,3,{{"a":"b"}},{saved.created_ns},false,1,1],"part_bytes":{PART}}}'
     )
+
+
+def test_what_is_no_file_is_not_saved(blobs: BlobStore, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    with pytest.raises(UsageError, match="it is a FIFO, and not a regular file; name a regular file, or a directory"):
+        opened(blobs).save(tmp_path / "fifo")

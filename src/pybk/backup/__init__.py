@@ -25,11 +25,12 @@ from pybk.config import StoreConfig
 from pybk.credentials import Passwords, without_credentials
 from pybk.deferral import LateModule
 from pybk.errors import UsageError
-from pybk.manager.arguments import existing_ids, flag_of, path_of, progress_of, whole_from
+from pybk.manager.arguments import existing_ids, path_of, progress_of, whole_from
 from pybk.manager.ledger_manager import LedgerManager, backend_of
 from pybk.manager.local_backend import StoreBackend
 from pybk.storage.readonly import ReadOnlyStore
 from pybk.threads.call_threads import asyncio_form
+from pybk.values import flag_of
 
 if TYPE_CHECKING:
     from pybk.backup import cluster_source

@@ -15,7 +15,7 @@ from pybk.deferral import LateModule
 from pybk.errors import IllegalOperationError, NoSuchLedgerError, UsageError
 from pybk.flags import LedgerType, StorageHint, WriteFlag
 from pybk.ledger.digest import DigestType, is_keyed
-from pybk.values import whole
+from pybk.values import flag_of, whole
 
 if TYPE_CHECKING:
     from pybk.manager import connect
@@ -270,13 +270,6 @@ def existing_ids(ledger_ids: object) -> list[int]:
     if isinstance(ledger_ids, (str, bytes)) or not isinstance(ledger_ids, Iterable):
         raise UsageError(f"ledger_ids is {ledger_ids!r:.100}; it takes an iterable of ledger ids, such as [3, 5]")
     return sorted({existing_id(ledger_id) for ledger_id in ledger_ids})
-
-
-def flag_of(value: object, name: str) -> bool:
-    """Return an argument that is True or False; others, such as "no", would be taken for True."""
-    if not isinstance(value, bool):
-        raise UsageError(f"{name} is {value!r:.100}; it takes True or False")
-    return value
 
 
 def progress_of(progress: object) -> Progress:

@@ -53,7 +53,6 @@ from pybk.manager.arguments import (
     digest_type_of,
     existing_id,
     existing_ids,
-    flag_of,
     hints_of,
     id_for,
     join_cluster,
@@ -73,6 +72,7 @@ from pybk.storage.descriptor import LedgerDescriptor
 from pybk.storage.store import Store
 from pybk.storage.volumes import named_paths
 from pybk.threads.call_threads import asyncio_form, in_thread
+from pybk.values import flag_of
 
 if TYPE_CHECKING:
     from pybk.healing.scrub import ScrubReport, ScrubStatus

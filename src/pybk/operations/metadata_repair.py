@@ -7,10 +7,11 @@ from collections.abc import Callable, Sequence
 
 from pybk.credentials import ClusterSecret
 from pybk.errors import UsageError
-from pybk.manager.arguments import flag_of, path_of, progress_of
+from pybk.manager.arguments import path_of, progress_of
 from pybk.metadata.reports import MetadataCheckReport, MetadataExportReport, MetadataRestoreReport
 from pybk.operations import metadata_restore
 from pybk.threads.call_threads import asyncio_form
+from pybk.values import flag_of
 
 # ---- export and check ------------------------------------------------------------------------------------------------
 

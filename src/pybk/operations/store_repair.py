@@ -7,11 +7,12 @@ from collections.abc import Callable
 
 from pybk.credentials import Passwords, Secret, read_credentials
 from pybk.errors import CookieError, UsageError
-from pybk.manager.arguments import Tiers, flag_of, path_of, progress_of
+from pybk.manager.arguments import Tiers, path_of, progress_of
 from pybk.storage.repair.rebuild import RebuildReport
 from pybk.storage.repair.rebuild import rebuild_index as rebuild_store_index
 from pybk.storage.repair.verify import VerifyReport, verify_store
 from pybk.threads.call_threads import asyncio_form
+from pybk.values import flag_of
 
 
 def verify(

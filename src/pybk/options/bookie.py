@@ -20,6 +20,7 @@ from pybk.metadata.url import SCHEMES, parse_url
 from pybk.options.rows import THE_TABLE, Option
 from pybk.options.settings import DEFAULT, ConfigFile, Setting, resolve
 from pybk.replication.locations import Location
+from pybk.storage.io.filesystem import read_regular
 from pybk.storage.volumes import check_distinct
 from pybk.transport.curve import check_address
 
@@ -41,6 +42,8 @@ STORE_LEFT_OUT: Final = {
     "on_span": "`[trace] on_span` names it",
 }
 """Settings of a store that are not options of a bookie, and the reasons."""
+
+_RACK_BYTES_MAX: Final = 4096
 
 
 OPTIONS: Final[Sequence[Option]] = THE_TABLE.options("options")
@@ -179,7 +182,6 @@ def rack_of(value: Mapping[str, Any]) -> str:
     if rack or not path:
         return rack
     try:
-        with open(path, encoding="utf-8") as file:
-            return file.read(4096).strip()
+        return read_regular(path, _RACK_BYTES_MAX).decode().strip()
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{path} is to hold the location of the bookie, and cannot be read: {error}") from error

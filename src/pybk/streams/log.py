@@ -17,7 +17,7 @@ from pybk.errors import LogFencedError, NoSuchEntryError, UsageError
 from pybk.flags import StorageHint
 from pybk.ledger.digest import DigestType
 from pybk.manager.append_future import seconds_of
-from pybk.manager.arguments import flag_of, hints_of, whole_from
+from pybk.manager.arguments import hints_of, whole_from
 from pybk.manager.handle import opening_form, where_called
 from pybk.manager.ledger_manager import LedgerManager, backend_of
 from pybk.manager.opening import LockWatch
@@ -39,7 +39,7 @@ from pybk.streams.retention import RETENTION_PROPERTY, Retention, apply_at_rest,
 from pybk.streams.segment_merge import KEEP_SECONDS, SegmentMerge, checked_keep, merge_segments
 from pybk.streams.subscription import MAX_UNACKED, Consuming, DeadLetters, Subscription
 from pybk.threads.call_threads import asyncio_form
-from pybk.values import INT64_MAX
+from pybk.values import INT64_MAX, flag_of
 
 FIRST_SEQ: Final = 0
 """The sequence number of the first record of a log."""

@@ -26,12 +26,12 @@ from pybk.errors import NoSuchLedgerError, PybkError, UnauthorizedError, UsageEr
 from pybk.flags import StorageHint, WriteFlag
 from pybk.ledger.digest import DigestType
 from pybk.ledger.keys import wrong_credentials
-from pybk.manager.arguments import flag_of, hints_of, member_of, quorums_of, whole_from
+from pybk.manager.arguments import hints_of, member_of, quorums_of, whole_from
 from pybk.manager.ledger_manager import LedgerManager, create_when_full
 from pybk.manager.ledger_reader import LedgerReader
 from pybk.manager.ledger_writer import LedgerWriter
 from pybk.streams.list_record import SEQ_MAX, ListKind
-from pybk.values import decode_json, encode_json
+from pybk.values import decode_json, encode_json, flag_of
 
 logger = logging.getLogger(__name__)
 

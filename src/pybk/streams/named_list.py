@@ -25,7 +25,7 @@ from pybk.errors import (
     UnauthorizedError,
     UsageError,
 )
-from pybk.manager.arguments import flag_of, store_path_of
+from pybk.manager.arguments import store_path_of
 from pybk.manager.handle import Handle, where_called
 from pybk.manager.ledger_manager import LedgerManager, backend_of
 from pybk.streams import ledger_list
@@ -35,6 +35,7 @@ from pybk.streams.list_record import UID_BYTES, ListKind, ListRecord, checked_na
 from pybk.streams.list_writer import OPEN_REMEDY, ListWriter
 from pybk.streams.log_settings import LedgerSpec, LogSettings, RollPolicy, spec_of
 from pybk.threads.call_threads import asyncio_form
+from pybk.values import flag_of
 
 if TYPE_CHECKING:
     from pybk.manager.opening import Closing

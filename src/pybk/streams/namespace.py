@@ -14,7 +14,7 @@ from pybk.credentials import Secret
 from pybk.errors import ClosedError, IllegalOperationError, LogExistsError, UsageError
 from pybk.flags import StorageHint
 from pybk.ledger.digest import DigestType
-from pybk.manager.arguments import flag_of, hints_of
+from pybk.manager.arguments import hints_of
 from pybk.manager.handle import Handle, opening_form, where_called
 from pybk.manager.ledger_manager import LedgerManager, backend_of
 from pybk.metadata.store import Watch
@@ -28,6 +28,7 @@ from pybk.streams.name_watch import NameWatch
 from pybk.streams.named_list import delete_log, manager_at
 from pybk.streams.sweep import check_not_lost
 from pybk.threads.call_threads import asyncio_form
+from pybk.values import flag_of
 
 
 class Namespace(Handle):

@@ -22,14 +22,14 @@ from itertools import takewhile
 from typing import Any, Final, NamedTuple
 
 from pybk.errors import ClosedError, LogFencedError, NoSuchLogError, PybkError, UsageError
-from pybk.manager.arguments import flag_of, whole_from
+from pybk.manager.arguments import whole_from
 from pybk.metadata.store import Watch
 from pybk.streams import ledger_list
 from pybk.streams.ledger_steps import LedgerSteps, cancel_elsewhere
 from pybk.streams.list_record import SEQ_MAX, Bounds, ListRecord, Segment
 from pybk.streams.list_writer import ListWriter
 from pybk.threads import background, in_children, weakly
-from pybk.values import FrozenDict, decode_json, encode_json
+from pybk.values import FrozenDict, decode_json, encode_json, flag_of
 
 logger = logging.getLogger(__name__)
 

@@ -27,6 +27,8 @@ from pybk.errors import (
 )
 from pybk.manager.arguments import whole_from
 from pybk.manager.ledger_manager import backend_of
+from pybk.storage.io.failures import IrregularFileError
+from pybk.storage.io.filesystem import open_regular
 from pybk.streams.blob import PieceWriter
 from pybk.streams.blob_store import BlobStore
 from pybk.streams.list_record import checked_name
@@ -505,7 +507,11 @@ class _Saving(PieceWriter):
                 raise UsageError(f"{path} is neither a file nor a directory, and cannot be in a snapshot; remove it")
 
     def _add_file(self, path: Path, relative: str) -> None:
-        with open(path, "rb") as file:
+        try:
+            opened = open_regular(str(path))
+        except IrregularFileError as error:
+            raise UsageError(f"{path} cannot be in a snapshot: it is {error.strerror}, or a directory") from error
+        with open(opened, "rb") as file:
             mode = os.fstat(file.fileno()).st_mode & 0o777
             self.add(relative, mode, lambda saving: shutil.copyfileobj(file, saving, 1 << 20))
 

@@ -29,7 +29,7 @@ from pybk.flags import StorageHint
 from pybk.ledger.digest import DigestType
 from pybk.ledger.keys import KeyRing
 from pybk.manager.append_future import seconds_of
-from pybk.manager.arguments import flag_of, hints_of, whole_from
+from pybk.manager.arguments import hints_of, whole_from
 from pybk.manager.handle import opening_form, where_called
 from pybk.manager.ledger_manager import LedgerManager, backend_of
 from pybk.streams import ledger_list
@@ -40,7 +40,7 @@ from pybk.streams.list_writer import LOCK_LOOK_SECONDS, ListWriter, lock_name
 from pybk.streams.log_settings import LedgerSpec, LogSettings, spec_of
 from pybk.streams.named_list import NamedList, RecordWriter
 from pybk.threads.call_threads import asyncio_form, in_thread
-from pybk.values import INT64_MAX
+from pybk.values import INT64_MAX, flag_of
 
 if TYPE_CHECKING:
     from pybk.manager.opening import LockWatch

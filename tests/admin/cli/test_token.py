@@ -12,6 +12,7 @@ import pytest
 from pybk.admin.cli import main
 from pybk.admin.http import Scope, read_tokens
 from pybk.admin.http.tokens import Token, add_token, find_token
+from pybk.errors import UsageError
 
 
 def test_a_token_is_added_to_its_file_and_printed_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -54,3 +55,41 @@ def test_tokens_that_are_added_at_the_same_time_are_all_there(tmp_path: Path) ->
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(lambda number: add_token(path, Token.new(f"t{number}", Scope.READ)[0]), range(20)))
     assert {each.name for each in read_tokens(path)} == {f"t{number}" for number in range(20)}
+
+
+@pytest.mark.parametrize("kind", ["fifo", "directory", "link"])
+def test_what_is_no_regular_file_gets_no_token_and_stays(
+    kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = tmp_path / "tokens"
+    if kind == "directory":
+        place.mkdir()
+    else:
+        os.mkfifo(tmp_path / "fifo" if kind == "link" else place)
+    if kind == "link":
+        place.symlink_to(tmp_path / "fifo")
+    before = place.stat()
+    assert main(["token", "anna", "--file", str(place)]) != 0
+    says = "a directory, and not a file" if kind == "directory" else "a FIFO, and not a regular file"
+    assert f"cannot hold tokens: it is {says}; name a regular file, or a new one" in capsys.readouterr().err
+    assert place.stat().st_ino == before.st_ino
+    with pytest.raises(UsageError, match=r"cannot be read: .*name a regular file"):
+        read_tokens(place)
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        (b"alias ll='ls -l'\n", "line 1, is not a token"),
+        (b"\xff\xfe", "cannot get another token: .*utf-8"),
+        (b"#" * (1 << 20) + b"\n", "cannot get another token: .*more than 1048576 bytes"),
+    ],
+)
+def test_a_file_of_another_kind_gets_no_token(data: bytes, says: str, tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_bytes(data)
+    with pytest.raises(UsageError, match=says):
+        add_token(str(file), Token.new("anna", Scope.READ)[0])
+    assert file.read_bytes() == data
+    with pytest.raises(UsageError):
+        read_tokens(file)

@@ -7,6 +7,7 @@ replaced by another without a gap.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import hmac
@@ -16,10 +17,11 @@ import secrets
 import stat
 from collections.abc import Iterable
 from enum import IntEnum
-from typing import Final, NamedTuple
+from typing import BinaryIO, Final, NamedTuple
 
 from pybk.errors import UsageError
-from pybk.storage.io.filesystem import OsFileSystem
+from pybk.storage.io.failures import IrregularFileError
+from pybk.storage.io.filesystem import OsFileSystem, open_regular
 
 TOKEN_BYTES: Final = 32
 _LINE: Final = re.compile(r"(\S+)\s+(\S+)\s+([0-9a-f]{64})")
@@ -76,9 +78,9 @@ def read_tokens(path: str | os.PathLike[str]) -> tuple[Token, ...]:
         UsageError: The file cannot be read, every user may change it, or a line is not a token.
     """
     try:
-        with open(path, encoding="utf-8") as file:
+        with open(open_regular(os.fspath(path)), "rb") as file:
             mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
-            text = file.read(_FILE_BYTES_MAX)
+            text = _text_of(file)
     except (OSError, ValueError) as error:
         raise UsageError(f"the file of tokens {os.fspath(path)!r} cannot be read: {error}") from error
     if mode & stat.S_IWOTH:
@@ -86,6 +88,24 @@ def read_tokens(path: str | os.PathLike[str]) -> tuple[Token, ...]:
             f"the mode {mode:04o} of the file of tokens {os.fspath(path)!r} lets every user of this host add a token: "
             "chmod o-w"
         )
+    return _tokens_in(path, text)
+
+
+def _text_of(file: BinaryIO) -> str:
+    """Return the text of a file of tokens.
+
+    Raises:
+        OSError: It is longer than such a file may be.
+        ValueError: It is not UTF-8.
+    """
+    data = file.read(_FILE_BYTES_MAX + 1)
+    if len(data) > _FILE_BYTES_MAX:
+        raise OSError(errno.EFBIG, f"it has more than {_FILE_BYTES_MAX} bytes; remove the tokens that nobody needs")
+    return data.decode()
+
+
+def _tokens_in(path: str | os.PathLike[str], text: str) -> tuple[Token, ...]:
+    """Return the tokens in the text of a file; raises UsageError for a line that is not one."""
     lines = [(number, line.strip()) for number, line in enumerate(text.splitlines(), 1)]
     return tuple(_token(path, number, line) for number, line in lines if line and not line.startswith("#"))
 
@@ -97,26 +117,46 @@ def add_token(path: str, token: Token) -> None:
     lines. Another process that adds a token meanwhile waits.
 
     Raises:
+        UsageError: It exists and is not a file of tokens, such as a device, which would be replaced.
         OSError: The file cannot be read, replaced, or given its owner; it has its old lines.
     """
     path = os.path.realpath(path)  # a link stays
     while True:
-        with open(os.open(path, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o600), "rb") as old:
+        with open(_opened(path), "rb") as old:
             fcntl.flock(old, fcntl.LOCK_EX)
             before = os.fstat(old.fileno())
             if not os.path.samestat(before, os.stat(path)):
                 continue  # another process replaced it before this one got the lock
-            lines = old.read()
-            if lines and not lines.endswith(b"\n"):
-                lines += b"\n"  # an editor left out the end of the last line
-            _replace(path, lines + token.line().encode(), before)
+            lines = _lines_of(path, old)
+            if lines and not lines.endswith("\n"):
+                lines += "\n"  # an editor left out the end of the last line
+            _replace(path, (lines + token.line()).encode(), before)
             return
+
+
+def _opened(path: str) -> int:
+    """Open a file of tokens to add one to it, or make it; return its descriptor."""
+    try:
+        return open_regular(path, os.O_RDONLY | os.O_CREAT)
+    except IrregularFileError as error:
+        raise UsageError(f"{path} cannot hold tokens: it is {error.strerror}, or a new one") from error
+
+
+def _lines_of(path: str, file: BinaryIO) -> str:
+    """Return the lines of a file that a token is added to, so that no file of another kind gets one."""
+    try:
+        lines = _text_of(file)
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{path} cannot get another token: {error}") from error
+    _tokens_in(path, lines)
+    return lines
 
 
 def _replace(path: str, data: bytes, before: os.stat_result) -> None:
     """Make ``data`` a file's whole content, durably, and keep the mode and owner that it had before."""
     temporary = f"{path}.tmp"
-    with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600), "wb") as new:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
+    with open(open_regular(temporary, flags, remedy="remove it"), "wb") as new:
         if (before.st_uid, before.st_gid) != (os.geteuid(), os.getegid()):
             os.fchown(new.fileno(), before.st_uid, before.st_gid)
         os.fchmod(new.fileno(), stat.S_IMODE(before.st_mode))

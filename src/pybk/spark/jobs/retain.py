@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING
 
 from pybk.credentials import CredentialSources, Secret
 from pybk.errors import UsageError
-from pybk.manager.arguments import flag_of, user_type
+from pybk.manager.arguments import user_type
 from pybk.spark.connection import Connection, StoreOrCluster, connection
 from pybk.spark.consumers import read_consumers, remove_consumer
 from pybk.spark.jobs.transfer import COPY_OF, IMPORT_OF
 from pybk.spark.sink.manifest import SINKS, Sink
 from pybk.spark.sink.sink_retention import SinkRetention
 from pybk.spark.sink.upkeep import retain_ledgers
+from pybk.values import flag_of
 
 if TYPE_CHECKING:
     from pybk.metadata.cluster import ClusterMetadata

@@ -25,10 +25,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from pybk.errors import UsageError
-from pybk.manager.arguments import flag_of, whole_from
+from pybk.manager.arguments import whole_from
 from pybk.spark.finished_ledgers import DescribedLedger, FinishedByAll, is_selected
 from pybk.spark.options import AGE_SECONDS_MAX
 from pybk.spark.places import ITSELF
+from pybk.values import flag_of
 
 if TYPE_CHECKING:
     from pybk.flags import LedgerType

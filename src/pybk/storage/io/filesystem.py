@@ -1106,11 +1106,11 @@ _KINDS: Final = {
 
 
 def open_regular(path: str, flags: int = os.O_RDONLY, *, remedy: str = "name a regular file") -> int:
-    """Open a file that exists; returns its descriptor, which exec does not inherit.
+    """Open a regular file; returns its descriptor, which exec does not inherit.
 
     Args:
         path: The file.
-        flags: As for ``os.open``.
+        flags: As for ``os.open``; a file that ``O_CREAT`` makes is for its owner alone.
         remedy: The remedy if it is not a regular file.
 
     Raises:
@@ -1118,7 +1118,9 @@ def open_regular(path: str, flags: int = os.O_RDONLY, *, remedy: str = "name a r
         OSError: It cannot be opened.
     """
     try:
-        descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)  # without effect on a regular file
+        descriptor = os.open(
+            path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o600
+        )  # O_NONBLOCK is without effect on a regular file
     except OSError as error:
         if error.errno in (errno.ENXIO, errno.EISDIR):
             raise _irregular(path, os.stat(path).st_mode, remedy) from error
