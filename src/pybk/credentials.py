@@ -520,7 +520,7 @@ class Passwords:
         Raises:
             UsageError: A file cannot be read or is not private, or is not a valid file of passwords.
         """
-        data = read_secret_file(path, private=private, bytes_max=_PASSWORDS_BYTES_MAX)
+        data = read_secret_file(path, private=flag_of(private, "private"), bytes_max=_PASSWORDS_BYTES_MAX)
         try:
             values = tomllib.loads(data.decode())
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

@@ -391,7 +391,14 @@ def test_arguments_are_checked_before_anything_is_done(blobs: BlobStore, manager
             blobs.put("a", data)
     with pytest.raises(UsageError, match="encode it first"), blobs.create_blob("a") as upload:
         upload.write("text")  # type: ignore[arg-type]
-    for options in ({"name": "a/b"}, {"name": "x" * 33}, {"keep": 0}, {"keep": "all"}, {"grace_s": -1}):
+    for options in (
+        {"name": "a/b"},
+        {"name": "x" * 33},
+        {"keep": 0},
+        {"keep": "all"},
+        {"grace_s": -1},
+        {"grace_s": "x"},
+    ):
         with pytest.raises(UsageError):
             opened(manager, **options)
     assert ledgers(manager) == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import threading
 import time
 from collections.abc import Iterator
@@ -107,12 +108,55 @@ def test_records_are_handed_out_until_they_are_acknowledged(log: Log) -> None:
     assert not log.delete_subscription("sub")
 
 
-@pytest.mark.parametrize("wait", [float("nan"), float("inf"), "3", 10**400])
+@pytest.mark.parametrize("wait", [float("nan"), float("inf"), "3", 10**400, None, -1, True])
 def test_a_wait_for_the_owner_that_never_ends_is_refused(log: Log, wait: Any) -> None:
     with subscribed(log), pytest.raises(UsageError, match=r"wait is .* it takes seconds"):
         log.subscribe("sub", wait=wait)
     with pytest.raises(UsageError, match=r"wait is .* it takes seconds"):
         RemoteConsumer.connect("nothing", wait=wait)
+
+
+@pytest.mark.parametrize("most", [None, math.nan, 1.5, True, "x", 0, 2**63])
+def test_dead_letters_and_reads_take_a_whole_number_of_records(log: Log, writer: LogWriter, most: Any) -> None:
+    with pytest.raises(UsageError, match=r"max_deliveries is .*a whole number from 1"):
+        subscribed(log, dead_letters=DeadLetters(writer, most))
+    with log.reader() as reader, pytest.raises(UsageError, match=r"most is .*a whole number from 1"):
+        reader.read_many(most)
+    with subscribed(log) as subscription, pytest.raises(UsageError, match=r"most is .*a whole number from 1"):
+        subscription.read_many(most)
+
+
+def test_dead_letters_take_a_writer(log: Log) -> None:
+    with pytest.raises(UsageError, match=r"writer is <Log 'log'.* take a LogWriter"):
+        subscribed(log, dead_letters=DeadLetters(log))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("bad", [math.inf, math.nan, "x", True, 10**400, []])
+def test_times_are_seconds(log: Log, writer: LogWriter, bad: Any) -> None:
+    append(writer, 1)
+    with subscribed(log) as subscription:
+        for call in (
+            lambda: subscription.read_many(1, timeout=bad),
+            lambda: asyncio.run(subscription.read_many_async(1, timeout=bad)),
+            lambda: subscription.nack(0, delay=bad),
+            lambda: subscribed(log, "other", ack_timeout=bad),
+        ):
+            with pytest.raises(UsageError, match=r"(timeout|delay|ack_timeout) is .*it takes seconds"):
+                call()
+
+
+@pytest.mark.parametrize("name", [None, 3, "\ud800", "a@b", "x" * 10_000])
+def test_a_subscription_that_no_name_can_have_is_not_deleted(log: Log, name: Any) -> None:
+    with pytest.raises(UsageError, match="the name ") as raised:
+        log.delete_subscription(name)
+    assert len(str(raised.value)) < 200
+
+
+@pytest.mark.parametrize("changes", [{"a": "\ud800"}, {"\udfff": "a"}])
+def test_properties_that_utf8_cannot_encode_are_refused(log: Log, changes: dict[str, str]) -> None:
+    with pytest.raises(UsageError, match="the properties of log 'log' cannot be encoded as UTF-8"):
+        log.set_properties(changes)
+    assert log.properties() == {}
 
 
 @pytest.mark.parametrize("seq", [-1, -(2**63), 1.5, None, "b"])

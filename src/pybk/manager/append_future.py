@@ -39,12 +39,19 @@ def seconds_of(timeout: object, name: str = "timeout") -> float | None:
     """Return a valid timeout in seconds; None stands for no limit."""
     if timeout is None:
         return None
-    if isinstance(timeout, (int, float)) and timeout <= threading.TIMEOUT_MAX:
+    if isinstance(timeout, (int, float)) and not isinstance(timeout, bool) and timeout <= threading.TIMEOUT_MAX:
         return timeout
     raise UsageError(
         f"{name} is {timeout!r:.100}; it takes seconds, at most {threading.TIMEOUT_MAX:.0f}, or None to wait for as "
         "long as it takes"
     )
+
+
+def duration_of(value: object, name: str, most: float = threading.TIMEOUT_MAX) -> float:
+    """Return an argument that is seconds from 0 to ``most``; unlike a timeout, it always has a limit."""
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= most:
+        return value
+    raise UsageError(f"{name} is {value!r:.100}; it takes seconds, from 0 to {most:.0f}")
 
 
 class AppendFuture(Generic[T]):

@@ -47,7 +47,7 @@ from pybk.storage.log.log import Ticket
 from pybk.threads.call_threads import asyncio_form
 from pybk.threads.group_commit import Completion
 from pybk.threads.interrupts import Holding, guarded
-from pybk.values import whole
+from pybk.values import flag_of, whole
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -79,7 +79,7 @@ class AppendOrder:
         Raises:
             TooManyRequestsError: ``wait`` is False.
         """
-        if not wait:
+        if not flag_of(wait, "wait"):  # looked at here alone, because most appends do not wait
             self.refuse(nbytes)
         lock = self._descriptor.lock
 

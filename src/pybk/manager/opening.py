@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
 
 from pybk.deferral import asyncio
 from pybk.errors import LogLockedError
-from pybk.manager.append_future import seconds_of
+from pybk.manager.append_future import duration_of
 from pybk.threads.call_threads import call_in, in_own_thread, in_thread
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ class LockedOpening(Opening[H]):
     async def _open(self) -> H:
         self._begun = True
         loop, released = asyncio.get_running_loop(), asyncio.Event()
-        deadline = loop.time() + (seconds_of(self._wait, "wait") or 0.0)
+        deadline = loop.time() + duration_of(self._wait, "wait")
         watch: Watch | None = None
 
         def wake() -> None:

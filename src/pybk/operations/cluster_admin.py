@@ -67,7 +67,7 @@ from pybk.replication.locations import PlacementPolicy
 from pybk.replication.replica_check import ReplicasCheck
 from pybk.spans import operation
 from pybk.threads.call_threads import asyncio_form, in_thread
-from pybk.values import listed
+from pybk.values import flag_of, listed
 
 if TYPE_CHECKING:
     from pybk.metadata.cluster import ClusterMetadata
@@ -154,6 +154,7 @@ class ClusterAdmin:
         Cost: Some round trips, for all bookies together.
         """
         metadata = self._metadata
+        flag_of(removed, "removed")
         return tuple(statuses_of(metadata.list_cookies(removed=removed), metadata.list_bookies()))
 
     bookies_async = asyncio_form(bookies)

@@ -28,6 +28,7 @@ from pybk.errors import (
 )
 from pybk.flags import StorageHint
 from pybk.ledger.digest import DigestType
+from pybk.manager.append_future import duration_of
 from pybk.manager.arguments import hints_of, whole_from
 from pybk.manager.atomic_group import GroupMember, GroupPart
 from pybk.manager.handle import Handle, opening_form
@@ -40,7 +41,7 @@ from pybk.streams.list_record import META_BYTES_MAX, checked_name
 from pybk.streams.log_settings import LogSettings, spec_of
 from pybk.streams.named_list import manager_at
 from pybk.threads.call_threads import asyncio_form, in_own_thread
-from pybk.values import FrozenDict, encode_json
+from pybk.values import FrozenDict, encode_json, flag_of
 
 UPLOAD_AGE_S: Final = 86400.0
 """The age in seconds from which a sweep counts an upload of another process as ended."""
@@ -49,6 +50,7 @@ STORE_NAME_BYTES_MAX: Final = 32
 """The longest name of a blob store: with a blob's name of 120 bytes, escaped, it has to fit a key of 480 bytes."""
 KEEP_MAX: Final = 64
 _BUFFER_BYTES: Final = 1 << 20
+_GRACE_SECONDS_MAX: Final = 1e9
 
 R = TypeVar("R")
 
@@ -159,8 +161,7 @@ class BlobStore(Handle):
                 f"the name {name!r:.60} of a blob store takes 1 to {STORE_NAME_BYTES_MAX} bytes in UTF-8, without /"
             )
         kept = whole_from(keep, 1, "keep", "a number of versions", KEEP_MAX)
-        if not 0 <= grace_s < 1e9:
-            raise UsageError(f"grace_s is {grace_s!r:.50}; it takes seconds, from 0 up")
+        grace_s, read_only = duration_of(grace_s, "grace_s", _GRACE_SECONDS_MAX), flag_of(read_only, "read_only")
         with ExitStack() as undo:
             manager = manager_at(where, undo, read_only=read_only, config=config)
             store = cls(manager, BlobCatalog(manager, name, spec, grace_s), kept, owns=manager is not where)
@@ -282,7 +283,7 @@ class BlobStore(Handle):
         found = catalog.version(source, version)
         if source == target and found == catalog.read(source).latest:
             return _info(source, found)
-        check = partial(_check_absent, overwrite=overwrite)
+        check = _check_of(overwrite)
         record = catalog.read(target)
         check(record)
         for each in (catalog.read(source), record):
@@ -443,7 +444,7 @@ class BlobUpload(BlobWriter[BlobInfo]):
         self._catalog = catalog
         self._meta = meta
         self._keep = keep
-        self._check = partial(_check_absent, overwrite=overwrite)
+        self._check = _check_of(overwrite)
         self._info: BlobInfo | None = None
         self._check(catalog.read(name))
         writer, self._reference = catalog.begin(name)
@@ -604,6 +605,11 @@ def _info(name: str, found: BlobVersion) -> BlobInfo:
         meta=FrozenDict(found.meta),
         ledger_id=found.reference.ledger_id,
     )
+
+
+def _check_of(overwrite: bool) -> Callable[[BlobRecord], None]:
+    """Return the check that the record of a blob passes before the blob is replaced."""
+    return partial(_check_absent, overwrite=flag_of(overwrite, "overwrite"))
 
 
 def _check_absent(record: BlobRecord, *, overwrite: bool) -> None:

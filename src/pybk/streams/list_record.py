@@ -869,11 +869,17 @@ class ListRecord:
         """Return the record with other properties; None removes one.
 
         Raises:
-            UsageError: They are too long.
+            UsageError: They are too long, or UTF-8 cannot encode them.
         """
         merged = {**self.properties, **changes}
         kept = {name: value for name, value in merged.items() if value is not None}
-        size = sum(len(text.encode()) for pair in kept.items() for text in pair)
+        try:
+            size = sum(len(text.encode()) for pair in kept.items() for text in pair)
+        except UnicodeEncodeError as error:
+            raise UsageError(
+                f"the properties of log {self.name!r} cannot be encoded as UTF-8: {error.reason}; the text is "
+                f"{error.object!r:.50}"
+            ) from error
         if size > PROPERTIES_BYTES_MAX:
             raise UsageError(
                 f"the properties of log {self.name!r} would have {size} bytes in UTF-8; they take at most "

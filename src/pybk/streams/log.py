@@ -16,7 +16,7 @@ from pybk.credentials import Secret
 from pybk.errors import LogFencedError, NoSuchEntryError, UsageError
 from pybk.flags import StorageHint
 from pybk.ledger.digest import DigestType
-from pybk.manager.append_future import seconds_of
+from pybk.manager.append_future import duration_of, seconds_of
 from pybk.manager.arguments import hints_of, whole_from
 from pybk.manager.handle import opening_form, where_called
 from pybk.manager.ledger_manager import LedgerManager, backend_of
@@ -230,7 +230,7 @@ class Log(NamedList, kinds=(ListKind.LOG, ListKind.CURSOR), first_seq=FIRST_SEQ)
         Cost: Four synced writes, and one scrypt, about 400 ms, for the first use of a password.
         """
         rolls = LogSettings(segment_bytes=segment_bytes, segment_age_s=segment_age_s, segment_records=segment_records)
-        wait_s = seconds_of(wait, "wait") or 0.0
+        wait_s = duration_of(wait, "wait")
         steal, strict = flag_of(steal, "steal"), flag_of(ordered_txids, "ordered_txids")
         return self._writer_by(OPEN_REMEDY, rolls, wait_s=wait_s, steal=steal, strict=strict)
 
@@ -279,6 +279,7 @@ class Log(NamedList, kinds=(ListKind.LOG, ListKind.CURSOR), first_seq=FIRST_SEQ)
             CorruptError: The first record could not be found, because others are damaged or missing.
         """
         self._check_open()
+        follow, strict = flag_of(follow, "follow"), flag_of(strict, "strict")
         reader = LogReader(self._steps, seq_of(self._steps, start), follow=follow, strict=strict)
         self._keep(reader)
         if self._closed:
@@ -391,7 +392,7 @@ class Log(NamedList, kinds=(ListKind.LOG, ListKind.CURSOR), first_seq=FIRST_SEQ)
             return Adoption(False, done.epoch, done.seq)
         owner = ListWriter(self._manager, self.name, self._spec, RollPolicy())
         owner.steps.uid = self._steps.uid
-        adopted = owner.adopt(ledgers, query, epoch, wait_s=seconds_of(wait, "wait") or 0.0, remember_s=remember_s)
+        adopted = owner.adopt(ledgers, query, epoch, wait_s=duration_of(wait, "wait"), remember_s=remember_s)
         if adopted.is_new:
             apply_at_rest(self._steps, adopted.record.epoch)
         now = adopted.record.producers[query]
@@ -546,7 +547,7 @@ class Log(NamedList, kinds=(ListKind.LOG, ListKind.CURSOR), first_seq=FIRST_SEQ)
         """
         self._check_open()
         name, how = checked_subscription(name), Consuming(mode, ack_timeout, max_unacked, dead_letters)
-        wait_s = seconds_of(wait, "wait") or 0.0
+        wait_s, steal, durable = duration_of(wait, "wait"), flag_of(steal, "steal"), flag_of(durable, "durable")
         cursor: Cursor | MemoryCursor
         if durable:
             first, counts = partial(seq_of, self._steps, start), dead_letters is not None
@@ -598,7 +599,7 @@ class Log(NamedList, kinds=(ListKind.LOG, ListKind.CURSOR), first_seq=FIRST_SEQ)
             LogLockedError: A live owner has it, and ``steal`` is False.
         """
         self._check_open()
-        return delete_cursor(self._manager, self._steps, name, steal=steal)
+        return delete_cursor(self._manager, self._steps, checked_subscription(name), steal=flag_of(steal, "steal"))
 
     delete_subscription_async = asyncio_form(delete_subscription)
 
@@ -734,6 +735,7 @@ class Log(NamedList, kinds=(ListKind.LOG, ListKind.CURSOR), first_seq=FIRST_SEQ)
         """
         where_called("Log.truncate()", of_log=True)
         self._check_open()
+        flag_of(force, "force")
         while True:
             record = self._record()
             seq, last = seq_of(self._steps, start), self.last_seq()

@@ -19,7 +19,7 @@ from pybk.streams.record_reader import RecordReader
 from pybk.streams.record_search import first_seq_at_time, first_seq_of_txid
 from pybk.threads import in_children
 from pybk.threads.call_threads import asyncio_form, in_thread
-from pybk.values import whole
+from pybk.values import INT64_MAX, whole
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -155,7 +155,7 @@ class LogReader(RecordSource):
             CorruptError: A record is damaged or missing. DigestMismatchError, if it was changed.
             ClosedError: This reader or its log was closed.
         """
-        wanted, seconds = whole_from(most, 1, "most", "a number of records"), seconds_of(timeout)
+        wanted, seconds = whole_from(most, 1, "most", "a number of records", INT64_MAX), seconds_of(timeout)
         self._look()
         while not (found := self._taken(wanted)):
             if not self._fill(seconds):
@@ -165,7 +165,7 @@ class LogReader(RecordSource):
 
     async def read_many_async(self, most: int, timeout: float | None = None) -> list[LogRecord]:
         """Read as ``read_many`` does, without blocking the event loop; no thread is held while this waits."""
-        wanted, seconds = whole_from(most, 1, "most", "a number of records"), seconds_of(timeout)
+        wanted, seconds = whole_from(most, 1, "most", "a number of records", INT64_MAX), seconds_of(timeout)
         await self._look_async()
         while not (found := self._taken(wanted)):
             if not await self._fill_async(seconds):
@@ -298,8 +298,8 @@ def seq_of(steps: LedgerSteps, start: Start) -> int:
             return steps.existing().record.first_seq
         case LogEnd.LATEST:
             return steps.last_seq() + 1
-        case TxId(value) if whole(value) is not None:
-            return first_seq_of_txid(steps, value)
+        case TxId(value) if (txid := whole(value)) is not None:
+            return first_seq_of_txid(steps, txid)
         case datetime() if start.tzinfo is not None:
             since = start - _EPOCH
             return first_seq_at_time(steps, (since.days * 86_400 + since.seconds) * 10**9 + since.microseconds * 1000)

@@ -287,7 +287,7 @@ def _credentials_of(password: bytes | Secret | None, secret: bytes | Secret | No
     named = Secret(variable=PASSWORD) if password is None else password
     from_environment = password is None and secret is None
     given = environment_credentials() if from_environment else read_credentials(password, secret)
-    if given or flag_of(insecure, "insecure"):
+    if flag_of(insecure, "insecure") or given:
         return given
     source = named.source if isinstance(named, Secret) else None
     if isinstance(named, Secret) and source is not None and (password is not None or named.read() is not None):

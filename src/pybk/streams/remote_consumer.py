@@ -36,7 +36,7 @@ from pybk.errors import (
     TooManyRequestsError,
     UsageError,
 )
-from pybk.manager.append_future import seconds_of
+from pybk.manager.append_future import duration_of, seconds_of
 from pybk.manager.handle import Handle, fork_error, opening_form
 from pybk.streams.format import Position
 from pybk.streams.log_record import LogRecord, RecordSource
@@ -398,7 +398,7 @@ class RemoteConsumer(RecordSource):
             ClosedError: No server serves there.
             UsageError: ``wait`` is no number of seconds.
         """
-        name, deadline = os.fspath(path), time.monotonic() + (seconds_of(wait, "wait") or 0.0)
+        name, deadline = os.fspath(path), time.monotonic() + duration_of(wait, "wait")
         while True:
             connection = _socket()
             try:

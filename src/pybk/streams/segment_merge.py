@@ -15,7 +15,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Final, NamedTuple, Protocol, TypeVar
 
-from pybk.errors import LogLockedError, NoSuchLedgerError, RewoundError, TruncatedError, UsageError
+from pybk.errors import LogLockedError, NoSuchLedgerError, RewoundError, TruncatedError
+from pybk.manager.append_future import duration_of
 from pybk.manager.ledger_manager import backend_of
 from pybk.streams import ledger_list
 from pybk.streams.detached_writer import DetachedLedger, DetachedRecords
@@ -85,9 +86,7 @@ Copies = Callable[[Sequence[MergePlan]], Iterable[Merge | None]]
 
 def checked_keep(keep_s: object) -> float:
     """Return the seconds for which the ledgers of merged segments are kept; raises UsageError unless they are valid."""
-    if isinstance(keep_s, int | float) and 0 <= keep_s <= _KEEP_SECONDS_MAX:
-        return keep_s
-    raise UsageError(f"keep_s is {keep_s!r:.50}; it takes seconds, from 0 to {_KEEP_SECONDS_MAX:.0f}")
+    return duration_of(keep_s, "keep_s", _KEEP_SECONDS_MAX)
 
 
 def merge_segments(steps: LedgerSteps, policy: RollPolicy, keep_s: float, copies: Copies | None = None) -> SegmentMerge:

@@ -38,6 +38,7 @@ from pybk.errors import (
     TruncatedError,
     UsageError,
 )
+from pybk.manager.append_future import duration_of, seconds_of
 from pybk.manager.arguments import whole_from
 from pybk.manager.atomic_group import GroupMember, GroupPart
 from pybk.manager.handle import fork_error, where_called
@@ -57,7 +58,7 @@ from pybk.streams.range_set import Ranges
 from pybk.streams.record_reader import RecordReader
 from pybk.threads import in_children, renew_locks
 from pybk.threads.call_threads import WakeUp, asyncio_form, begun_in_own_thread, begun_in_thread, call_in, in_thread
-from pybk.values import whole
+from pybk.values import INT64_MAX, whole
 
 logger = logging.getLogger(__name__)
 
@@ -128,13 +129,19 @@ class Consuming:
         if self.mode not in SubscriptionMode.__members__.values():
             raise UsageError(f"mode is {self.mode!r:.20}; it takes 'exclusive' or 'shared'")
         whole_from(self.max_unacked, 1, "max_unacked", "a number of records")
-        seconds: object = self.ack_timeout
-        if seconds is not None and not (isinstance(seconds, int | float) and seconds > 0):
+        seconds = seconds_of(self.ack_timeout, "ack_timeout")
+        if seconds is not None and seconds <= 0:
             raise UsageError(f"ack_timeout is {seconds!r:.50}; it takes seconds above 0, or None")
-        if self.dead_letters is not None and not isinstance(self.dead_letters, DeadLetters):
-            raise UsageError(f"dead_letters is {self.dead_letters!r:.50}; it takes DeadLetters(writer), or None")
-        if self.dead_letters is not None and self.dead_letters.max_deliveries < 1:
-            raise UsageError(f"max_deliveries is {self.dead_letters.max_deliveries!r:.50}; it takes at least 1")
+        if self.dead_letters is not None:
+            _check_dead_letters(self.dead_letters)
+
+
+def _check_dead_letters(given: object) -> None:
+    if not isinstance(given, DeadLetters):
+        raise UsageError(f"dead_letters is {given!r:.50}; it takes DeadLetters(writer), or None")
+    if not isinstance(given.writer, LogWriter):
+        raise UsageError(f"writer is {given.writer!r:.50}; dead letters take a LogWriter: DeadLetters(log.writer())")
+    whole_from(given.max_deliveries, 1, "max_deliveries", "a number of deliveries", SEQ_MAX)
 
 
 class SubscriptionStats(NamedTuple):
@@ -442,7 +449,7 @@ class Subscription(RecordSource):
             IllegalOperationError: The subscription is exclusive, and another thread or task reads.
             PybkError: A record could not be moved to the dead letters; it is handed out again.
         """
-        wanted, deadline = whole_from(most, 1, "most", "a number of records"), _deadline(timeout)
+        wanted, deadline = whole_from(most, 1, "most", "a number of records", INT64_MAX), _deadline(timeout)
         token = _Token()
         with self._consumed(token):
             if (found := self._take(wanted)).records:
@@ -469,7 +476,7 @@ class Subscription(RecordSource):
 
     async def _taken_async(self, most: int, timeout: float | None) -> Taken:
         """Read as ``read_many_async`` does."""
-        wanted, deadline = whole_from(most, 1, "most", "a number of records"), _deadline(timeout)
+        wanted, deadline = whole_from(most, 1, "most", "a number of records", INT64_MAX), _deadline(timeout)
         token = _Token()
         with self._consumed(token):
             if (found := await self._take_async(wanted)).records:
@@ -1139,18 +1146,17 @@ def _is_no_collection(records: Iterable[object]) -> bool:
 
 def _deadline(timeout: object) -> float | None:
     """Return when a wait is over."""
-    if timeout is None:
+    seconds = seconds_of(timeout)
+    if seconds is None:
         return None
-    if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout >= 0:
+    if seconds < 0:
         raise UsageError(f"timeout is {timeout!r:.50}; it takes seconds from 0 up, or None to wait without a limit")
-    return time.monotonic() + timeout
+    return time.monotonic() + seconds
 
 
 def _due(delay: float) -> float:
     """Return when records are handed out again."""
-    if not delay >= 0:
-        raise UsageError(f"delay is {delay!r:.50}; it takes seconds, from 0 up")
-    return time.monotonic() + delay
+    return time.monotonic() + duration_of(delay, "delay")
 
 
 def _end_of(ranges: Ranges) -> int:

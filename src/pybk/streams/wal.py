@@ -28,7 +28,7 @@ from pybk.errors import (
 from pybk.flags import StorageHint
 from pybk.ledger.digest import DigestType
 from pybk.ledger.keys import KeyRing
-from pybk.manager.append_future import seconds_of
+from pybk.manager.append_future import duration_of, seconds_of
 from pybk.manager.arguments import hints_of, whole_from
 from pybk.manager.handle import opening_form, where_called
 from pybk.manager.ledger_manager import LedgerManager, backend_of
@@ -214,7 +214,7 @@ class WriteAheadLog(RecordWriter[bytes, range], NamedList, kinds=(ListKind.WAL,)
             segment_age_s=segment_age_s,
         )
         spec = spec_of(ListKind.WAL, password, secret, insecure, asked)
-        wait_s, create, steal = seconds_of(wait, "wait") or 0.0, flag_of(create, "create"), flag_of(steal, "steal")
+        wait_s, create, steal = duration_of(wait, "wait"), flag_of(create, "create"), flag_of(steal, "steal")
 
         def begin(wal: WriteAheadLog) -> None:
             wal._config = config
@@ -681,7 +681,7 @@ class WriteAheadLog(RecordWriter[bytes, range], NamedList, kinds=(ListKind.WAL,)
         durable = self.durable_lsn()
         covered = durable if lsn is None else _whole_lsn(lsn, "lsn")
         keep = whole_from(keep, 1, "keep", "a number of checkpoints")
-        meta = _checked_meta(meta)
+        meta, truncate = _checked_meta(meta), flag_of(truncate, "truncate")
         if covered > durable:
             raise UsageError(
                 f"a checkpoint cannot cover record {covered} of log {self.name!r}; {self._steps.last_shown(durable)} "
@@ -808,7 +808,7 @@ class WriteAheadLog(RecordWriter[bytes, range], NamedList, kinds=(ListKind.WAL,)
             Exception: As ``apply``.
         """
         where_called("WriteAheadLog.promote()", of_log=True)
-        wait_s, steal = seconds_of(wait, "wait") or 0.0, flag_of(steal, "steal")
+        wait_s, steal = duration_of(wait, "wait"), flag_of(steal, "steal")
         if self._writer is not None and self._unapplied is None:
             raise IllegalOperationError(f"log {self.name!r} is open for writing already")
         if self._writer is None or applied is not None:
