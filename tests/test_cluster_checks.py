@@ -17,10 +17,12 @@ from pybk.operations.cluster_checks import (
     SPACE_FACTOR,
     BookieStatus,
     ClusterVerdict,
+    Copies,
     DeviceSpace,
     StopCheck,
     bytes_on,
     drain_failures,
+    short_by_copies,
     space_by_tiers,
     status_with_report,
     stop_check,
@@ -41,6 +43,25 @@ def running(zones: str) -> list[BookieStatus]:
         )
         for number, zone in enumerate(zones)
     ]
+
+
+@pytest.mark.parametrize(
+    ("last", "running_ones", "reasons", "fewest"),
+    [
+        (None, (0, 1, 2), ("missing", "missing", "missing"), 2),
+        (None, (0, 2), ("missing", "missing", "missing"), 1),
+        (None, (0, 1, 2), ("damaged", "damaged", "missing"), 0),
+        (9, (0, 1, 2), ("missing", "missing", "missing"), 0),
+    ],
+)
+def test_a_ledger_without_an_end_has_the_copies_of_what_was_acknowledged(
+    last: int | None, running_ones: tuple[int, ...], reasons: tuple[str, ...], fewest: int
+) -> None:
+    marks = [UnderReplicatedLedger(7, bookie(number), 1, RepairReason(reason)) for number, reason in enumerate(reasons)]
+    cluster = mapped(ledger(7, (0, (0, 1, 2)), quorum=(3, 2), last=last))
+    copies = Copies(cluster, {bookie(number) for number in running_ones}, marks)
+    assert copies.fewest(7) == fewest
+    assert short_by_copies(copies, [7]) == {str(fewest): 1}
 
 
 @pytest.mark.parametrize(

@@ -208,6 +208,25 @@ def test_bookies_that_all_miss_entries_may_have_those_of_each_other() -> None:
     assert (alone.tasks, alone.counts.lost) == ((), 1)
 
 
+@pytest.mark.parametrize(
+    ("absent", "reasons", "short"),
+    [
+        ({}, (MISSING, MISSING, MISSING), "2"),
+        ({1: 5}, (MISSING, MISSING, MISSING), "1"),
+        ({}, (MISSING, DAMAGED, MISSING), "1"),
+        ({}, (DAMAGED, DAMAGED, MISSING), "0"),
+        ({1: 5, 2: 5}, (MISSING, MISSING, MISSING), "0"),
+    ],
+)
+def test_entries_of_an_open_ledger_that_nobody_acknowledged_are_not_lost(
+    absent: dict[int, int], reasons: tuple[RepairReason, ...], short: str
+) -> None:
+    """All bookies were killed under a writer, which has marked each from the first entry that was not acknowledged."""
+    marks = [mark(1, number, first=1, reason=reason) for number, reason in enumerate(reasons)]
+    result = planned(situation(5, absent=absent, marks=marks), ledger(1, (0, (0, 1, 2)), quorum=(3, 2), last=None))
+    assert (result.counts.lost, result.counts.short) == (0, {short: 1})
+
+
 def test_what_was_observed_is_filled_up_where_it_is() -> None:
     found = planned(situation(5, marks=[mark(1, 0, first=40)]), ledger(1, (0, (0, 1, 2)), (40, (0, 1, 3))))
     (task,) = found.tasks

@@ -117,3 +117,10 @@ def test_acknowledged_means_by_enough_of_each_write_set(quorum: Quorum) -> None:
 def test_the_fewest_live_bookies_are_those_of_some_writable_set(quorum: Quorum) -> None:
     everyone = range(1 << quorum.ensemble_size)
     assert quorum.live_min == min(live.bit_count() for live in everyone if quorum.writable(live))
+
+
+@pytest.mark.parametrize("quorum", SHAPES, ids=str)
+def test_an_acknowledged_entry_is_at_worst_on_the_bookies_that_do_not_count(quorum: Quorum) -> None:
+    for kept in range(1 << quorum.ensemble_size):
+        holders = (bits(some) for some in combinations(quorum.write_set(0), quorum.ack_quorum))
+        assert quorum.kept(quorum.mask(0), kept) == min((each & kept).bit_count() for each in holders)

@@ -160,12 +160,13 @@ class _Draft:
 class _Bits(NamedTuple):
     """The places of a fragment, as bits.
 
-    ``sound`` have sound copies of all entries. ``partial`` serve, and lack some. ``hopeful`` may come back with sound
-    copies. ``candidates`` are to be repaired.
+    ``sound`` have sound copies of all entries. ``partial`` serve, and lack some. ``kept`` serve, and no entry is known
+    to be damaged there. ``hopeful`` may come back with sound copies. ``candidates`` are to be repaired.
     """
 
     sound: int
     partial: int
+    kept: int
     hopeful: int
     candidates: int
 
@@ -254,7 +255,7 @@ class _Judge:
         last = fragment.last_entry_id
         empty = last is not None and last < fragment.first_entry_id
         masks = self._ledger.shape.masks
-        fewest = min([(bits.sound & mask).bit_count() for mask in masks])
+        fewest = min([self._copies_of(mask, bits, ended=last is not None) for mask in masks])
         if not empty:
             self._copies = min(self._copies, fewest)
         if last is None:
@@ -275,8 +276,18 @@ class _Judge:
                 self._lost = True
                 draft.end(fragment, RepairState.LOST)
 
+    def _copies_of(self, mask: int, bits: _Bits, *, ended: bool) -> int:
+        """Return the fewest live sound copies of an entry of a write set.
+
+        In a fragment without an end, all bookies may miss entries because nobody acknowledged these: a writer that
+        fails marks each bookie from the first such entry on. Whether they exist is up to the recovery, so the entries
+        that were acknowledged count.
+        """
+        sound = (bits.sound & mask).bit_count()
+        return sound if ended else max(sound, self._ledger.shape.quorum.kept(mask, bits.kept))
+
     def _bits(self, fragment: MappedFragment) -> _Bits:
-        sound = partial = hopeful = candidates = 0
+        sound = partial = kept = hopeful = candidates = 0
         standings, observed, last = self._standings, self._observed, fragment.last_entry_id
         for place, number in enumerate(fragment.places):
             standing = standings[number]
@@ -285,14 +296,16 @@ class _Judge:
             if found is not None and (last is None or found[0] <= last):
                 # A bookie within its grace is filled up when it is back.
                 partial |= bit if standing.sound else 0
+                kept |= bit if standing.sound and found[1] is not RepairReason.DAMAGED else 0
                 candidates |= bit if standing.sound else 0
             elif standing.sound:
                 sound |= bit
+                kept |= bit
             elif standing.replaced_for is None:
                 hopeful |= bit
             if standing.replaced_for is not None:
                 candidates |= bit
-        return _Bits(sound, partial, hopeful, candidates)
+        return _Bits(sound, partial, kept, hopeful, candidates)
 
     def _urgent(self, fragment: MappedFragment, bits: _Bits) -> int:
         """Return the places of urgent copies: those that give each entry that is down to one copy a second one."""

@@ -367,11 +367,16 @@ class Copies:
         self.live: Final = {number for number, bookie in enumerate(cluster.bookies) if bookie in live}
         self._damaged: Final[dict[int, dict[int, int]]] = {}
         """The first entry of each copy that is not sound, by ledger and bookie."""
+        self._kept: Final[set[tuple[int, int]]] = set()
+        """Of these, the ledger and the bookie of each copy that only lacks entries, and has no damaged ones."""
         for mark in marks:
-            first = min((first for reason, first in mark.causes_by_reason().items() if reason.observed), default=None)
+            causes = mark.causes_by_reason()
+            first = min((first for reason, first in causes.items() if reason.observed), default=None)
             number = cluster.number_of(mark.bookie)
             if first is not None and number is not None:
                 self._damaged.setdefault(mark.ledger_id, {})[number] = first
+                if RepairReason.DAMAGED not in causes:
+                    self._kept.add((mark.ledger_id, number))
 
     def live_places(self, fragment: MappedFragment) -> int:
         """Return the places of a fragment whose bookies are registered, as bits."""
@@ -391,18 +396,27 @@ class Copies:
     def fewest(self, ledger_id: int) -> int | None:
         """Return the fewest sound copies of any entry; None if no entry lacks a copy, or without entries.
 
-        The last fragment of an open ledger counts as one with entries.
+        The last fragment of an open ledger counts as one with entries. If all its bookies may miss entries, those count
+        that were acknowledged.
         """
         ledger = self.cluster.get(ledger_id)
         if ledger is None:
             return None
-        counts = [
-            (self.sound_places(ledger_id, fragment) & mask).bit_count()
-            for fragment in self.cluster.fragments(ledger)
-            for mask in masks_with_entries(ledger, fragment)
-        ]
+        quorum = ledger.shape.quorum
+        counts = []
+        for fragment in self.cluster.fragments(ledger):
+            sound = self.sound_places(ledger_id, fragment)
+            kept = sound | self._kept_places(ledger_id, fragment)
+            for mask in masks_with_entries(ledger, fragment):
+                least = 0 if fragment.last_entry_id is not None else quorum.kept(mask, kept)
+                counts.append(max((sound & mask).bit_count(), least))
         found = min(counts, default=None)
-        return None if found is None or found >= ledger.shape.quorum.write_quorum else found
+        return None if found is None or found >= quorum.write_quorum else found
+
+    def _kept_places(self, ledger_id: int, fragment: MappedFragment) -> int:
+        """Return the places of a fragment whose bookies serve and only lack entries, as bits."""
+        bits = (1 << place for place, number in enumerate(fragment.places) if (ledger_id, number) in self._kept)
+        return sum(bits) & self.live_places(fragment)
 
 
 def masks_with_entries(ledger: MappedLedger, fragment: MappedFragment) -> tuple[int, ...]:

@@ -83,6 +83,17 @@ class Quorum(NamedTuple):
         """
         return all((mask & ~known).bit_count() < self.ack_quorum for mask in self.masks())
 
+    def kept(self, mask: int, kept: int) -> int:
+        """Return how many copies of an acknowledged entry there are at least.
+
+        An acknowledged entry is on Qa bookies of its write set, and at worst on all those whose copies do not count.
+
+        Args:
+            mask: The write set of the entry, as bits.
+            kept: Places whose bookies serve, and have kept what they acknowledged, as bits.
+        """
+        return max(0, self.ack_quorum - (mask & ~kept).bit_count())
+
     def writable(self, live: int) -> bool:
         """Return whether each write set has an ack quorum among the live places.
 
