@@ -20,6 +20,9 @@ N = TypeVar("N", int, float)
 SHOWN_MAX: Final = 100
 """Characters of a wrong value that its error shows."""
 
+SECONDS_MAX: Final = 1e9
+"""The longest time that an option takes, 31 years: timers of the system take no times without a limit."""
+
 _WHOLE: Final = re.compile("[0-9]{1,19}")
 _BYTES: Final = re.compile(r"([0-9]{1,19}) ?(?:([KMGT])iB|([kmgt]))?")
 _TIME: Final = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,15})?|\.[0-9]{1,15})([smhd]?)")
@@ -114,8 +117,7 @@ def _size(least: int, most: int) -> Kind:
 
 
 def _time(most: float) -> Kind:
-    limit = "" if most == float("inf") else f" from 0 to {most:g} s"
-    takes = f"a time{limit}, such as 90, 30s, 10m, 2h or 1d"
+    takes = f"a time from 0 to {most:.0f} s, such as 90, 30s, 10m, 2h or 1d"
     return Kind("seconds", takes, lambda value: _within(seconds_of(value), 0, most))
 
 
@@ -170,7 +172,7 @@ KINDS: Final[Mapping[str, Kind]] = {
     "whole": Kind("whole number", "a whole number from 0 to 2**63 - 1", _whole),
     "positive": Kind("whole number", "a whole number from 1 to 2**63 - 1", lambda value: _whole(value, 1)),
     "bytes": _size(0, INT64_MAX),
-    "seconds": _time(float("inf")),
+    "seconds": _time(SECONDS_MAX),
     "seconds_of_hour": _time(3_600),
     "seconds_of_day": _time(86_400),
     "number": Kind("number", "a number", _number),

@@ -210,7 +210,7 @@ def test_the_bare_text_of_the_system_gets_a_remedy(tmp_path: Path, capsys: pytes
     assert main(["cluster", "init", url, "--insecure"]) == 0
     capsys.readouterr()
     for words, text in (
-        (("token", "me", "--file", tmp_path), f"{tmp_path}: Is a directory; name a file"),
+        (("token", "me", "--file", missing / "new"), f"{missing / 'new'}: No such file or directory; check the path"),
         (("support", "bundle", url, file), f"{file}: File exists; name a file that does not exist"),
         (("metadata", "restore", url, missing, "--dry-run"), f"{missing}: No such file or directory; check the path"),
         (("metadata", "export", url, file / "new"), f"{file / 'new'}: Not a directory; check the path"),
@@ -228,7 +228,7 @@ def test_times() -> None:
     for text in ("", "x", "-1", "nan", "inf", "1w"):
         with pytest.raises(ValueError, match=r"^$"):
             seconds_of(text)
-    assert "it takes a time, such as 90, 30s, 10m" in KINDS["seconds"].wrong("1w")
+    assert "it takes a time from 0 to 1000000000 s, such as 90, 30s, 10m" in KINDS["seconds"].wrong("1w")
 
 
 def test_sizes_and_quorums_are_written_alike_everywhere() -> None:
@@ -244,3 +244,28 @@ def test_sizes_and_quorums_are_written_alike_everywhere() -> None:
         with pytest.raises(ValueError, match=r"^$"):
             size_of(text)
     assert [KINDS["quorums"].of_text(text) for text in ("3/2/2", "3,3,2")] == [(3, 2, 2), (3, 3, 2)]
+
+
+@pytest.mark.parametrize("time", ["99999999999999d", "1000000001"])
+def test_a_time_that_no_timer_takes_is_refused(time: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["cluster", "status", "lmdb:///nowhere", "--timeout", time])
+    assert f"'{time}' is not accepted, it takes a time from 0 to 1000000000 s" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--bytes", "99999999999"], "--bytes is 99999999999; an entry takes at most 5242880 bytes"),
+        (["--bytes", "0", "--entries", "9" * 18], "of 0 bytes would take more than 1073741824 bytes of memory"),
+        (["--entries", "1000000", "--bytes", "1024"], "; probe with at most 932067, or shorter ones"),
+    ],
+)
+@pytest.mark.parametrize(
+    "command", [["cluster", "probe", "lmdb:///nowhere"], ["bookie", "probe", "lmdb:///nowhere", "b"]]
+)
+def test_a_probe_that_the_memory_does_not_hold_is_refused(
+    command: list[str], words: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*command, *words]) == 2
+    assert says in capsys.readouterr().err

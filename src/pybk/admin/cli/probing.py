@@ -15,7 +15,7 @@ from pybk.admin.cli.given_secrets import secret_of
 from pybk.admin.cli.output import DAMAGED, SOUND, print_json, print_table
 from pybk.config import StoreConfig
 from pybk.credentials import Credentials
-from pybk.errors import NotEnoughBookiesError, SafetyCheckError
+from pybk.errors import NotEnoughBookiesError, SafetyCheckError, UsageError
 from pybk.feature_level import FeatureLevel
 
 if TYPE_CHECKING:
@@ -25,16 +25,21 @@ _TYPE: Final = "pybk-probe"
 """The type of ledgers of probes, so that metrics and lists show them apart."""
 
 
+_BYTES_MAX: Final = 1 << 30
+_ENTRY_BYTES: Final = 128
+"""Memory that an entry takes beyond its payload, rounded up."""
+
+
 def probe(parsed: argparse.Namespace) -> int:
     """Run the command; the ledger is deleted in any case.
 
     The entries of a probe of a bookie are on that bookie alone.
     """
     name = getattr(parsed, "name", None)
+    config = StoreConfig()
+    _check_size(parsed.entries, parsed.bytes, config.max_entry_bytes)
     with secret_needed():
-        manager = handles.LedgerManager(
-            handles.connect.connect(url_of(parsed), secret_of(parsed), StoreConfig(), near=name)
-        )
+        manager = handles.LedgerManager(handles.connect.connect(url_of(parsed), secret_of(parsed), config, near=name))
     with manager:
         if name is not None:
             operations.ClusterAdmin(manager).bookie(name)  # raises for a name that no bookie has
@@ -46,6 +51,17 @@ def probe(parsed: argparse.Namespace) -> int:
         print_table(rows, ("step", "took"))
         print(f"{parsed.entries} entries of {parsed.bytes} bytes on {', '.join(found['bookies'])}: {found['result']}")
     return SOUND if found["result"] == "ok" else DAMAGED
+
+
+def _check_size(entries: int, nbytes: int, most: int) -> None:
+    """Raise UsageError for entries that are too long, or too many for the memory, in which a probe keeps them."""
+    if nbytes > most:
+        raise UsageError(f"--bytes is {nbytes}; an entry takes at most {most} bytes: probe with shorter ones")
+    if entries * (nbytes + _ENTRY_BYTES) > _BYTES_MAX:
+        raise UsageError(
+            f"{entries} entries of {nbytes} bytes would take more than {_BYTES_MAX} bytes of memory; probe with at "
+            f"most {_BYTES_MAX // (nbytes + _ENTRY_BYTES)}, or shorter ones"
+        )
 
 
 def _credentials(level: FeatureLevel) -> Credentials:
