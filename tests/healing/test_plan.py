@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import product
 from random import Random
 
 import pytest
 
 from pybk.flags import StorageHint
-from pybk.healing.plan import Plan, Task, plan
+from pybk.healing.plan import Plan, Task, misplaced_place, plan
 from pybk.healing.situation import SECOND_NS, HoldReason, MarkKey, Situation, Space
 from pybk.ledger.ledger_metadata import LedgerMetadata
 from pybk.metadata.registration import BookieState
@@ -15,7 +16,9 @@ from pybk.metadata.settings import PlacementSettings, RepairSettings
 from pybk.metadata.underreplication import RepairReason, RepairState, UnderReplicatedLedger
 from pybk.replication.locations import Location, PlacementPolicy, keeps_zones_open, write_sets
 from pybk.replication.placement import Candidate, fits
+from pybk.replication.quorum import Quorum
 from tests.healing.clusters import GIB, GRACE_NS, NOW, bookie, facts, ledger, mapped, situation
+from tests.replication.zones import short_sets_of
 
 LOST, DAMAGED, MISSING, DRAINING, MISPLACED, _ = RepairReason
 LOOSE = RepairSettings(hold_below=0.0)
@@ -307,6 +310,18 @@ def test_plans_and_workers_agree_on_what_a_strict_policy_allows() -> None:
                 among_best=False,
             )
             assert keeps_zones_open(zones, place, stand[each].zone, sets, policy.needed(write_quorum)) == allowed
+
+
+def test_a_place_is_moved_only_where_a_write_set_spans_too_few_zones() -> None:
+    for size in range(1, 5):
+        for zones in product(["", "a", "b", "c"], repeat=size):
+            for write_quorum, min_zones in product(range(1, size + 1), range(1, 5)):
+                place = misplaced_place(zones, Quorum(size, write_quorum, 1).masks(), min_zones)
+                short = short_sets_of(zones, write_quorum, min_zones)
+                assert (place is None) is (not short or "" in zones), "where a bookie without a label stands is unknown"
+                if place is not None:
+                    spare = [each for each in short if [zones[member] for member in each].count(zones[place]) > 1]
+                    assert any(place in each for each in spare), "its write set keeps the zone"
 
 
 def test_ledgers_without_targets_do_not_block_the_others() -> None:

@@ -103,7 +103,7 @@ def test_a_bookie_that_was_replaced_drops_its_copy_and_takes_it_again(four: Insi
     drops.delay_s = 0.0
     assert drops.look() == 1
     assert replaced.held() == 0
-    assert (drops.copies, drops.surplus_bytes, drops.dropped, drops.dropped_bytes) == ({}, 0, 1, metadata.length)
+    assert (drops.copies, drops.surplus_bytes, drops.dropped) == ({}, 0, 1)
     state = service.replicas.state(ledger_id)
     assert (state is not None and state.fenced) == fenced, "SD5"
     assert drops.look() == 0

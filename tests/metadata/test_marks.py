@@ -43,10 +43,10 @@ def payload(store: MetadataStore) -> dict[str, object]:
 
 def test_a_second_mark_adds_its_cause_and_keeps_what_repairs_recorded(world: World) -> None:
     cluster = cluster_on(world.open())
-    cluster.mark_under_replicated(7, bookie(1), 5, since_ns=200, size_bytes=10)
+    cluster.mark_under_replicated(7, bookie(1), 5, since_ns=200, size_bytes=10, target="bookie-9")
     made = only(cluster)
     assert (made.reason, made.since_ns, made.size_bytes, made.state) == ("missing", 200, 10, RepairState.QUEUED)
-    tried = cluster.update_mark(made, state=RepairState.STUCK, tries=3, error="no answer", target="bookie-9")
+    tried = cluster.update_mark(made, state=RepairState.STUCK, tries=3, error="no answer")
     assert tried is not None
     cluster.mark_under_replicated(7, bookie(1), 3, reason=RepairReason.LOST, since_ns=100, size_bytes=30)
     cluster.mark_under_replicated(7, bookie(1), 9, reason=RepairReason.DRAINING, since_ns=300, size_bytes=20)

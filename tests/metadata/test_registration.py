@@ -141,17 +141,22 @@ def test_another_instance_does_not_take_a_registration_over(world: World) -> Non
     assert [found.bookie for found in old.list_bookies()] == [bookie(1, instance=9)]
 
 
-def test_a_bookie_whose_session_ended_is_registered_again_and_notified_once(world: World) -> None:
+def test_a_bookie_whose_session_ended_is_registered_again_and_says_so_once(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
     store = world.open()
     cluster, other = cluster_on(store), cluster_on(world.open())
     cluster.claim_cookie(bookie(1))
-    lost: list[bool] = []
-    registered = cluster.register(registration(bookie(1)), on_lost=lambda: lost.append(registered.registered))
+    registered = cluster.register(registration(bookie(1)))
+
+    def lost() -> int:
+        return sum("the registration is gone" in line for line in caplog.messages)
+
     for times in (1, 2):
         world.end_session(store)
-        assert world.wait_for(lambda times=times: len(lost) == times and registered.registered)  # type: ignore[misc]
+        assert world.wait_for(lambda times=times: lost() == times and registered.registered)  # type: ignore[misc]
         assert world.wait_for(lambda: len(other.list_bookies()) == 1)
-    assert lost == [False, False]
+    assert lost() == 2
     registered.update(registration(bookie(1), load=7.0))
     assert other.list_bookies()[0].load == 7.0
 
@@ -193,13 +198,12 @@ def test_a_bookie_does_not_decode_what_it_registered_itself(world: World, monkey
     assert decoded == []
 
 
-def test_registering_again_is_retried_until_the_store_can_be_reached() -> None:
+def test_registering_again_is_retried_until_the_store_can_be_reached(caplog: pytest.LogCaptureFixture) -> None:
     server = SimServer()
     store = server.store()
     cluster, other = cluster_on(store), cluster_on(server.store())
     cluster.claim_cookie(bookie(1))
-    lost: list[bool] = []
-    registered = cluster.register(registration(bookie(1)), on_lost=lambda: lost.append(True))
+    registered = cluster.register(registration(bookie(1)))
     store.faults = lambda operation, key: Fault.REFUSED if operation == "create" else None
     server.expire(store.session())
     for _ in range(3):
@@ -211,7 +215,7 @@ def test_registering_again_is_retried_until_the_store_can_be_reached() -> None:
     while server.deliver():
         pass
     assert is_held(registered)
-    assert lost == [True]
+    assert sum("the registration is gone" in line for line in caplog.messages) == 1
     assert registered.written == other.list_bookies()[0]
     assert other.list_bookies()[0].load == 9.0
 

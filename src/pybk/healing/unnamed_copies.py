@@ -118,7 +118,6 @@ class SurplusDrops(Rounds):
         copies: The copies that were found surplus and are still there, by ledger.
         orphans: Ledgers of which the bookie has entries or a fence, and the metadata store has no key.
         dropped: The number of copies that were dropped.
-        dropped_bytes: Their payload bytes, about.
         stopping: An event that ends a ``look`` before its next drop; any thread may set it.
 
     Threads: one at a time calls ``look`` or does what is ``due``; any may read the attributes.
@@ -139,7 +138,6 @@ class SurplusDrops(Rounds):
         self.copies: dict[int, SurplusCopy] = {}
         self.orphans: set[int] = set()
         self.dropped = 0
-        self.dropped_bytes = 0
         self.stopping = threading.Event()
 
     @property
@@ -267,8 +265,7 @@ class SurplusDrops(Rounds):
         except PybkError as error:
             logger.info("%s", error)
             return False
-        size_bytes = self.copies.pop(ledger_id).size_bytes
+        del self.copies[ledger_id]
         self.dropped += 1
-        self.dropped_bytes += size_bytes
         logger.info("ledger %d: its surplus copy at %s was dropped", ledger_id, self._bookie.bookie)
         return True

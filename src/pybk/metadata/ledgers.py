@@ -283,12 +283,11 @@ class Ledgers(AuthenticatedValues):
             raise LedgerExistsError(_GIVEN_BEFORE.format(metadata.ledger_id))
         return version
 
-    def read_ledger(self, ledger_id: int, *, latest: bool = True) -> StoredLedger:
-        """Return a ledger's metadata.
+    def read_ledger(self, ledger_id: int) -> StoredLedger:
+        """Return a ledger's metadata; every change that took effect before the call is seen.
 
         Args:
             ledger_id: The ledger.
-            latest: Whether every change that took effect before the call is seen; False may save a round trip.
 
         Raises:
             LedgerDeletedError: It was deleted: the store has its tombstone, or keeps its id among the deleted ones.
@@ -297,7 +296,7 @@ class Ledgers(AuthenticatedValues):
             CorruptError: The value is not a ledger's metadata.
         """
         key = f"{LEDGERS_KEY}/{ledger_path(ledger_id)}"
-        node = self._store.get(key, latest=latest)
+        node = self._store.get(key, latest=True)
         if node is None and not self.is_folded(ledger_id):
             raise NoSuchLedgerError(f"ledger {ledger_id}: the cluster has none of this id")
         found = None if node is None else self._ledger(key, ledger_id, node)

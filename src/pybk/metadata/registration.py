@@ -17,7 +17,7 @@ may take the name.
 A *registration* is a key ``bookies/NAME`` with a lease: the store removes it when the session of its process ends. Its
 value has the addresses and properties of the bookie. ``RegisteredBookie`` keeps it in the store:
 
-    REGISTERED --session ended, or key removed: on_lost--> LOST --_write_registration--> REGISTERED
+    REGISTERED --session ended, or key removed--> LOST --_write_registration--> REGISTERED
     REGISTERED or LOST --the key has another owner--> SUPERSEDED --that key is gone--> LOST
     any state --close--> closed
 
@@ -264,12 +264,11 @@ class RegisteredBookie:
         written: The registration that this process wrote to the store last.
     """
 
-    def __init__(self, bookies: Bookies, registration: BookieRegistration, on_lost: Callable[[], None] | None) -> None:
+    def __init__(self, bookies: Bookies, registration: BookieRegistration) -> None:
         self.key = f"{BOOKIES_KEY}/{name_in_key(registration.bookie.bookie_id)}"
         self._bookies = bookies
         self._registration = registration
         self.written = registration
-        self._on_lost = on_lost
         self._lock = threading.RLock()
         self._closed = False
         self._owner = secrets.token_hex(OWNER_BYTES)
@@ -371,8 +370,6 @@ class RegisteredBookie:
                     bookie,
                     extra=log_event("bookie.session_lost", **fields),
                 )
-                if self._on_lost is not None:
-                    self._on_lost()
             try:
                 self._session, self._version = self._bookies._write_registration(
                     self.key, self._registration, self._owner, old=False
@@ -590,16 +587,13 @@ class Bookies(AuthenticatedValues):
         self._change_cookie(bookie.bookie_id, changed)
         return not older
 
-    def register(
-        self, registration: BookieRegistration, *, on_lost: Callable[[], None] | None = None
-    ) -> RegisteredBookie:
+    def register(self, registration: BookieRegistration) -> RegisteredBookie:
         """Register a running bookie, until the result is closed or this process ends.
 
         Replaces a registration that the same instance left.
 
         Args:
             registration: The data that the bookie reports about itself.
-            on_lost: Called, in a thread of the store, after the registration was lost and before it is made again.
 
         Raises:
             CookieError: The cookie is missing or names another instance, or another instance is registered.
@@ -608,7 +602,7 @@ class Bookies(AuthenticatedValues):
         if found is None or found.bookie != registration.bookie:
             raise CookieError(f"the cluster has no cookie of {registration.bookie}, but {found}; claim it first")
         _check_not_removed(found)
-        return RegisteredBookie(self, registration, on_lost)
+        return RegisteredBookie(self, registration)
 
     def list_bookies(self, unusable: Callable[[PybkError], None] | None = None) -> list[BookieRegistration]:
         """Return the registrations of all running bookies, ordered by name.

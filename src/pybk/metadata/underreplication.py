@@ -289,8 +289,6 @@ class UnderReplication(AuthenticatedValues):
         state: RepairState | None = None,
         tries: int | None = None,
         error: str | None = None,
-        target: str | None = None,
-        size_bytes: int | None = None,
         missing_from: int | None = None,
     ) -> UnderReplicatedLedger | None:
         """Record the progress of the repair of a marked ledger, durably; values that are None stay.
@@ -300,8 +298,6 @@ class UnderReplication(AuthenticatedValues):
             state: The state of the repair.
             tries: The number of failed repairs.
             error: The error of the last try, cut off after ``MARK_ERROR_CHARS_MAX``.
-            target: The name of the bookie that takes the copies.
-            size_bytes: The bytes to copy, about.
             missing_from: The first entry that the bookie may still miss, or have damaged; a lower one is raised to it.
 
         Returns:
@@ -315,8 +311,6 @@ class UnderReplication(AuthenticatedValues):
             state=record.state if state is None else state,
             tries=record.tries if tries is None else _checked(tries, "tries", MARK_TRIES_MAX),
             error=record.error if error is None else error.encode(errors="replace").decode()[:MARK_ERROR_CHARS_MAX],
-            target=record.target if target is None else target[:_TARGET_CHARS_MAX],
-            size_bytes=record.size_bytes if size_bytes is None else _checked(size_bytes, "size_bytes"),
             token=new_token(),
         )
         if missing_from is not None:

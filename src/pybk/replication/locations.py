@@ -9,13 +9,12 @@ A bookie without a label may stand in any zone, so it never counts as a further 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final, NamedTuple, Self
 
 from pybk.errors import UsageError
-from pybk.ledger.ledger_metadata import Bookie
 from pybk.replication.quorum import Quorum
 
 LOCATION_BYTES_MAX: Final = 256
@@ -112,96 +111,6 @@ class PlacementPolicy:
 
 ANYWHERE: Final = PlacementPolicy()
 """The policy without demands: zones and racks are only preferences."""
-
-
-class ShortWriteSet(NamedTuple):
-    """A write set that spans too few zones.
-
-    Attributes:
-        places: Its places, ascending.
-        zones: The zones that it spans, as far as they are known.
-        needed: The number of zones that it has to span.
-        spare: Its places that could be moved without losing a zone: those in the same zone as another place, and those
-            whose bookie has no label.
-    """
-
-    places: tuple[int, ...]
-    zones: tuple[str, ...]
-    needed: int
-    spare: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """The judgement of an ensemble by a policy.
-
-    Attributes:
-        short: The write sets that span too few zones.
-        unlabelled: Places in those write sets whose bookies have no label.
-    """
-
-    short: tuple[ShortWriteSet, ...] = ()
-    unlabelled: tuple[int, ...] = ()
-
-    @property
-    def sound(self) -> bool:
-        """True if each write set spans enough zones."""
-        return not self.short
-
-    @property
-    def places(self) -> tuple[int, ...]:
-        """The places, ascending, of which some have to be moved; ``placement.remedy`` chooses which."""
-        return tuple(sorted({place for each in self.short for place in each.spare}))
-
-    def __str__(self) -> str:
-        """Return the reasons, for people."""
-        if not self.short:
-            return "sound"
-        reasons = [
-            f"places {', '.join(map(str, each.places))} span {', '.join(each.zones) or 'no zone that is known'}, and "
-            f"need {each.needed} zones"
-            for each in self.short
-        ]
-        if self.unlabelled:
-            reasons.append(f"places {', '.join(map(str, self.unlabelled))} have no label")
-        return "misplaced: " + "; ".join(reasons)
-
-
-SOUND: Final = Verdict()
-
-
-def judge(
-    ensemble: Sequence[Bookie], write_quorum: int, locations: Mapping[Bookie, Location], policy: PlacementPolicy
-) -> Verdict:
-    """Judge whether each write set of an ensemble spans as many zones as a policy asks.
-
-    The verdict does not depend on ``strict``, which decides only what is chosen.
-
-    Args:
-        ensemble: The bookies, by place.
-        write_quorum: How many bookies hold an entry.
-        locations: The locations of the bookies, also of those that are away; one that is left out has no label.
-        policy: The policy.
-    """
-    needed = policy.needed(write_quorum)
-    if needed <= 1:
-        return SOUND
-    stand = [locations.get(bookie, NOWHERE) for bookie in ensemble]
-    short = []
-    for places in write_sets(len(ensemble), write_quorum):
-        if span(stand[place] for place in places) < needed:
-            zones = [stand[place].zone for place in places]
-            spare = (place for place in places if not stand[place].known or zones.count(stand[place].zone) > 1)
-            short.append(ShortWriteSet(places, tuple(sorted({*zones} - {""})), needed, tuple(spare)))
-    if not short:
-        return SOUND
-    unlabelled = {place for each in short for place in each.places if not stand[place].known}
-    return Verdict(tuple(short), tuple(sorted(unlabelled)))
-
-
-def span(locations: Iterable[Location]) -> int:
-    """Return the number of zones that some bookies certainly span: the number of known zones, but at least one."""
-    return max(1, len({each.zone for each in locations} - {""}))
 
 
 @lru_cache(256)

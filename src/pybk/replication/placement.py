@@ -35,7 +35,7 @@ from typing import Final, NamedTuple
 
 from pybk.flags import StorageHint
 from pybk.ledger.ledger_metadata import Bookie
-from pybk.replication.locations import ANYWHERE, NOWHERE, Location, PlacementPolicy, judge, write_sets
+from pybk.replication.locations import ANYWHERE, NOWHERE, Location, PlacementPolicy, write_sets
 from pybk.replication.messages import UnderReplicated
 from pybk.replication.quorum import Quorum
 
@@ -47,9 +47,6 @@ FULL_ABOVE: Final = 0.85
 
 STEPS_MAX: Final = 5_000
 """Bound on the bookies that one choice tries at places. Most choices try one for each place."""
-
-REMEDIES_MAX: Final = 500
-"""Bound on the sets of places that ``remedy`` tries."""
 
 ABSENCES_MAX: Final = 50
 """Bound on the sets of places that ``choose_first`` tries to give to bookies that are away."""
@@ -113,7 +110,6 @@ def choose_first(
     hints: frozenset[StorageHint],
     source: Random,
     policy: PlacementPolicy = ANYWHERE,
-    steps_max: int = STEPS_MAX,
 ) -> Choice:
     """Choose the first ensemble of a ledger, if need be with bookies that are away (AW11).
 
@@ -128,7 +124,6 @@ def choose_first(
         hints: As for ``choose``.
         source: As for ``choose``.
         policy: As for ``choose``.
-        steps_max: Bound on the bookies that are tried for each set of places for bookies that are away.
     """
     known = tuple(replace(each, read_only=False, away=True) if each.read_only else each for each in candidates)
     whole = tuple(range(quorum.ensemble_size))
@@ -144,7 +139,6 @@ def choose_first(
             write_quorum=quorum.write_quorum,
             policy=policy,
             vacant=vacant,
-            steps_max=steps_max,
         )
 
     writable = chosen(frozenset())
@@ -294,55 +288,6 @@ def usable(bookies: Mapping[int, Bookie], wanted: tuple[int, ...], ensemble: Seq
         if bookie == ensemble[place] or bookie not in ensemble:
             result[place] = bookie
     return result
-
-
-def remedy(
-    candidates: Sequence[Candidate],
-    *,
-    ensemble: tuple[Bookie, ...],
-    excluded: frozenset[Bookie],
-    hints: frozenset[StorageHint],
-    source: Random,
-    write_quorum: int,
-    policy: PlacementPolicy,
-    full_above: float | None = FULL_ABOVE,
-    size_bytes: int = 0,
-) -> Choice:
-    """Choose the fewest new bookies that make a misplaced ensemble sound; none if no choice does.
-
-    Args:
-        candidates: The available bookies, those of the ensemble included.
-        ensemble: The ensemble as it is.
-        excluded: As for ``choose``.
-        hints: As for ``choose``.
-        source: As for ``choose``.
-        write_quorum: As for ``choose``.
-        policy: The policy.
-        full_above: As for ``choose``.
-        size_bytes: As for ``choose``.
-    """
-    stand = {each.bookie: each.location for each in candidates}
-    if judge(ensemble, write_quorum, stand, policy).sound:
-        return Choice({})
-    subsets = (places for count in range(1, len(ensemble) + 1) for places in combinations(range(len(ensemble)), count))
-    for tried, places in enumerate(subsets):
-        if tried == REMEDIES_MAX:
-            return Choice({}, cut_off=True)
-        choice = choose(
-            candidates,
-            places=places,
-            ensemble=ensemble,
-            excluded=excluded.union(ensemble[place] for place in places),
-            hints=hints,
-            source=source,
-            write_quorum=write_quorum,
-            policy=policy,
-            full_above=full_above,
-            size_bytes=size_bytes,
-        )
-        if len(choice.bookies) == len(places) and not choice.short:
-            return choice
-    return Choice({})
 
 
 def tier_of(hints: frozenset[StorageHint], tiers: Iterable[StorageHint]) -> StorageHint | None:

@@ -200,13 +200,13 @@ class ColdSegmentWriter:
         return self._put(ledger_id, first_entry_id, count, stride, header, body)
 
     def add_body(
-        self, ledger_id: int, first_entry_id: int, count: int, body: bytes | memoryview, stride: int = 1
+        self, ledger_id: int, first_entry_id: int, count: int, body: bytes | memoryview
     ) -> tuple[int, int, int, int, int, int, int]:
         """Add one record with a finished plain body, which the caller has checked; otherwise as ``add``."""
         self._check(ledger_id, first_entry_id, count, len(body))
         body = bytes(body)
-        header = encode_entries_header(ledger_id, first_entry_id, count, body, stride=stride)
-        return self._put(ledger_id, first_entry_id, count, stride, header, body)
+        header = encode_entries_header(ledger_id, first_entry_id, count, body)
+        return self._put(ledger_id, first_entry_id, count, 1, header, body)
 
     def _check(self, ledger_id: int, first_entry_id: int, count: int, nbytes: int) -> None:
         """Raise UsageError unless a record of this many bytes is in order and fits."""
