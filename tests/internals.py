@@ -34,6 +34,7 @@ from pybk.streams.ledger_steps import LedgerSteps
 from pybk.streams.list_writer import ListWriter
 from pybk.streams.log import Log
 from pybk.streams.log_writer import LogWriter
+from pybk.streams.subscription import Subscription
 from tests.waiting import WAIT_S, wait_until
 
 if TYPE_CHECKING:
@@ -127,9 +128,11 @@ def has_waited_for_bookies(machine: WriterMachine) -> bool:
     return machine._stuck_at != -2
 
 
-def wait_for_loss(writer: LogWriter) -> None:
-    """Wait until the ledger of a log's open segment is lost."""
-    log = keeping_log(writer._writer.appender._writers[max(writer._writer.appender._writers)])
+def wait_for_loss(writer: LogWriter | Subscription) -> None:
+    """Wait until the ledger of the open segment of a log, or of a subscription's list, is lost."""
+    found: Any = writer._cursor if isinstance(writer, Subscription) else writer
+    appender = found._writer.appender
+    log = keeping_log(appender._writers[max(appender._writers)])
     assert log is not None
     wait_until(lambda: log.is_lost)
 
@@ -140,6 +143,32 @@ def patient_logs() -> Iterator[None]:
     patience = property(lambda _: WAIT_S, lambda *_: None)
     with patch.object(ListWriter, "patience_s", patience, create=True):
         yield
+
+
+@contextmanager
+def locked_elsewhere(subscription: Subscription) -> Iterator[None]:
+    """Have a thread hold the lock of a subscription; fails if the ``with`` block does not end meanwhile."""
+    held, over, ended = threading.Event(), threading.Event(), list[bool]()
+
+    def hold() -> None:
+        with subscription._lock:
+            held.set()
+            ended.append(over.wait(WAIT_S / 6))
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+    assert ended == [True], "what is done meanwhile waits for the lock"
+
+
+def wake_consumers(subscription: Subscription) -> None:
+    """Have the consumers that wait for records look again."""
+    subscription._wake_all()
 
 
 def changes_of(log: Log) -> int:

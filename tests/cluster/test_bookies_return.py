@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -296,3 +297,23 @@ def test_a_write_ahead_log_and_a_subscription_continue(tmp_path: Path) -> None:
             found = again.read(WAIT_S)
             assert found is not None
             assert found.data == b"6"
+
+
+def test_an_acknowledgement_that_waits_for_bookies_keeps_no_other_call_waiting(tmp_path: Path) -> None:
+    with short_patience(tmp_path) as (cluster, client):
+        log = Log.open(client, "log", password=PASSWORD, quorums=(1, 1, 1))
+        log.writer().append_many([b"%d" % number for number in range(10)])
+        with log.subscribe("s", start=0) as subscription:
+            assert len(subscription.read_many(6, WAIT_S)) == 6
+            cluster.bookies[0].close()
+            lost = subscription.ack_async(0)
+            wait_for_loss(subscription)
+            waiting = threading.Thread(target=subscription.ack, args=(1,))
+            waiting.start()
+            time.sleep(0.5)  # so that it has begun to look for the bookies
+            assert subscription.nack(range(2, 5)) == 3
+            assert waiting.is_alive()
+            cluster.open_bookie(0)
+            waiting.join(WAIT_S)
+            assert lost.result(WAIT_S) == 1
+            assert subscription.first_unacked() == 2

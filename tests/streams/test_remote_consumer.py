@@ -11,6 +11,7 @@ import stat
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -31,8 +32,9 @@ from pybk import (
     UsageError,
 )
 from pybk.streams import remote_consumer
-from pybk.streams.subscription import give_back
+from pybk.streams.subscription import give_back_async
 from tests.forking import in_child
+from tests.internals import locked_elsewhere
 from tests.paths import ROOT
 from tests.test_fork import all_refused
 from tests.waiting import wait_until
@@ -381,13 +383,13 @@ def given_back(monkeypatch: pytest.MonkeyPatch) -> list[set[int]]:
     """What consumers that ended were asked to give back."""
     found: list[set[int]] = []
 
-    def noted(of: Subscription, held: Iterable[tuple[int, int]], *, delay: float = 0.0) -> int:
+    async def noted(of: Subscription, held: Iterable[tuple[int, int]], *, delay: float = 0.0) -> int:
         seqs = list(held)
-        count = give_back(of, seqs, delay=delay)
+        count = await give_back_async(of, seqs, delay=delay)
         found.append({seq for seq, _ in seqs})
         return count
 
-    monkeypatch.setattr(remote_consumer, "give_back", noted)
+    monkeypatch.setattr(remote_consumer, "give_back_async", noted)
     return found
 
 
@@ -436,6 +438,33 @@ def test_a_consumer_gives_nothing_back_after_a_rewind(path: str, subscription: S
         assert subscription.read(timeout=0) is not None
         assert consumer.nack(0) == 0
         assert subscription.redeliveries(0) == 0
+
+
+@pytest.mark.parametrize("asked_for", ["read_many", "nack", "redeliveries"])
+def test_a_server_answers_while_a_request_waits_for_a_lock(
+    path: str, subscription: Subscription, asked_for: str
+) -> None:
+    """A repair of the subscription's list, and a look at the log's end, hold it as long as bookies take."""
+    with (
+        RemoteConsumer.connect(path) as waiting,
+        socket.socket(socket.AF_UNIX) as other,
+        ThreadPoolExecutor() as threads,
+    ):
+        (record,) = waiting.read_many(1)
+        calls: dict[str, tuple[Callable[[], int], int]] = {
+            "read_many": (lambda: waiting.read_many(1)[0].seq, 1),
+            "nack": (lambda: waiting.nack(record), 1),
+            "redeliveries": (lambda: waiting.redeliveries(record), 0),
+        }
+        call, expected = calls[asked_for]
+        with locked_elsewhere(subscription):
+            answer = threads.submit(call)
+            time.sleep(0.1)  # so that this request arrives first
+            other.connect(path)
+            other.sendall(remote_frame(b"{}"))
+            assert other.recv(100) == b"", "the connection is ended"
+            assert not answer.done()
+        assert answer.result(SOON) == expected
 
 
 def test_an_acknowledgement_costs_what_it_acknowledges(subscription: Subscription) -> None:

@@ -38,6 +38,7 @@ from pybk import (
     WriteAheadLog,
 )
 from pybk.streams import subscription as subscription_module
+from tests.internals import locked_elsewhere, wake_consumers
 from tests.waiting import wait_until
 
 PASSWORD = b"subscription"
@@ -386,6 +387,45 @@ def test_a_cancelled_read_loses_nothing_that_is_handed_out_again(log: Log) -> No
         return found
 
     assert sorted(asyncio.run(run())) == list(range(20))
+
+
+@pytest.mark.usefixtures("writer")
+def test_an_event_loop_does_not_wait_for_the_lock(log: Log) -> None:
+    """A repair of the subscription's list, and a look at the log's end, hold it as long as bookies take."""
+
+    async def run() -> list[int]:
+        async with log.subscribe_async("sub", start=0, mode="shared") as subscription:
+            found = seqs_of(await subscription.read_many_async(1))
+            with locked_elsewhere(subscription):
+                tasks = [asyncio.create_task(subscription.read_many_async(1)) for _ in range(3)]
+                acking = asyncio.create_task(subscription.ack_coro(0))
+                for _ in range(10):
+                    await asyncio.sleep(0)
+                tasks[0].cancel()
+            await acking
+            with suppress(asyncio.CancelledError):
+                found += seqs_of(await tasks[0])
+            found += [seq for task in tasks[1:] for seq in seqs_of(await task)]
+        return sorted(found)
+
+    assert asyncio.run(run()) == [0, 1, 2]
+
+
+@pytest.mark.usefixtures("writer")
+def test_an_event_loop_does_not_wait_for_the_lock_before_it_waits_for_records(log: Log) -> None:
+    async def run() -> list[int]:
+        async with log.subscribe_async("sub", start=LogEnd.LATEST) as subscription:
+            reading = asyncio.create_task(subscription.read_many_async(1, timeout=SOON))
+            for _ in range(30):
+                await asyncio.sleep(0.01)
+                with locked_elsewhere(subscription):
+                    wake_consumers(subscription)
+                    for _ in range(3):
+                        await asyncio.sleep(0)
+            await asyncio.to_thread(append, log.writer(steal=True), 1)
+            return seqs_of(await reading)
+
+    assert asyncio.run(run()) == [20]
 
 
 # ---- handed out again ------------------------------------------------------------------------------------------------

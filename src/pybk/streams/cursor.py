@@ -345,8 +345,13 @@ class Cursor:
             return None
         return found[0], self._acked(ranges, properties, len(record))
 
+    def repair(self) -> None:
+        """Repair the list if that is due, without the lock, which others have while this waits for bookies."""
+        self._writer.repair()
+
     def prepare(self) -> None:
         """Repair the list, if an append to it was refused or interrupted."""
+        self.repair()
         with self.lock:
             self._mend()
 
@@ -407,6 +412,7 @@ class Cursor:
         Raises:
             PybkError: As for ``ack``.
         """
+        self.repair()
         with self.lock:
             if self._settled:
                 raise self._writer.closed_error()
@@ -426,6 +432,7 @@ class Cursor:
             counts.setdefault(each.redeliveries + 1, []).append((each.first, each.end))
         if not counts:
             return
+        self.repair()
         with self.lock:
             future = self._record([encode_again(merged(ranges), count) for count, ranges in counts.items()])
             for count, ranges in counts.items():
@@ -451,6 +458,8 @@ class Cursor:
     def raise_bound(self) -> None:
         """Let the log drop the records before the first one that is not acknowledged (rule T9)."""
         with self._moving:
+            if self.state.first_unacked > self._bound.seq:
+                self.repair()
             with self.lock:
                 if self.state.first_unacked <= self._bound.seq:
                     return
@@ -660,6 +669,9 @@ class MemoryCursor:
         """Acknowledge as a part of a group, in memory alone; the caller has the lock."""
         staged = stage(GroupPart())
         return None if staged is None else (staged, self._acked(ranges, properties))
+
+    def repair(self) -> None:
+        """Do nothing."""
 
     def prepare(self) -> None:
         """Do nothing."""

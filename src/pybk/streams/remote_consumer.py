@@ -45,8 +45,9 @@ from pybk.streams.subscription import (
     Subscription,
     SubscriptionMode,
     Taken,
-    give_back,
+    give_back_async,
     ranges_of_acked,
+    redeliveries_async,
     seq_of_acked,
     still_held,
     taken_async,
@@ -216,7 +217,7 @@ class ConsumerServer(Handle):
             writer.close()
             if held.seqs:
                 with suppress(ClosedError):
-                    give_back(self._subscription, held.seqs.items())
+                    await give_back_async(self._subscription, held.seqs.items())
 
     async def _answered(self, header: Mapping[str, Any], reader: asyncio.StreamReader, held: Held) -> bytes:
         """Return the response to a request; ConnectionError if the consumer leaves meanwhile."""
@@ -224,7 +225,7 @@ class ConsumerServer(Handle):
             match header.get("call"):
                 case "read":
                     taken = await self._read(reader, int(header["most"]), header["timeout"])
-                    held.add(taken)
+                    await held.add(taken)
                     records = taken.records
                     return _frame(
                         {"records": [_described(each) for each in records]}, b"".join(r.data for r in records)
@@ -236,11 +237,11 @@ class ConsumerServer(Handle):
                     return _frame({})
                 case "nack":
                     ranges = [range(first, end) for first, end in header["ranges"]]
-                    count = give_back(self._subscription, held.within(ranges), delay=header["delay"])
+                    count = await give_back_async(self._subscription, held.within(ranges), delay=header["delay"])
                     held.discard(ranges)
                     return _frame({"count": count})
                 case "redeliveries":
-                    return _frame({"count": self._subscription.redeliveries(header["seq"])})
+                    return _frame({"count": await redeliveries_async(self._subscription, header["seq"])})
         except PybkError as error:
             return _frame(
                 {"error": type(error).__name__, "message": str(error), "outcome_unknown": error.outcome_unknown}
@@ -265,7 +266,7 @@ class ConsumerServer(Handle):
                 if not handed:
                     reading.cancel()
                     with suppress(asyncio.CancelledError, PybkError):
-                        give_back(self._subscription, (await reading).held)  # it may have ended meanwhile
+                        await give_back_async(self._subscription, (await reading).held)  # it may have ended meanwhile
         if not handed:
             raise ConnectionError("the consumer left")
         return reading.result()
@@ -287,11 +288,11 @@ class Held:
         self._most = HELD_MAX
         self.seqs: dict[int, int] = {}
 
-    def add(self, taken: Taken) -> None:
+    async def add(self, taken: Taken) -> None:
         """Add records that are handed out; if there are many, forget those that others acknowledged or were handed."""
         self.seqs.update(taken.held)
         if len(self.seqs) > self._most:
-            self.seqs = still_held(self._subscription, self.seqs)
+            self.seqs = await still_held(self._subscription, self.seqs)
             self._most = max(HELD_MAX, 2 * len(self.seqs))
 
     def within(self, ranges: list[range]) -> list[tuple[int, int]]:

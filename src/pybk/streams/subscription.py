@@ -10,9 +10,10 @@ cursor. Fresh records are read in batches into ``_ready``, from which each consu
 the others when it has read a batch, or stops leading. All consumers are woken when records are handed out again, after
 a seek and on close, and after an acknowledgement if one of them waits for that.
 
-**Locks.** ``_reading`` is held while the log's reader is used, and the lock of the cursor for moments; they are taken
-in this order. A token of its call, and not a lock, marks the consumer that leads, because an interrupt could leave a
-lock taken.
+**Locks.** ``_reading`` is held while the log's reader is used. The lock of the cursor is held for moments, or as long
+as the store or bookies take to say where the log ends. They are taken in this order. An event loop does not wait for
+either: see ``_take_lock``. A token of its call, and not a lock, marks the consumer that leads, because an interrupt
+could leave a lock taken.
 """
 
 from __future__ import annotations
@@ -57,7 +58,15 @@ from pybk.streams.log_writer import LogWriter
 from pybk.streams.range_set import Ranges
 from pybk.streams.record_reader import RecordReader
 from pybk.threads import in_children, renew_locks
-from pybk.threads.call_threads import WakeUp, asyncio_form, begun_in_own_thread, begun_in_thread, call_in, in_thread
+from pybk.threads.call_threads import (
+    WakeUp,
+    asyncio_form,
+    begun_in_own_thread,
+    begun_in_thread,
+    call_in,
+    in_own_thread,
+    in_thread,
+)
 from pybk.values import INT64_MAX, whole
 
 logger = logging.getLogger(__name__)
@@ -294,6 +303,8 @@ class Subscription(RecordSource):
         self._wake_on_ack = False
         self._batches: dict[asyncio.AbstractEventLoop, _Batch] = {}
         """The acknowledgements of each event loop in its present turn."""
+        self._lock_waits: dict[asyncio.AbstractEventLoop, asyncio.Future[None]] = {}
+        """For each event loop with tasks that wait for the lock, when it is worth another look."""
         self._counts = dict.fromkeys(("delivered", "redelivered", "dead", "truncated"), 0)
         self._forked = False
         self._seen = -1
@@ -494,7 +505,7 @@ class Subscription(RecordSource):
                     with self._led(token) as leads:
                         if (leads or _is_over(deadline)) and await in_thread(self._fetch):
                             continue
-                        left = self._left(deadline)
+                        left = await self._left_async(deadline)
                         if left == 0:
                             return _NOTHING
                         with self._woken_by_log(wake, leads=leads):
@@ -567,6 +578,31 @@ class Subscription(RecordSource):
             left = max(0.001, due - now if left is None else min(due - now, left))
         return left if self._reader is None else self._reader.patience(left)
 
+    async def _left_async(self, deadline: float | None) -> float | None:
+        """Return what ``_left`` does, without blocking the event loop."""
+        await self._take_lock()
+        try:
+            return self._left(deadline)
+        finally:
+            self._lock.release()
+
+    async def _take_lock(self) -> None:
+        """Take the lock, which others may hold for long, without blocking the event loop; no await while it is held.
+
+        One thread waits for all tasks of the loop.
+        """
+        loop = asyncio.get_running_loop()
+        while not self._lock.acquire(blocking=False):
+            waiting = self._lock_waits.get(loop)
+            if waiting is None:
+                waiting = self._lock_waits[loop] = begun_in_own_thread(self._wait_for_lock)
+                waiting.add_done_callback(lambda _: self._lock_waits.pop(loop))
+            await asyncio.shield(waiting)
+
+    def _wait_for_lock(self) -> None:
+        with self._lock:
+            pass
+
     # ---- handing out ---------------------------------------------------------------------------------------------
 
     def _take(self, most: int) -> Taken:
@@ -602,12 +638,15 @@ class Subscription(RecordSource):
     async def _take_async(self, most: int) -> Taken:
         """Hand out records that are there; a thread reads those that are handed out again, and the log's record."""
         most = self._most(most)
-        with self._lock:
+        await self._take_lock()
+        try:
             self._check_open()
             due = self._deliveries.next_due()
             is_due = due is not None and due <= time.monotonic()
             if not is_due and self._steps.changes == self._seen and not self._lease_due(most):
                 return self._take_fresh(most)
+        finally:
+            self._lock.release()
         taking = begun_in_thread(self._take, most)
         try:
             return await asyncio.shield(taking)
@@ -618,7 +657,7 @@ class Subscription(RecordSource):
     def _give_back(self, taking: asyncio.Future[Taken]) -> None:
         """Have records handed out again that were handed out to a task which was cancelled meanwhile."""
         if not taking.cancelled() and taking.exception() is None and not self.closed:
-            give_back(self, taking.result().held)
+            _ = begun_in_own_thread(give_back, self, taking.result().held)
 
     def _take_fresh(self, most: int) -> Taken:
         """Hand out records that were read; the caller holds the lock."""
@@ -828,7 +867,7 @@ class Subscription(RecordSource):
             finally:
                 self._lock.release()
         if not at_once:
-            await in_thread(self._check, ranges, properties)
+            await in_own_thread(self._check, ranges, properties)
         if ranges:
             await self._joined(ranges, properties)
 
@@ -898,6 +937,9 @@ class Subscription(RecordSource):
     def _acknowledge(
         self, ranges: Ranges, properties: Mapping[str, int | str] | None, *, kick: bool
     ) -> RecordFuture[int]:
+        if ranges:
+            self._check_open()
+            self._cursor.repair()
         with self._lock:
             self._check(ranges, properties)
             if not ranges:
@@ -1059,10 +1101,32 @@ def give_back(subscription: Subscription, held: Iterable[tuple[int, int]], *, de
     return count
 
 
-def still_held(subscription: Subscription, held: Mapping[int, int]) -> dict[int, int]:
+async def give_back_async(subscription: Subscription, held: Iterable[tuple[int, int]], *, delay: float = 0.0) -> int:
+    """Hand out records again as ``give_back`` does, without blocking the event loop, and even if it is cancelled."""
+    if subscription._lock.acquire(blocking=False):
+        try:
+            return give_back(subscription, held, delay=delay)
+        finally:
+            subscription._lock.release()
+    return await in_own_thread(give_back, subscription, list(held), delay=delay)
+
+
+async def still_held(subscription: Subscription, held: Mapping[int, int]) -> dict[int, int]:
     """Return those records that a consumer still holds, with the numbers of their deliveries."""
-    with subscription._lock:
+    await subscription._take_lock()
+    try:
         return {seq: number for seq, number in held.items() if subscription._deliveries.is_held(seq, number)}
+    finally:
+        subscription._lock.release()
+
+
+async def redeliveries_async(subscription: Subscription, seq: int) -> int:
+    """Return what ``Subscription.redeliveries`` does, without blocking the event loop."""
+    await subscription._take_lock()
+    try:
+        return subscription.redeliveries(seq)
+    finally:
+        subscription._lock.release()
 
 
 class _AckMember(GroupMember):
