@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from pybk import BlobStore, Log, Namespace, WriteAheadLog
+from pybk import BlobStore, Log, Namespace, PybkError, RemoteConsumer, WriteAheadLog
 from pybk.config import StoreConfig, TierPolicy
 from pybk.credentials import Passwords
 from pybk.errors import IllegalOperationError, UsageError
@@ -21,6 +21,7 @@ from pybk.manager.ledger_manager import LedgerManager
 from pybk.manager.ledger_reader import LedgerReader
 from pybk.manager.ledger_writer import LedgerWriter
 from pybk.operations.store_repair import rebuild_index, verify
+from pybk.streams.log_settings import LogSettings
 from tests.internals import descriptor_of
 from tests.storage.real_store import open_quick
 from tests.waiting import WAIT_S
@@ -313,3 +314,37 @@ def test_an_error_about_an_open_ledger_names_the_call_that_closes_it(
 ) -> None:
     with pytest.raises(IllegalOperationError, match=rf"open_ledger\({writer.ledger_id}, recover=True\)"):
         manager.reseal(writer.ledger_id)
+
+
+LONG: Any = "x" * 10_000
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda manager: manager.create_ledger(digest_type=LONG, insecure=True),
+        lambda manager: manager.create_ledger(storage_hints={LONG}, insecure=True),
+        lambda manager: manager.move_ledger(0, LONG),
+        lambda manager: LedgerManager.connect(LONG),
+        lambda manager: LedgerManager.connect(f"zk://{LONG}"),
+        lambda manager: LedgerManager.open("nowhere", metadata="lmdb:///x", **dict[str, Any]({LONG: 1})),
+        lambda manager: Log.open(manager, LONG, insecure=True),
+        lambda manager: TierPolicy(target=LONG),
+        lambda manager: BlobStore.open(manager, insecure=True).stat("blob", version=LONG),
+        lambda manager: RemoteConsumer.connect(LONG),
+    ],
+)
+def test_an_error_does_not_repeat_a_long_value(manager: LedgerManager, call: Callable[[LedgerManager], object]) -> None:
+    with pytest.raises(PybkError) as raised:
+        call(manager)
+    assert len(str(raised.value)) < 800
+
+
+def test_a_name_that_is_cut_ends_with_dots(manager: LedgerManager) -> None:
+    with pytest.raises(UsageError, match=r"the name 'x{46}\.\.\. has 10000 bytes"):
+        Log.open(manager, LONG, insecure=True)
+
+
+def test_an_age_that_no_float_holds_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"segment_age_s is 10.*above 0"):
+        LogSettings(segment_age_s=10**400)

@@ -57,7 +57,7 @@ class TierPolicy:
         """Refuse values that cannot work; the error names them."""
         if not isinstance(self.target, StorageHint):
             raise UsageError(
-                f"target is {self.target!r}; it takes StorageHint.NVME, StorageHint.SSD or StorageHint.HDD"
+                f"target is {self.target!r:.100}; it takes StorageHint.NVME, StorageHint.SSD or StorageHint.HDD"
             )
         for name in ("min_age_seconds", "min_bytes"):
             value = getattr(self, name)

@@ -147,7 +147,8 @@ def cut_value(value: object, most: int) -> str:
         value: The value, which may be a URL in a wrong place.
         most: The most characters that are shown.
     """
-    return without_credentials(repr(value))[:most]
+    shown = without_credentials(repr(value))
+    return shown if len(shown) <= most else f"{shown[: most - 3]}..."
 
 
 def checked_password(password: object) -> bytes:

@@ -27,6 +27,7 @@ from pybk import (
     LogSealedError,
     LogWriter,
     NewRecord,
+    NoSuchEntryError,
     RemoteConsumer,
     Retention,
     Subscription,
@@ -151,6 +152,27 @@ def test_a_subscription_that_no_name_can_have_is_not_deleted(log: Log, name: Any
     with pytest.raises(UsageError, match="the name ") as raised:
         log.delete_subscription(name)
     assert len(str(raised.value)) < 200
+
+
+def test_errors_of_a_log_without_records_name_none(log: Log) -> None:
+    with pytest.raises(NoSuchEntryError, match=r"log 'log' has no record 0; it has no records$"):
+        log.read(0)
+    with (
+        subscribed(log) as subscription,
+        pytest.raises(UsageError, match=r"from 3 on; it has no records, and the next"),
+    ):
+        subscription.seek(3)
+    with log.writer() as writer:
+        append(writer, 5)
+    log.truncate(5, force=True)
+    with pytest.raises(NoSuchEntryError, match="has no record 5; it has no records: those before 5 were dropped"):
+        log.read(5)
+    with pytest.raises(TruncatedError, match="record 4 of log 'log' was truncated; reads begin at 5"):
+        log.read(4)
+    with log.writer() as writer:
+        append(writer, 1)
+    with pytest.raises(NoSuchEntryError, match="has no record 7; its last is 5"):
+        log.read(7)
 
 
 @pytest.mark.parametrize("changes", [{"a": "\ud800"}, {"\udfff": "a"}])

@@ -50,7 +50,7 @@ def test_malformed_addresses_are_refused(address: str) -> None:
         Server([address], INSTANCE, KEYS)
 
 
-@pytest.mark.parametrize("port", ["65536", "99999", "-1", "x"])
+@pytest.mark.parametrize("port", ["0", "65536", "99999", "-1", "x"])
 def test_the_error_of_a_wrong_port_says_which_ports_there_are(port: str) -> None:
     with pytest.raises(UsageError, match=r"with a port from 1 to 65535, or \* for any that is free"):
         curve.check_address(f"tcp://127.0.0.1:{port}", secret=False)

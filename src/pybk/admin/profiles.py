@@ -11,10 +11,12 @@ import os
 import re
 import tomllib
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from pybk.errors import UsageError
+from pybk.metadata.url import scheme_of
 from pybk.storage.io.filesystem import OsFileSystem, read_regular, replace_file
+from pybk.values import listed
 
 VARIABLE: Final = "PYBK_PROFILE"
 """The variable that names the profile of commands without ``--profile``."""
@@ -49,9 +51,7 @@ class Profile:
         path = path_of(name)
         try:
             found = tomllib.loads(read_regular(path, _BYTES_MAX).decode())
-            if not all(isinstance(value, str) for value in found.values()):
-                raise TypeError("a value is no text")
-            return cls(name=name, **found)
+            return cls(name=name, **_checked(found))
         except FileNotFoundError:
             raise UsageError(
                 f"there is no profile {name!r}: {path} would be it; `pybk dev up` makes one, or write it by hand: "
@@ -59,7 +59,7 @@ class Profile:
             ) from None
         except OSError as error:
             raise UsageError(f"the profile {path} cannot be read: {error.strerror}") from error
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError, TypeError) as error:
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError, UsageError) as error:
             raise UsageError(
                 f"{path} is to be a profile: metadata, and maybe secret_file and directory, as texts: {error}"
             ) from error
@@ -73,6 +73,20 @@ class Profile:
         text = "".join(f"{key} = {json.dumps(value)}\n" for key, value in values.items() if value)
         replace_file(fs, path, text.encode())
         return path
+
+
+def _checked(found: dict[str, Any]) -> dict[str, str]:
+    """Return the values of a profile; raises UsageError for those that no profile has, and for a URL of no cluster."""
+    unknown = found.keys() - {"metadata", "secret_file", "directory"}
+    if unknown:
+        raise UsageError(f"it has {listed(sorted(unknown))}, which no profile has")
+    for name, value in found.items():
+        if not isinstance(value, str):
+            raise UsageError(f"{name} is no text")
+    if not found.get("metadata"):
+        raise UsageError("it has no metadata, the URL of a cluster")
+    scheme_of(found["metadata"])
+    return found
 
 
 def path_of(name: str) -> str:

@@ -89,7 +89,8 @@ def join_cluster(
     """Open a directory as a bookie's, let the bookie serve, and return the backend of its cluster."""
     known = ClusterOptions.__annotations__
     if options.keys() - known:
-        raise UsageError(f"{', '.join(sorted(options.keys() - known))}: no such argument; there are {', '.join(known)}")
+        unknown = ", ".join(sorted(options.keys() - known))
+        raise UsageError(f"{unknown:.100}: no such argument; there are {', '.join(known)}")
     if read_only:
         raise UsageError("a bookie's directory cannot be opened read-only as one; leave out read_only or metadata")
     listen, url = options.get("listen"), options.get("metadata")
@@ -169,7 +170,7 @@ def member_of(kind: type[E], value: object, name: str) -> E:
         return kind(value)
     except (ValueError, TypeError) as error:
         known = ", ".join(f"{kind.__name__}.{member.name}" for member in kind)
-        raise UsageError(f"{name}: {error}; there are {known}") from error
+        raise UsageError(f"{name}: {error!s:.150}; there are {known}") from error
 
 
 def user_type(name: str) -> LedgerType:

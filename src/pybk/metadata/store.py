@@ -224,7 +224,7 @@ class StoreUrl(NamedTuple):
 
     def invalid(self, reason: str) -> UsageError:
         """Return the error for a URL that is not usable, for ``reason``."""
-        return UsageError(f"metadata URL {without_secrets(self.text)!r}{reason}; use {self.forms}")
+        return UsageError(f"metadata URL {without_secrets(self.text)!r:.300}{reason}; use {self.forms}")
 
 
 def without_secrets(url: str) -> str:

@@ -71,10 +71,7 @@ def open_metadata(
     checked_seconds("timeout_s", timeout_s)
     if lease_time_s is not None:
         checked_seconds("lease_time_s", lease_time_s)
-    parsed = parse_url(url)
-    scheme = SCHEMES.get(parsed.parts.scheme)
-    if scheme is None:
-        raise parsed.invalid(" has an unknown scheme")
+    parsed, scheme = parse_url(url), scheme_of(url)
     try:
         module = import_module(scheme.module)
     except ModuleNotFoundError as error:
@@ -87,6 +84,15 @@ def open_metadata(
     return store
 
 
+def scheme_of(url: str) -> UrlScheme:
+    """Return the kind of metadata store that a URL names; raises UsageError if there is none of its scheme."""
+    parsed = parse_url(url)
+    scheme = SCHEMES.get(parsed.parts.scheme)
+    if scheme is None:
+        raise parsed.invalid(f" has an unknown scheme, {parsed.parts.scheme!r:.50}")
+    return scheme
+
+
 def parse_url(url: str) -> StoreUrl:
     """Return the parts of a metadata store's URL; raises UsageError if it is not a URL, or has a fragment."""
     forms = ", or ".join(scheme.form for scheme in SCHEMES.values())
@@ -95,7 +101,7 @@ def parse_url(url: str) -> StoreUrl:
     try:
         parts = urlsplit(url)
     except ValueError as error:
-        raise UsageError(f"metadata URL {without_secrets(url)!r}: {error}; use {forms}") from None
+        raise UsageError(f"metadata URL {without_secrets(url)!r:.300}: {error!s:.100}; use {forms}") from None
     parsed = StoreUrl(url, parts, forms)
     if parts.fragment:
         raise parsed.invalid(" has a fragment")

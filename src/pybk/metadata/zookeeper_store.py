@@ -132,7 +132,7 @@ def _hosts(url: StoreUrl) -> str:
     for host in netloc.split(","):
         name, colon, port = host.rpartition(":")
         if not name or not colon or not port.isascii() or not port.isdecimal() or not 0 < int(port) < 1 << 16:
-            raise url.invalid(f": {host!r} is not host:port with a port from 1 to 65535")
+            raise url.invalid(f": {host!r:.100} is not host:port with a port from 1 to 65535")
     return netloc
 
 

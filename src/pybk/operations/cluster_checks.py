@@ -604,6 +604,11 @@ def stop_check(
             f"{len(takers)} writable bookies would be left, and open ledgers have ensembles of "
             f"{cluster.largest_open_ensemble}: their writers could not replace a bookie that fails meanwhile"
         )
+    elif len(takers) < (largest := _largest_ensemble(cluster, affected)):
+        general.append(
+            f"{len(takers)} writable bookies would be left, and ledgers have ensembles of {largest}: a writer that "
+            "needs a new ledger of that size could not make it"
+        )
     return StopCheck(not refusals, _bounded(refusals), (*general, *_bounded(warnings)))
 
 
@@ -670,6 +675,12 @@ class _Writers:
         return not (allowed and self._count >= quorum.ensemble_size) and self._lives(ledger_id)
 
 
+def _largest_ensemble(cluster: ClusterMap, ledger_ids: Iterable[int]) -> int:
+    """Return the largest ensemble of some ledgers, which is what new ledgers most likely have; 0 without ledgers."""
+    found = filter(None, map(cluster.get, ledger_ids))
+    return max((each.shape.quorum.ensemble_size for each in found), default=0)
+
+
 def _stop_of(after: Copies, ledger_id: int, leaving: set[int], writers: _Writers) -> tuple[str, str]:
     """Return why a ledger refuses that bookies stop, and what would be impaired; empty texts for neither.
 
@@ -695,7 +706,8 @@ def _stop_of(after: Copies, ledger_id: int, leaving: set[int], writers: _Writers
                 continue
             takers, copies = (taken & mask).bit_count(), (sound & mask).bit_count()
             if open_end and takers < quorum.ack_quorum and writers.ends(ledger_id, quorum):
-                return f"{where}: {takers} writable bookies would be left, and its writer needs {quorum.ack_quorum}", ""
+                left = f"{takers} writable bookies would be left, and its writer needs {quorum.ack_quorum}"
+                return f"{where}: {left}: appends would wait until they are back", ""
             if not copies:
                 return f"{where}: no sound copy would be left", ""
             if copies < quorum.ack_quorum:

@@ -340,7 +340,7 @@ class Scheduler:
             if free < limit:
                 return (
                     f"{directory.path} has {free} bytes free, fewer than {limit} ({name}): the store takes no appends "
-                    "until there is more; delete ledgers or free space"
+                    f"until {store.config.free_bytes_ok} are free (free_bytes_ok); delete ledgers or free space"
                 )
         return None
 

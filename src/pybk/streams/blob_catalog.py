@@ -37,6 +37,7 @@ from pybk.errors import (
     VersionConflictError,
 )
 from pybk.ledger.ledger_metadata import LedgerMetadata
+from pybk.manager.arguments import whole_from
 from pybk.manager.ledger_manager import LedgerManager, backend_of
 from pybk.manager.ledger_reader import LedgerReader
 from pybk.manager.ledger_writer import LedgerWriter
@@ -167,6 +168,8 @@ class BlobCatalog:
 
     def version(self, name: str, number: int | None = None) -> BlobVersion:
         """Return a version of a name, the newest for None; NoSuchBlobError if it does not exist."""
+        if number is not None:
+            number = whole_from(number, 1, "version", "the number of a version")
         versions = self.read(name).versions
         for each in reversed(versions):
             if number is None or each.number == number:

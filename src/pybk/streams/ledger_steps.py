@@ -548,7 +548,10 @@ class LedgerSteps:
 
     def last_shown(self, last: int) -> str:
         """Return the last record for the error of one that does not exist; ``last`` is the result of ``last_seq``."""
-        return f"its last is {last}" if last >= self.existing().record.first_seq else "it has no records"
+        first = self.existing().record.first_seq
+        if last >= first:
+            return f"its last is {last}"
+        return f"it has no records: those before {first} were dropped" if first else "it has no records"
 
     def check_truncation(self, seq: int, last: int) -> None:
         """Raise UsageError if records before one are to be dropped, and not all of them exist yet.

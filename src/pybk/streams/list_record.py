@@ -34,6 +34,7 @@ from operator import attrgetter
 from typing import Any, Final, NamedTuple
 from zlib import crc32
 
+from pybk.credentials import cut_value
 from pybk.errors import (
     CorruptError,
     IllegalOperationError,
@@ -62,9 +63,9 @@ def checked_name(name: object, what: str = "a log") -> str:
     try:
         size = len(name.encode())
     except UnicodeEncodeError as error:
-        raise UsageError(f"the name {name!r:.50} cannot be encoded as UTF-8: {error.reason}") from error
+        raise UsageError(f"the name {cut_value(name, 50)} cannot be encoded as UTF-8: {error.reason}") from error
     if not 1 <= size <= NAME_BYTES_MAX:
-        raise UsageError(f"the name {name!r:.50} has {size} bytes in UTF-8; it takes 1 to {NAME_BYTES_MAX}")
+        raise UsageError(f"the name {cut_value(name, 50)} has {size} bytes in UTF-8; it takes 1 to {NAME_BYTES_MAX}")
     if not _NO_PARTS.isdisjoint(name.split("/")) or name.startswith("."):
         raise UsageError(
             f"the name {name!r} has an empty part, or one of full stops, or begins with one; choose another"

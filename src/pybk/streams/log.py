@@ -298,7 +298,8 @@ class Log(NamedList, kinds=(ListKind.LOG, ListKind.CURSOR), first_seq=FIRST_SEQ)
         """
         record = self._found(start, strict=True)
         if record is None:
-            raise NoSuchEntryError(f"log {self.name!r} has records up to {self.last_seq()}, and no record {start}")
+            shown = self._steps.last_shown(self.last_seq())
+            raise NoSuchEntryError(f"log {self.name!r} has no record {start}; {shown}")
         return record
 
     read_async = asyncio_form(read)

@@ -7,6 +7,8 @@ make their ledgers by the same specification (``LedgerSpec``).
 from __future__ import annotations
 
 import logging
+import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Final, NamedTuple
@@ -104,7 +106,7 @@ class LogSettings:
             count = whole_from(self.segment_records, 1, "segment_records", "a number of records", SEQ_MAX)
             put(self, "segment_records", count)
         age: object = self.segment_age_s
-        if age is not None and (isinstance(age, bool) or not isinstance(age, int | float) or not age > 0):
+        if age is not None and (isinstance(age, bool) or not isinstance(age, int | float) or not _is_age(age)):
             raise UsageError(f"segment_age_s is {age!r:.50}; it takes seconds, above 0")
 
     def over(self, kept: LogSettings) -> LogSettings:
@@ -277,6 +279,10 @@ def _has_none(manager: LedgerManager, ledger_id: int) -> bool:
         return manager.check_password(ledger_id, b"")
     except PybkError:  # what is wrong is the password that was given
         return False
+
+
+def _is_age(seconds: float) -> bool:
+    return 0 < seconds <= sys.float_info.max or seconds == math.inf  # no float holds a larger whole number
 
 
 _WITHOUT: Final = "pass insecure=True (in a shell: --insecure) to do without"

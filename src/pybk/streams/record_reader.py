@@ -147,7 +147,7 @@ class RecordReader:
             )
         if seq < record.first_seq:
             raise TruncatedError(
-                f"record {seq} of log {record.name!r} was truncated; the first one is {record.first_seq}",
+                f"record {seq} of log {record.name!r} was truncated; reads begin at {record.first_seq}",
                 first_seq=record.first_seq,
             )
 

@@ -407,7 +407,7 @@ class RemoteConsumer(RecordSource):
             except OSError as error:
                 connection.close()
                 if time.monotonic() >= deadline:
-                    raise ClosedError(f"no subscription is served at {name!r}: {error.strerror}") from error
+                    raise ClosedError(f"no subscription is served at {name!r:.150}: {error.strerror}") from error
                 time.sleep(_CONNECT_SECONDS)
             else:
                 return cls(name, connection)

@@ -1028,7 +1028,8 @@ class Subscription(RecordSource):
         wanted = seq_of(self._steps, start)
         last = self._steps.last_seq()
         if wanted > last + 1:
-            raise UsageError(f"log {self._steps.name!r} has records up to {last}; it cannot continue at {wanted}")
+            shown = f"{self._steps.last_shown(last)}, and the next one is {last + 1}"
+            raise UsageError(f"log {self._steps.name!r} cannot be read from {wanted} on; {shown}")
         self._check_open()
         seq = self._cursor.seek(wanted)
         with self._lock:

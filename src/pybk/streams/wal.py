@@ -532,9 +532,12 @@ class WriteAheadLog(RecordWriter[bytes, range], NamedList, kinds=(ListKind.WAL,)
         """
         for record in self.replay(_lsn_of_record(lsn, "lsn"), lsn):
             return record
-        raise NoSuchEntryError(f"log {self.name!r} has records up to {self.durable_lsn()}, and no record {lsn}")
+        raise self._no_record(lsn, self.durable_lsn())
 
     read_async = asyncio_form(read)
+
+    def _no_record(self, lsn: int, last: int) -> NoSuchEntryError:
+        return NoSuchEntryError(f"log {self.name!r} has no record {lsn}; {self._steps.last_shown(last)}")
 
     def read_many(self, lsns: Iterable[int]) -> Iterator[WalRecord]:
         """Yield some records.
@@ -557,7 +560,7 @@ class WriteAheadLog(RecordWriter[bytes, range], NamedList, kinds=(ListKind.WAL,)
             return
         last = self.durable_lsn()
         if wanted[-1] > last:
-            raise NoSuchEntryError(f"log {self.name!r} has records up to {last}, and no record {wanted[-1]}")
+            raise self._no_record(wanted[-1], last)
         with closing(self._reader(wanted[0])) as reader:
             for run in _runs(wanted):
                 reader.skip_to(run[0])

@@ -93,7 +93,7 @@ def check_address(address: str, *, secret: bool) -> None:
         parts = urlsplit(address)
         sound = parts.scheme in ("tcp", "ipc", "inproc") and address != f"{parts.scheme}://"
         if parts.scheme == "tcp":
-            sound = bool(parts.hostname) and (parts.netloc.endswith(":*") or parts.port is not None)
+            sound = bool(parts.hostname) and (parts.netloc.endswith(":*") or bool(parts.port))
     except ValueError:  # for example the port is not a number, or a bracket is not closed
         sound = False
     if parts is None or not sound or not address.isprintable():

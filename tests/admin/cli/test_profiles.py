@@ -93,3 +93,20 @@ def test_a_file_that_is_no_profile_is_refused(text: str) -> None:
     Path(path_of("here")).write_text(text)
     with pytest.raises(UsageError, match="is to be a profile"):
         Profile.read("here")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ('metadata = "etcd://host/x"', "metadata URL 'etcd://host/x' has an unknown scheme, 'etcd'; use lmdb://"),
+        ('metadata = "zk://host:1/x"\nowner = "x"', "it has owner, which no profile has"),
+        ('metadata = "zk://host:1/x"\nsecret_file = 1', "secret_file is no text"),
+        ('secret_file = "x"', "it has no metadata, the URL of a cluster"),
+    ],
+)
+def test_what_is_wrong_in_a_profile_is_named_with_its_file(text: str, says: str) -> None:
+    Path(path_of("here")).write_text(text)
+    with pytest.raises(UsageError) as raised:
+        Profile.read("here")
+    assert path_of("here") in str(raised.value)
+    assert says in str(raised.value)
