@@ -66,7 +66,7 @@ DELETES = [("Log", "delete"), ("WriteAheadLog", "delete")]
 
 
 def given_to(call: Callable[..., Any], manager: LedgerManager, directory: Path) -> dict[str, Any]:
-    """Return arguments that a call needs, and that are right as far as it can tell before it does anything."""
+    """Return arguments that a call needs, and that are right until it does anything."""
     values: dict[str, Any] = {
         "data": b"data",
         "directories": [directory / "directory"],
