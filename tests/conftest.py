@@ -19,6 +19,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from pybk.ledger import keys
+from pybk.metadata import lmdb_store
 from pybk.storage import preallocation
 from pybk.storage.format import catalog
 from tests import directories
@@ -46,6 +47,10 @@ settings.register_profile(
 settings.load_profile("pybk")
 
 keys.SCRYPT_COST = 2  # type: ignore[misc]  # of new stores, those of modules' fixtures, too: no test depends on it
+
+# Seconds without a sign of life after which this process loses its leases: a busy machine may let it wait for longer
+# than the five of production, and another bookie of a test would lead, or one would not be registered.
+setattr(lmdb_store, "LMDB_LEASE_TIME_S", 60.0)  # noqa: B010  # mypy takes it for another module's
 
 _LIMITS = [
     (module, name, getattr(module, name))

@@ -298,3 +298,8 @@ def inserts_in_flight(events: EventLog) -> int:
 def has_inserts_wait(events: EventLog) -> bool:
     """Return whether inserts have to wait, because a thread waits for those in flight."""
     return events._paused
+
+
+def set_call_time(store: Any, seconds: float) -> None:
+    """Change the deadline of the calls of a metadata store that is open."""
+    store._timeout_s = seconds

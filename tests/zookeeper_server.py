@@ -19,11 +19,19 @@ from pathlib import Path
 
 import pytest
 
+from tests.ports import free_ports
 from tests.spark import archive
 from tests.waiting import stop
 
 TICK_MS = 250
 START_S = 120.0
+
+SHORT_SESSION_S = 5.0
+LONG_SESSION_S = 60.0
+"""The longest session that a server gives: short where its end is what is tested, as no busy machine may end others."""
+
+LEASE_TIME_S = 30.0
+"""The lease time that the test's own process asks the fixture's server for, unless a test says another one."""
 
 
 def missing() -> str | None:
@@ -46,9 +54,10 @@ def jars() -> list[Path]:
 
 
 class ZooKeeperServer:
-    """One server in a process of its own. Sessions last 0.5 to 5 seconds.
+    """One server in a process of its own. Sessions last half a second at least.
 
     Args:
+        longest_session_s: The longest lease time that it grants, seconds.
         certificate: A file with a certificate of the server and its key: the server has a port for TLS, too, where
             clients need certificates, which are identities.
         authority: A file with the certificate of the authority of the clients' certificates.
@@ -58,13 +67,15 @@ class ZooKeeperServer:
         tls_host: ``host:port`` for TLS.
     """
 
-    def __init__(self, certificate: Path | None = None, authority: Path | None = None) -> None:
+    def __init__(
+        self,
+        certificate: Path | None = None,
+        authority: Path | None = None,
+        *,
+        longest_session_s: float = SHORT_SESSION_S,
+    ) -> None:
         self._directory = tempfile.mkdtemp(prefix="pybk-zookeeper-")
-        with socket.socket() as taken, socket.socket() as taken_too:
-            for each in (taken, taken_too):
-                each.bind(("127.0.0.1", 0))
-            self._port = taken.getsockname()[1]
-            tls_port = taken_too.getsockname()[1]
+        self._port, tls_port = free_ports(2)
         self.host = f"127.0.0.1:{self._port}"
         self.tls_host = f"127.0.0.1:{tls_port}"
         self._process: subprocess.Popen[bytes] | None = None
@@ -73,6 +84,7 @@ class ZooKeeperServer:
             "clientPort": self._port,
             "dataDir": os.path.join(self._directory, "data"),
             "tickTime": TICK_MS,
+            "maxSessionTimeout": round(longest_session_s * 1000),
             "maxClientCnxns": 0,
         }
         if certificate is not None and authority is not None:
@@ -151,9 +163,13 @@ def zookeeper_server() -> Iterator[ZooKeeperServer]:
     reason = missing()
     if reason is not None:
         pytest.skip(reason)
-    server = ZooKeeperServer()
-    try:
-        server.start()
-        yield server
-    finally:
-        server.close()
+    from pybk.metadata import zookeeper_store
+
+    server = ZooKeeperServer(longest_session_s=LONG_SESSION_S)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(zookeeper_store, "ZOOKEEPER_LEASE_TIME_S", LEASE_TIME_S)
+        try:
+            server.start()
+            yield server
+        finally:
+            server.close()

@@ -178,7 +178,7 @@ def copies(cluster: Cluster, client: LedgerManager, bookie: Bookie, ledger: Remo
 
 def _ask(links: Links, link: Link, request: Read, ledger: RemoteLedger) -> dict[int, bytes]:
     """Return the entries that a bookie answers with, encoded."""
-    link.send(request.first, request)
+    link.send(request.first, request, int(WAIT_S * 1e9))  # no answer of a busy machine is no missing entry
     outcomes = links.poll(1000)
     while not outcomes:
         outcomes = links.poll(1000)

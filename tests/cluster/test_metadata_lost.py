@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from pybk.ledger.ledger_metadata import LedgerState
+from pybk.metadata.lease_time import ZOOKEEPER_LEASE_TIME_S
 from tests.cluster.checker import check_ledger, check_writer, last_acked
 from tests.cluster.child import PASSWORD, payload
 from tests.cluster.inside import SECRET
@@ -58,7 +59,7 @@ def test_bookies_whose_sessions_ended_register_again_and_a_writer_continues(
     writer.wait_for(lambda: last_acked(writer) > 10)  # until then bookies ask whether there is such a ledger
     zookeeper_server.kill()
     before = last_acked(writer)
-    time.sleep(7.0)  # no session lasts longer than 5 seconds
+    time.sleep(1.2 * ZOOKEEPER_LEASE_TIME_S)  # no session of a bookie lasts longer
     writer.wait_for(lambda: last_acked(writer) > before + 100)
     zookeeper_server.start()
     client = cluster.connect()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -23,6 +22,7 @@ from pybk.version import __version__
 from tests.cluster.inside import make_cluster
 from tests.docs.operating import SCALED, Hosts
 from tests.paths import ROOT
+from tests.ports import free_port
 from tests.private_files import write_private
 from tests.storage.real_store import python_path
 from tests.waiting import wait_until
@@ -39,12 +39,6 @@ pytestmark = [
     pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl, which makes secrets"),
     pytest.mark.sampled(one_in=6, using="_quick", group="documents"),
 ]
-
-
-def free_port() -> int:
-    """Return a port that nothing listens on now."""
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        return int(taken.getsockname()[1])
 
 
 class Production(Hosts):

@@ -22,7 +22,6 @@ import re
 import selectors
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -32,6 +31,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tests.paths import ROOT
+from tests.ports import free_port
 from tests.storage.real_store import python_path
 from tests.waiting import PROCESS_S, WAIT_S
 
@@ -103,13 +103,6 @@ def pattern_of(printed: list[str], *, numbers_vary: bool) -> re.Pattern[str]:
         escaped = re.escape(line)
         lines.append((re.sub(r"\d+", r"\\d+", escaped) if numbers_vary else escaped) + r" *\n")
     return re.compile("".join(lines))
-
-
-def free_port() -> int:
-    """Return a port that nobody listens on."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
 
 
 class Shell:

@@ -15,7 +15,7 @@ from pybk.metadata.store import MetadataStore
 from pybk.metadata.url import open_metadata
 from tests.metadata.simulated_store import SimMetadataStore, SimServer
 from tests.waiting import WAIT_S
-from tests.zookeeper_server import ZooKeeperServer, missing
+from tests.zookeeper_server import LONG_SESSION_S, ZooKeeperServer, missing
 
 
 def wait_for(condition: Callable[[], bool], wait_s: float = WAIT_S) -> bool:
@@ -119,7 +119,7 @@ class LmdbWorld:
 
     def open(self) -> MetadataStore:
         """See ``World.open``."""
-        store = open_metadata(f"lmdb://{self.path}", lease_time_s=2)
+        store = open_metadata(f"lmdb://{self.path}", lease_time_s=LONG_SESSION_S)
         self.stores.append(store)
         return store
 
@@ -158,7 +158,7 @@ class ZooKeeperWorld:
 
     def open(self) -> MetadataStore:
         """See ``World.open``."""
-        store = open_metadata(self.url, lease_time_s=2, timeout_s=WAIT_S)
+        store = open_metadata(self.url, lease_time_s=LONG_SESSION_S, timeout_s=WAIT_S)
         self.stores.append(store)
         return store
 
@@ -181,8 +181,8 @@ def end_zookeeper_session(store: MetadataStore) -> None:
     session = store.session()
     # The client may take its session back before the other connection has closed it: then once more.
     while store.session() == session:
-        double = KazooClient(hosts=store.hosts, client_id=store.client.client_id, timeout=2)
-        double.start()
+        double = KazooClient(hosts=store.hosts, client_id=store.client.client_id, timeout=LONG_SESSION_S)
+        double.start(WAIT_S)
         double.stop()
         double.close()
         wait_for(lambda: store.session_id not in (0, session), 1)

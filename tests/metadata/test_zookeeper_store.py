@@ -8,7 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from urllib.parse import urlsplit
 
 import pytest
@@ -24,11 +24,12 @@ from pybk.errors import (
 from pybk.metadata.locks import Election
 from pybk.metadata.store import MetadataStore, Node
 from pybk.metadata.url import open_metadata
-from tests.internals import receive_event
+from tests.internals import receive_event, set_call_time
 from tests.metadata.harness import Mirror, end_zookeeper_session, versions_below, wait_for
 from tests.metadata.records import bookie, cluster_on, ledger, registration
+from tests.ports import free_port
 from tests.waiting import WAIT_S
-from tests.zookeeper_server import ZooKeeperServer, missing
+from tests.zookeeper_server import LONG_SESSION_S, SHORT_SESSION_S, ZooKeeperServer, missing
 
 if missing() is None:
     from kazoo.protocol.serialization import int_struct, write_string
@@ -42,7 +43,7 @@ pytestmark = [
     pytest.mark.sampled(one_in=4, using="zookeeper_server"),
 ]
 
-SESSION_S = 5.0  # the longest that the server gives
+CALL_S = 1.5
 
 
 class Proxy:
@@ -57,6 +58,8 @@ class Proxy:
         self.host = f"127.0.0.1:{self._listening.getsockname()[1]}"
         self.lose_replies = False
         self.lose_requests = False
+        self.lost = 0
+        """How often bytes of a connection were lost."""
         self._pairs: list[tuple[socket.socket, socket.socket]] = []
         threading.Thread(target=self._accept, daemon=True).start()
 
@@ -76,12 +79,16 @@ class Proxy:
         try:
             while data := source.recv(65536):
                 loses = loses or getattr(self, lose)
-                if not loses:
+                if loses:
+                    self.lost += 1
+                else:
                     target.sendall(data)
         except OSError:
             return
         finally:
             for end in (source, target):
+                with suppress(OSError):
+                    end.shutdown(socket.SHUT_RDWR)  # the other thread may wait for bytes of it, and so keep it open
                 end.close()
 
     def cut(self) -> None:
@@ -89,10 +96,8 @@ class Proxy:
         pairs, self._pairs = self._pairs, []
         for pair in pairs:
             for end in pair:
-                try:
+                with suppress(OSError):
                     end.shutdown(socket.SHUT_RDWR)
-                except OSError:
-                    continue
 
     def close(self) -> None:
         """Listen no more."""
@@ -125,27 +130,36 @@ def proxy(zookeeper_server: ZooKeeperServer) -> Iterator[Proxy]:
 
 
 @pytest.fixture
-def through(proxy: Proxy, zookeeper_server: ZooKeeperServer) -> Iterator[tuple[MetadataStore, MetadataStore]]:
+def session_s(request: pytest.FixtureRequest) -> float:
+    """The lease time of the store through the proxy: longer than any break on a busy machine, or as a test says."""
+    return float(getattr(request, "param", LONG_SESSION_S))
+
+
+@pytest.fixture
+def through(
+    proxy: Proxy, zookeeper_server: ZooKeeperServer, session_s: float
+) -> Iterator[tuple[MetadataStore, MetadataStore]]:
     """A store through the proxy, and one with the same path that bypasses it."""
     url = zookeeper_server.url()
-    store = open_metadata(url.replace(zookeeper_server.host, proxy.host), lease_time_s=SESSION_S, timeout_s=WAIT_S)
-    local_reader = open_metadata(url, lease_time_s=SESSION_S, timeout_s=WAIT_S)
+    store = open_metadata(url.replace(zookeeper_server.host, proxy.host), lease_time_s=session_s, timeout_s=WAIT_S)
+    local_reader = open_metadata(url, timeout_s=WAIT_S)
     yield store, local_reader
     proxy.lose_replies = proxy.lose_requests = False
     store.close()
     local_reader.close()
 
 
-def later(seconds: float, *calls: object) -> None:
-    """Make calls in another thread after a while."""
+def lose_once(proxy: Proxy, lost: str) -> None:
+    """Have a proxy lose bytes, and then work again on new connections, in another thread."""
+    before = proxy.lost
 
-    def run() -> None:
-        time.sleep(seconds)
-        for call in calls:
-            assert callable(call)
-            call()
+    def heal() -> None:
+        wait_for(lambda: proxy.lost > before)
+        setattr(proxy, lost, False)
+        proxy.cut()
 
-    threading.Thread(target=run, daemon=True).start()
+    setattr(proxy, lost, True)
+    threading.Thread(target=heal, daemon=True).start()
 
 
 @pytest.mark.parametrize("lost", ["lose_replies", "lose_requests"])
@@ -154,31 +168,22 @@ def test_a_lost_answer_is_unknown_and_settled(
 ) -> None:
     store, local_reader = through
     store.create("there", b"v")
-
-    def heal() -> None:
-        setattr(proxy, lost, False)
-
-    setattr(proxy, lost, True)
-    later(0.2, heal, proxy.cut)
+    lose_once(proxy, lost)
     with pytest.raises(MetadataUnreachableError) as unknown:
         store.create("key", b"v")
     assert unknown.value.outcome_unknown
     assert (store.get("key", latest=True) is not None) == (lost == "lose_replies")
     cluster, other = cluster_on(store), cluster_on(local_reader)
-    setattr(proxy, lost, True)
-    later(0.2, heal, proxy.cut)
+    lose_once(proxy, lost)
     version = cluster.create_ledger(ledger(1))
     assert other.read_ledger(1) == (ledger(1), version)
-    setattr(proxy, lost, True)
-    later(0.2, heal, proxy.cut)
+    lose_once(proxy, lost)
     version = cluster.write_ledger(ledger(1, length=5, version=1), version)
     assert other.read_ledger(1) == (ledger(1, length=5, version=1), version)
-    setattr(proxy, lost, True)
-    later(0.2, heal, proxy.cut)
+    lose_once(proxy, lost)
     with pytest.raises(LedgerExistsError):
         cluster.create_ledger(ledger(1, key_salt=b"z" * 16))
-    setattr(proxy, lost, True)
-    later(0.2, heal, proxy.cut)
+    lose_once(proxy, lost)
     cluster.delete_ledger(1, version)
     with pytest.raises(LedgerDeletedError):
         other.read_ledger(1)
@@ -264,9 +269,8 @@ def test_a_lost_connection_ends_no_session_and_misses_no_change(
     store.create("leased", b"v", leased=True)
     seen: list[object] = []
     store.watch("key", lambda: seen.append(store.get("key", latest=True)))
-    proxy.lose_replies = True
+    lose_once(proxy, "lose_replies")
     version = local_reader.create("key", b"v")
-    later(0.3, lambda: setattr(proxy, "lose_replies", False), proxy.cut)
     assert wait_for(lambda: seen[-1:] == [(b"v", version)])
     assert store.session() == session
     assert store.alive(session)
@@ -276,6 +280,7 @@ def test_a_lost_connection_ends_no_session_and_misses_no_change(
     assert local_reader.get("leased", latest=True) is not None
 
 
+@pytest.mark.parametrize("session_s", [SHORT_SESSION_S], indirect=True)
 def test_a_silent_connection_ends_the_session_and_the_bookie_comes_back(
     proxy: Proxy, through: tuple[MetadataStore, MetadataStore], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -297,8 +302,9 @@ def test_a_silent_connection_ends_the_session_and_the_bookie_comes_back(
 
 def test_calls_end_at_their_deadline_while_the_server_is_stopped(zookeeper_server: ZooKeeperServer) -> None:
     # The session is long: after a third of it without an answer the connection would be ended, and the put be lost.
-    store = open_metadata(zookeeper_server.url(), lease_time_s=40, timeout_s=1.5)
+    store = open_metadata(zookeeper_server.url(), lease_time_s=LONG_SESSION_S, timeout_s=WAIT_S)
     version = store.create("key", b"v")
+    set_call_time(store, CALL_S)  # only now: the first calls of a busy machine take longer
     zookeeper_server.pause()
     try:
         for unknown, call in (
@@ -312,14 +318,13 @@ def test_calls_end_at_their_deadline_while_the_server_is_stopped(zookeeper_serve
             assert refused.value.outcome_unknown is unknown
     finally:
         zookeeper_server.resume()
+    set_call_time(store, WAIT_S)
     assert wait_for(lambda: store.get("key", latest=True) == (b"w", version + 1)), "it was under way"
     store.close()
 
 
 def test_the_error_without_a_server_names_its_address() -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     began = time.monotonic()
     with pytest.raises(MetadataUnreachableError, match=f"127.0.0.1:{port}") as refused:
         open_metadata(f"zk://127.0.0.1:{port}/pybk", timeout_s=0.5)
@@ -332,17 +337,19 @@ def test_requests_that_were_not_sent_are_known_to_have_failed() -> None:
     server = ZooKeeperServer()
     try:
         server.start()
-        store = open_metadata(server.url(), timeout_s=3, lease_time_s=5)
+        store = open_metadata(server.url(), timeout_s=WAIT_S, lease_time_s=SHORT_SESSION_S)
         assert isinstance(store, ZooKeeperMetadataStore)
         connected = store.connected
         version = store.create("key", b"v")
         server.kill()
         assert wait_for(lambda: not connected.is_set())
+        set_call_time(store, CALL_S)
         with pytest.raises(MetadataUnreachableError) as refused:
             store.put("key", b"w", version)
         assert not refused.value.outcome_unknown
         server.start()
         assert wait_for(connected.is_set)
+        set_call_time(store, WAIT_S)
         assert store.get("key", latest=True) == (b"v", version), "acknowledged means on disk"
         store.close()
     finally:
@@ -393,8 +400,7 @@ def test_a_late_change_spares_a_key_that_was_made_again(
 def test_a_rename_whose_answer_is_lost_is_found_out(proxy: Proxy, through: tuple[MetadataStore, MetadataStore]) -> None:
     store, local_reader = through
     version = store.create("logs/old", b"value")
-    proxy.lose_replies = True
-    later(1.0, lambda: setattr(proxy, "lose_replies", False))
+    lose_once(proxy, "lose_replies")
     with pytest.raises(MetadataUnreachableError) as lost:
         store.rename("logs/old", "logs/new", b"value", version)
     assert lost.value.outcome_unknown
@@ -448,7 +454,7 @@ def test_a_feed_goes_on_after_the_server_died_and_came_back() -> None:
     try:
         server.start()
         url = server.url()
-        store, other = (open_metadata(url, timeout_s=WAIT_S, lease_time_s=5) for _ in range(2))
+        store, other = (open_metadata(url, timeout_s=WAIT_S, lease_time_s=SHORT_SESSION_S) for _ in range(2))
         mirror = Mirror(store, "dir")
         other.create("dir/a", b"v")
         other.create("dir/leased", b"v", leased=True)
@@ -507,7 +513,7 @@ def test_an_election_survives_a_lost_connection(proxy: Proxy, through: tuple[Met
 
 
 def test_calls_in_a_forked_child_raise(zookeeper_server: ZooKeeperServer) -> None:
-    store = open_metadata(zookeeper_server.url(), timeout_s=5)
+    store = open_metadata(zookeeper_server.url(), timeout_s=WAIT_S)
     context = multiprocessing.get_context("fork")
     results = context.SimpleQueue()
 
@@ -528,7 +534,7 @@ def test_calls_in_a_forked_child_raise(zookeeper_server: ZooKeeperServer) -> Non
 
 
 def test_a_refusal_of_the_server_raises(zookeeper_server: ZooKeeperServer) -> None:
-    store = open_metadata(zookeeper_server.url(), timeout_s=5)
+    store = open_metadata(zookeeper_server.url(), timeout_s=WAIT_S)
     store.create("leaf", b"v", leased=True)
     with pytest.raises(MetadataError, match="NoChildrenForEphemerals") as refused:
         store.create("leaf/below", b"v")

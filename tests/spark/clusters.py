@@ -6,7 +6,6 @@ import importlib.util
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -19,6 +18,7 @@ from typing import Any
 import pytest
 
 from tests.paths import ROOT
+from tests.ports import free_ports
 from tests.spark import archive
 from tests.waiting import WAIT_S
 
@@ -208,12 +208,3 @@ def _workers(port: int) -> int:
             return int(json.load(answer)["aliveworkers"])
     except OSError:
         return 0
-
-
-def free_ports(count: int) -> list[int]:
-    """Return ports that nobody listens on."""
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for found in sockets:
-            found.bind(("127.0.0.1", 0))
-        return [int(found.getsockname()[1]) for found in sockets]

@@ -24,6 +24,7 @@ from pybk.transport.frames import Outgoing
 from pybk.transport.in_process import NEVER_NS
 from pybk.transport.server import Server, ServerCounters
 from tests.paths import ROOT
+from tests.ports import free_port
 from tests.transport.wire_harness import BOOKIE, INSTANCE, KEYS, OK, TCP, Tap, World, add, entries, flat, world
 from tests.waiting import WAIT_S, stop, wait_until
 
@@ -143,7 +144,7 @@ def test_a_cut_connection_is_noticed_by_its_silence(monkeypatch: pytest.MonkeyPa
 
 def test_a_bookie_that_comes_again_is_a_new_session(keys: ClusterKeys | None) -> None:
     with Links(keys) as links:
-        with Server([TCP], INSTANCE, keys) as server:
+        with Server([f"tcp://127.0.0.1:{free_port()}"], INSTANCE, keys) as server:
             here = World(server, links)
             link = here.link()
             silent(here)
@@ -163,7 +164,7 @@ def test_a_bookie_that_comes_again_is_a_new_session(keys: ClusterKeys | None) ->
 def test_nothing_of_a_session_reaches_the_next_bookie_there() -> None:
     """Z5: a socket that connects again by itself would resend and lose as it likes."""
     with Links() as links:
-        with Server([TCP], INSTANCE) as server:
+        with Server([f"tcp://127.0.0.1:{free_port()}"], INSTANCE) as server:
             here = World(server, links)
             link = here.link()
             here.until(lambda: link.is_up)
