@@ -287,6 +287,44 @@ def test_a_cancelled_waiter_leaves_the_lock_to_others(tmp_path: Path) -> None:
     wait_until(lambda: threads_named("pybk-wait") == 0)
 
 
+def test_waiters_become_the_owner_in_the_order_in_which_they_came(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A release wakes the first of them alone; those that are cancelled or give up pass their turn on."""
+    waiters, looks, came = 40, 0, list[int]()
+
+    async def use(manager: LedgerManager) -> None:
+        backend = backend_of(manager)
+        try_lock = backend.try_lock
+
+        def counted(name: str, owner: str) -> Any:
+            nonlocal looks
+            looks += 1
+            return try_lock(name, owner)
+
+        monkeypatch.setattr(backend, "try_lock", counted)
+
+        async def own(number: int, wait: float) -> None:
+            async with log.writer_async(wait=wait):
+                came.append(number)
+
+        async with Log.open_async(manager, "log", insecure=True) as log:
+            holder = await log.writer_async()
+            waiting = [asyncio.create_task(own(number, WAIT_S)) for number in range(waiters)]
+            hasty = asyncio.create_task(own(-1, 0.05))
+            with pytest.raises(LogLockedError):
+                await hasty
+            for number in (0, 1, 7):
+                waiting[number].cancel()
+            await holder.close_async()
+            await asyncio.gather(*waiting, return_exceptions=True)
+
+    with LedgerManager.open(tmp_path / "store") as manager:
+        asyncio.run(use(manager))
+    assert came == [number for number in range(waiters) if number not in (0, 1, 7)]
+    assert looks < 5 * waiters
+
+
 def test_a_waiter_that_is_cancelled_while_its_watch_is_made_leaves_no_watch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

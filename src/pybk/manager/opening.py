@@ -9,6 +9,7 @@ from contextlib import suppress
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
+from weakref import WeakValueDictionary
 
 from pybk.deferral import asyncio
 from pybk.errors import LogLockedError
@@ -32,8 +33,8 @@ class Closing(Protocol):
 H = TypeVar("H", bound=Closing)
 D = TypeVar("D")
 
-LockWatch = Callable[[Callable[[], None]], "Watch"]
-"""Has a function called after a lock was released, until the watch is cancelled."""
+LockWatch = partial["Watch"]
+"""Has a function, its only open argument, called after a lock was released, until the watch is cancelled."""
 
 
 class Opening(Generic[H], Awaitable[H]):
@@ -95,6 +96,10 @@ class Opening(Generic[H], Awaitable[H]):
 class LockedOpening(Opening[H]):
     """An ``Opening`` that waits for a lock of a log to be released; no thread is held while it waits.
 
+    Of those that wait for one lock in an event loop, the first one looks for its release; the others sleep until it is
+    their turn, because it got the lock, gave up or was cancelled. So a release wakes one of them, and they become the
+    owner in the order in which they came.
+
     Args:
         call_text: As for ``Opening``.
         call: Opens the handle, given ``options``; raises LogLockedError while the lock is held.
@@ -111,8 +116,20 @@ class LockedOpening(Opening[H]):
 
     async def _open(self) -> H:
         self._begun = True
+        deadline = asyncio.get_running_loop().time() + duration_of(self._wait, "wait")
+        turn = _turn_at(self._watch)
+        if await _has_taken(turn, deadline):
+            try:
+                opened = await self._opened_by(deadline)
+            finally:
+                turn.release()
+            if opened is not None:
+                return opened
+        return await super()._open()
+
+    async def _opened_by(self, deadline: float) -> H | None:
+        """Open the handle when the lock is released; None if it is not until the deadline."""
         loop, released = asyncio.get_running_loop(), asyncio.Event()
-        deadline = loop.time() + duration_of(self._wait, "wait")
         watch: Watch | None = None
 
         def wake() -> None:
@@ -132,7 +149,25 @@ class LockedOpening(Opening[H]):
         finally:
             if watch is not None:
                 watch.cancel()
-        return await super()._open()
+        return None
+
+
+_TURNS: Final[WeakValueDictionary[object, asyncio.Lock]] = WeakValueDictionary()
+"""The turn to look for the release of a lock, by event loop and lock, while openings wait for it."""
+
+
+def _turn_at(watch: LockWatch) -> asyncio.Lock:
+    """Return the turn of the running loop at a lock; those who wait for it get it in the order of their coming."""
+    return _TURNS.setdefault((asyncio.get_running_loop(), watch.func, watch.args), asyncio.Lock())
+
+
+async def _has_taken(turn: asyncio.Lock, deadline: float) -> bool:
+    """Take a turn; returns False if it does not come until a deadline."""
+    try:
+        async with asyncio.timeout_at(deadline):
+            return await turn.acquire()
+    except TimeoutError:
+        return False
 
 
 class _Delivery(Generic[D]):
