@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections.abc import Iterator
@@ -10,10 +11,17 @@ from pathlib import Path
 
 import pytest
 
-from pybk.errors import LedgerRecoveryError, LogFencedError, NotEnoughBookiesError, TooManyRequestsError
+from pybk.errors import (
+    EntryUnknownError,
+    LedgerRecoveryError,
+    LogFencedError,
+    NotEnoughBookiesError,
+    TooManyRequestsError,
+)
 from pybk.manager.ledger_manager import LedgerManager
 from pybk.streams.format import Position
 from pybk.streams.log import Log
+from pybk.streams.log_record import LogRecord
 from pybk.streams.log_writer import LogWriter
 from pybk.streams.wal import WriteAheadLog
 from tests.cluster.inside import Inside, inside
@@ -317,3 +325,30 @@ def test_an_acknowledgement_that_waits_for_bookies_keeps_no_other_call_waiting(t
             waiting.join(WAIT_S)
             assert lost.result(WAIT_S) == 1
             assert subscription.first_unacked() == 2
+
+
+@pytest.mark.parametrize("form", ["sync", "async"])
+def test_a_read_with_a_timeout_waits_for_bookies(tmp_path: Path, form: str) -> None:
+    with inside(tmp_path, count=1) as cluster, cluster.connect() as client:
+        log = Log.open(client, "log", password=PASSWORD, quorums=(1, 1, 1))
+        log.writer().append_many([b"%d" % number for number in range(10)])
+        with log.subscribe("s", start=0) as subscription:
+
+            def read(timeout: float | None) -> LogRecord | None:
+                if form == "sync":
+                    return subscription.read(timeout)
+                return asyncio.run(subscription.read_async(timeout))
+
+            cluster.bookies[0].close()
+            for timeout in (None, 0.0, 2.0):
+                began = time.monotonic()
+                with pytest.raises((EntryUnknownError, LedgerRecoveryError)) as away:
+                    read(timeout)
+                assert away.value.retryable
+                assert time.monotonic() - began >= (timeout or 0.0)
+            back = threading.Timer(1.0, cluster.open_bookie, (0,))
+            back.start()
+            found = read(WAIT_S)
+            back.join()
+            assert found is not None
+            assert found.data == b"0"

@@ -71,8 +71,8 @@ LOCK_LOOK_SECONDS: Final = 0.05
 _REPAIR_SECONDS: Final = 0.5
 """The interval between two attempts to repair a lost segment."""
 
-_WITHOUT_BOOKIES: Final = (NotEnoughBookiesError, LedgerRecoveryError, EntryUnknownError, MetadataUnreachableError)
-"""The errors because of which a lost segment cannot be repaired now, but perhaps later."""
+WITHOUT_BOOKIES: Final = (NotEnoughBookiesError, LedgerRecoveryError, EntryUnknownError, MetadataUnreachableError)
+"""The errors of what cannot be done while bookies or the metadata store do not answer, but perhaps later."""
 
 RETRY_SECONDS: Final = 1.0
 """The delay after what failed and may succeed soon, such as a roll, or a read of a record, before the next attempt."""
@@ -458,7 +458,7 @@ class ListWriter:
                 return self._tried[1]  # by another thread, just now
             try:
                 self.operate(self._repair)
-            except _WITHOUT_BOOKIES as error:
+            except WITHOUT_BOOKIES as error:
                 if not self.appender.lost:
                     raise
                 cause = without_frames(error)
@@ -473,7 +473,7 @@ class ListWriter:
     def _give_up(self, cause: PybkError | OSError) -> bool:
         """Fail the appends that were lost, because they cannot be made again; return whether there were any."""
         error: PybkError
-        if isinstance(cause, PybkError) and not isinstance(cause, _WITHOUT_BOOKIES):
+        if isinstance(cause, PybkError) and not isinstance(cause, WITHOUT_BOOKIES):
             error = without_frames(cause)
             error.outcome_unknown = True
         else:

@@ -51,7 +51,7 @@ from pybk.streams.deliveries import Deliveries, Handed
 from pybk.streams.format import HEADERS_MAX, Headers, Position
 from pybk.streams.ledger_steps import LedgerSteps
 from pybk.streams.list_record import SEQ_MAX, ListKind, cursor_list_name
-from pybk.streams.list_writer import RETRY_SECONDS
+from pybk.streams.list_writer import RETRY_SECONDS, WITHOUT_BOOKIES
 from pybk.streams.log_reader import Start, seq_of
 from pybk.streams.log_record import LogRecord, RecordSource, log_records
 from pybk.streams.log_writer import LogWriter
@@ -447,7 +447,8 @@ class Subscription(RecordSource):
 
         Args:
             most: The most records to return.
-            timeout: Seconds to wait for a record; 0 does not wait; None waits without a limit.
+            timeout: Seconds to wait for a record, and for bookies or a metadata store that do not answer; 0 does not
+                wait; None waits for a record without a limit, and not for bookies.
 
         Returns:
             The records; an empty list if none came in time.
@@ -456,6 +457,8 @@ class Subscription(RecordSource):
             TooManyRequestsError: ``max_unacked`` records are outstanding, and none was acknowledged in time.
             LogSealedError: The log was sealed, and all its records are acknowledged.
             CorruptError: A record is damaged or missing. DigestMismatchError, if it was changed.
+            EntryUnknownError, LedgerRecoveryError, NotEnoughBookiesError, MetadataUnreachableError: Too few bookies, or
+                no metadata store, answered in time; ``retryable`` is set, and no record was skipped.
             ClosedError: The subscription was closed.
             IllegalOperationError: The subscription is exclusive, and another thread or task reads.
             PybkError: A record could not be moved to the dead letters; it is handed out again.
@@ -463,23 +466,35 @@ class Subscription(RecordSource):
         wanted, deadline = whole_from(most, 1, "most", "a number of records", INT64_MAX), _deadline(timeout)
         token = _Token()
         with self._consumed(token):
-            if (found := self._take(wanted)).records:
-                return found.records
-            changed = WakeUp()
-            with self._woken_by(changed.wake):
-                while True:
-                    changed.sleep()
-                    if (found := self._take(wanted)).records:
-                        return found.records
-                    with self._led(token) as leads:
-                        if (leads or _is_over(deadline)) and self._fetch():
-                            continue
-                        left = self._left(deadline)
-                        if left == 0:
-                            return []
-                        with self._woken_by_log(changed.wake, leads=leads):
-                            if not (leads and self._fetch()):
-                                changed.wait(left)
+            while True:
+                try:
+                    return self._read_by(deadline, wanted, token)
+                except WITHOUT_BOOKIES:
+                    if not (pause := _pause(deadline)):
+                        raise
+                changed = WakeUp()
+                with self._woken_by(changed.wake):
+                    changed.wait(pause)
+
+    def _read_by(self, deadline: float | None, wanted: int, token: _Token) -> list[LogRecord]:
+        """Read as ``read_many`` does, once; errors of bookies are raised at once."""
+        if (found := self._take(wanted)).records:
+            return found.records
+        changed = WakeUp()
+        with self._woken_by(changed.wake):
+            while True:
+                changed.sleep()
+                if (found := self._take(wanted)).records:
+                    return found.records
+                with self._led(token) as leads:
+                    if (leads or _is_over(deadline)) and self._fetch():
+                        continue
+                    left = self._left(deadline)
+                    if left == 0:
+                        return []
+                    with self._woken_by_log(changed.wake, leads=leads):
+                        if not (leads and self._fetch()):
+                            changed.wait(left)
 
     async def read_many_async(self, most: int, timeout: float | None = None) -> list[LogRecord]:
         """Read as ``read_many`` does, without blocking the event loop; no thread is held while this waits."""
@@ -489,29 +504,46 @@ class Subscription(RecordSource):
         """Read as ``read_many_async`` does."""
         wanted, deadline = whole_from(most, 1, "most", "a number of records", INT64_MAX), _deadline(timeout)
         token = _Token()
+        loop, changed = asyncio.get_running_loop(), asyncio.Event()
+
+        def wake() -> None:
+            call_in(loop, changed.set)
+
         with self._consumed(token):
-            if (found := await self._take_async(wanted)).records:
-                return found
-            loop, changed = asyncio.get_running_loop(), asyncio.Event()
+            while True:
+                try:
+                    return await self._taken_by(deadline, wanted, token)
+                except WITHOUT_BOOKIES:
+                    if not (pause := _pause(deadline)):
+                        raise
+                changed.clear()
+                with self._woken_by(wake), suppress(TimeoutError):
+                    await asyncio.wait_for(changed.wait(), pause)
 
-            def wake() -> None:
-                call_in(loop, changed.set)
+    async def _taken_by(self, deadline: float | None, wanted: int, token: _Token) -> Taken:
+        """Read as ``_taken_async`` does, once; errors of bookies are raised at once."""
+        if (found := await self._take_async(wanted)).records:
+            return found
+        loop, changed = asyncio.get_running_loop(), asyncio.Event()
 
-            with self._woken_by(wake):
-                while True:
-                    changed.clear()
-                    if (found := await self._take_async(wanted)).records:
-                        return found
-                    with self._led(token) as leads:
-                        if (leads or _is_over(deadline)) and await in_thread(self._fetch):
-                            continue
-                        left = await self._left_async(deadline)
-                        if left == 0:
-                            return _NOTHING
-                        with self._woken_by_log(wake, leads=leads):
-                            if not (leads and await in_thread(self._fetch)):
-                                with suppress(TimeoutError):
-                                    await asyncio.wait_for(changed.wait(), left)
+        def wake() -> None:
+            call_in(loop, changed.set)
+
+        with self._woken_by(wake):
+            while True:
+                changed.clear()
+                if (found := await self._take_async(wanted)).records:
+                    return found
+                with self._led(token) as leads:
+                    if (leads or _is_over(deadline)) and await in_thread(self._fetch):
+                        continue
+                    left = await self._left_async(deadline)
+                    if left == 0:
+                        return _NOTHING
+                    with self._woken_by_log(wake, leads=leads):
+                        if not (leads and await in_thread(self._fetch)):
+                            with suppress(TimeoutError):
+                                await asyncio.wait_for(changed.wait(), left)
 
     @contextmanager
     def _consumed(self, token: _Token) -> Iterator[None]:
@@ -1227,6 +1259,11 @@ def _due(delay: float) -> float:
 def _end_of(ranges: Ranges) -> int:
     """Return the record after the last one of ranges; 0 for none."""
     return ranges[-1][1] if ranges else 0
+
+
+def _pause(deadline: float | None) -> float:
+    """Return the seconds before the next look for bookies that did not answer; 0 if a consumer waits no longer."""
+    return 0.0 if deadline is None else min(RETRY_SECONDS, max(0.0, deadline - time.monotonic()))
 
 
 def _is_over(deadline: float | None) -> bool:
