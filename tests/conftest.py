@@ -10,6 +10,7 @@ import logging
 import os
 import shutil
 import signal
+import sys
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,8 +27,10 @@ from tests import directories
 from tests.sampling import EVERYTHING, SEED, VARIABLE, all_are_tried, drawn
 from tests.storage.real_store import end_started
 
-# Hundreds of processes are started, and each would compile all that it imports.
+# Hundreds of processes are started, and each would compile all that it imports. Each worker would compile all tests
+# once more, which takes it twice as long as to import them.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 # A run in the background of a shell ignores SIGINT, and so would the processes that it starts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

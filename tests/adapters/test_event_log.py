@@ -27,7 +27,7 @@ from pybk import LedgerManager, WriteAheadLog
 from pybk.adapters.eventsourcing import PybkApplicationRecorder, PybkProcessRecorder
 from pybk.adapters.eventsourcing.event_log import CHECKPOINT_EVENTS, EventLog
 from pybk.adapters.eventsourcing.event_record import decode_event, encode_event
-from pybk.adapters.eventsourcing.tracking_log import CHECKPOINT_RECORDS, TrackingLog
+from pybk.adapters.eventsourcing.tracking_log import TrackingLog
 from pybk.errors import CorruptError, PybkError, StorageFailedError, StorageFullError, UnsupportedFormatError
 from pybk.streams.appender import RecordFuture
 from tests.forking import all_locks_held, in_child
@@ -285,17 +285,19 @@ def test_a_restart_reads_the_index_and_what_came_after(manager: LedgerManager, i
     events.close()
 
 
-def test_positions_without_events_do_not_pile_up(manager: LedgerManager) -> None:
+def test_positions_without_events_do_not_pile_up(manager: LedgerManager, monkeypatch: pytest.MonkeyPatch) -> None:
+    records = 500
+    monkeypatch.setattr("pybk.adapters.eventsourcing.tracking_log.CHECKPOINT_RECORDS", records)
     recorder, close = process_recorder(manager)
     recorder.insert_events([event("x", 1)], tracking=Tracking("other", 7))
-    for number in range(1, CHECKPOINT_RECORDS + 11):
+    for number in range(1, records + 11):
         recorder.insert_tracking(Tracking(UPSTREAM, number))
     assert recorder.max_notification_id() == 1
     close()
     with WriteAheadLog.open(manager, "tracking", insecure=True) as wal:
         assert len(wal) == 10
     recorder, close = process_recorder(manager)
-    assert (recorder.max_tracking_id(UPSTREAM), recorder.max_tracking_id("other")) == (CHECKPOINT_RECORDS + 10, 7)
+    assert (recorder.max_tracking_id(UPSTREAM), recorder.max_tracking_id("other")) == (records + 10, 7)
     close()
 
 

@@ -134,7 +134,7 @@ def test_times_that_are_out_of_order_are_found_too(manager: LedgerManager) -> No
                 writer.append(b"%d" % number, txid=time_ns, time_ns=time_ns * 1000)
                 if number % 3 == 2:
                     writer.roll()
-        for wanted in range(101):
+        for wanted in {0, *(time_ns + by for time_ns in times for by in (-1, 0, 1)), 100} - {101}:
             first = next(seq for seq, time_ns in enumerate(times) if time_ns >= wanted)
             at = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=wanted)
             for start in (TxId(wanted), at):

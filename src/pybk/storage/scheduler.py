@@ -58,7 +58,7 @@ _DAMAGED: Final = "moving damaged records by the tier policy"
 TICK_SECONDS: Final = 1.0
 """The pause of the thread while entries are committed."""
 
-_REST_SECONDS: Final = 5.0
+REST_SECONDS: Final = 5.0
 """The interval at which the thread looks for work while nothing is committed; the next commit wakes it."""
 
 _MANY_COMMITS: Final = 256
@@ -173,7 +173,7 @@ class Scheduler:
         queue = self._tier_queue
         looking = queue is not None and queue.looking
         if lsn == self._seen_lsn and not (self.full or looking or log.refuses or self._troubles.all()):
-            return _REST_SECONDS
+            return REST_SECONDS
         self._seen_lsn = lsn
         self.rests = False
         return TICK_SECONDS

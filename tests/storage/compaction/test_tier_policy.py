@@ -99,6 +99,7 @@ def test_a_ledger_deleted_while_the_policy_runs_does_no_harm(tmp_path: Path, mon
 def test_the_background_applies_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(maintenance_module, "POLICY_SECONDS", 0.05)
     monkeypatch.setattr(maintenance_module, "TICK_SECONDS", 0.05)
+    monkeypatch.setattr(maintenance_module, "REST_SECONDS", 0.05)
     with open_quick(tmp_path, tier_policy=TierPolicy(target=StorageHint.HDD, min_age_seconds=0.0)) as manager:
         ledger_id = filled(manager, 20)
         wait_until(lambda: tiers(manager)[ledger_id] is StorageHint.HDD)
