@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from starlette.types import ASGIApp
 
-from pybk import LedgerManager
+from pybk import LedgerManager, UsageError
 from pybk.admin.http import Scope, Token, asgi_app
 from pybk.admin.http.admission import BODY_BYTES_MAX
 from tests.storage.real_store import open_quick
@@ -124,3 +124,9 @@ def test_the_lifespan_of_its_server_is_followed(manager: LedgerManager) -> None:
     sent.clear()
     asyncio.run(application({"type": "websocket", "path": "/"}, receive, send))  # type: ignore[arg-type]
     assert sent == ["websocket.close"]
+
+
+@pytest.mark.parametrize("given", ["no", 0, None])
+def test_what_is_neither_true_nor_false_does_not_open_reads_to_everybody(manager: LedgerManager, given: Any) -> None:
+    with pytest.raises(UsageError, match=rf"open_reads is {given!r}; it takes True or False"):
+        asgi_app(manager, open_reads=given)

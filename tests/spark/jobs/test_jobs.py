@@ -23,6 +23,7 @@ from pybk.manager.ledger_manager import LedgerManager
 from pybk.replication.replica_check import Span
 from pybk.spark.connection import close_connections
 from pybk.spark.jobs import verify as verifying
+from pybk.spark.jobs.export import export
 from pybk.spark.jobs.inventory import inventory
 from pybk.spark.jobs.ledgers import selected_ledgers, where_of
 from pybk.spark.jobs.spreading import grouped
@@ -464,3 +465,19 @@ def test_inventory_of_a_store(spark: SparkSession, tmp_path: Path) -> None:
     empty = tmp_path / "empty"
     open_quick(empty).close()
     assert inventory(spark, str(empty)).ledgers.count() == 0
+
+
+def test_a_flag_takes_true_or_false_alone(tmp_path: Path, spark: SparkSession) -> None:
+    where: Any = str(tmp_path)
+    with open_quick(tmp_path) as manager, manager.create_ledger(insecure=True) as writer:
+        writer.append(b"entry")
+    with inside(tmp_path / "cluster", count=1) as cluster:
+        calls: list[Any] = [
+            lambda: verify(spark, where, repair="no"),  # type: ignore[arg-type]
+            lambda: verify(spark, where, quiet="no"),  # type: ignore[arg-type]
+            lambda: tier(spark, cluster.url, StorageHint.HDD, cluster_secret=SECRET, dry_run="no"),  # type: ignore[arg-type]
+            lambda: export(spark, where, str(tmp_path / "export"), open_too="no"),  # type: ignore[arg-type]
+        ]
+        for call in calls:
+            with pytest.raises(UsageError, match="is 'no'; it takes True or False"):
+                call()

@@ -21,6 +21,7 @@ from starlette.types import Message, Receive
 from pybk.admin.http.problems import ProblemError
 from pybk.admin.http.routes import Route
 from pybk.admin.http.tokens import Scope, Token, find_token
+from pybk.values import flag_of
 
 BODY_BYTES_MAX: Final = 64 << 10
 """Limit on the body of a request."""
@@ -53,7 +54,7 @@ class Admission:
     def __init__(self, tokens: Iterable[Token], hosts: Collection[str], *, open_reads: bool) -> None:
         self.tokens: tuple[Token, ...] = tuple(tokens)
         self._hosts = LOOPBACK_NAMES.union(each.lower() for each in hosts)
-        self._open_reads = open_reads
+        self._open_reads = flag_of(open_reads, "open_reads")
         self._changes: deque[float] = deque(maxlen=CHANGES_PER_SECOND)
         self._lock = threading.Lock()
         """Guards ``_changes``."""

@@ -13,6 +13,7 @@ from tqdm import tqdm
 
 from pybk.errors import IllegalOperationError
 from pybk.spark.executors.executor_python import one_line_for_other_pythons
+from pybk.values import flag_of
 
 if TYPE_CHECKING:
     from pyspark import RDD, SparkContext
@@ -68,7 +69,9 @@ def spread(
     """
     if not units:
         return []
-    with _tasks(spark, lambda unit: (work(unit),), units, sizes, what, None if quiet else "B") as found:
+    with _tasks(
+        spark, lambda unit: (work(unit),), units, sizes, what, None if flag_of(quiet, "quiet") else "B"
+    ) as found:
         return found.collect()
 
 
@@ -95,7 +98,7 @@ def spread_rows(
     """
     if not units:
         return spark.createDataFrame([], schema)
-    with _tasks(spark, work, units, sizes, what, None if quiet else " ledgers") as found:
+    with _tasks(spark, work, units, sizes, what, None if flag_of(quiet, "quiet") else " ledgers") as found:
         frame = spark.createDataFrame(found, schema, verifySchema=False).persist()
         frame.count()
         return frame
@@ -195,7 +198,7 @@ def shown_jobs(spark: SparkSession, what: str, *, quiet: bool = False) -> Iterat
     context.setLocalProperty(_GROUP, group)
     context.setLocalProperty(_DESCRIPTION, what)
     try:
-        with one_line_for_other_pythons(), _bar(tasks, what, None if quiet else " tasks"):
+        with one_line_for_other_pythons(), _bar(tasks, what, None if flag_of(quiet, "quiet") else " tasks"):
             yield
     finally:
         for name, value in before.items():

@@ -15,6 +15,7 @@ from pybk.ledger.ledger_metadata import LedgerState
 from pybk.spark.connection import StoreOrCluster, connection
 from pybk.spark.jobs.ledgers import StoreOrUrl, cluster_of, selected_ledgers, unlocks
 from pybk.spark.jobs.spreading import spread
+from pybk.values import flag_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -85,7 +86,7 @@ def tier(
     Durability: The ledgers of the result are durable in their new tier on all their bookies.
     """
     place = cluster_of(where, cluster_secret, "only that process moves its ledgers")
-    target = StorageHint(target)
+    target, dry_run = StorageHint(target), flag_of(dry_run, "dry_run")
     given = CredentialSources.of(password, secret)
     before_ns = None if older_than is None else time.time_ns() - int(older_than * 1e9)
     wanted = [

@@ -32,7 +32,7 @@ from pybk.spark.sink.manifest import (
     sink_ledgers,
 )
 from pybk.spark.sink.sink_record import Attempt
-from pybk.values import decode_json, encode_json, from_base64, to_base64
+from pybk.values import decode_json, encode_json, flag_of, from_base64, to_base64
 
 if TYPE_CHECKING:
     from pybk.ledger.ledger_metadata import LedgerMetadata
@@ -318,7 +318,7 @@ def plan_transfer(
         open_too: Also transfer ledgers that are not closed, up to their last add confirmed.
         quorums: The quorums of the new ledgers; None for those of the originals.
     """
-    plan = TransferPlan()
+    plan, open_too = TransferPlan(), flag_of(open_too, "open_too")
     for metadata, stored, first in visible_in(found, wanted):
         ledger_id = metadata.ledger_id
         if metadata.state is not LedgerState.CLOSED and not open_too:

@@ -41,6 +41,7 @@ from pybk.replication.replica_check import Span, joined
 from pybk.spark.connection import Connection, StoreOrCluster, connection
 from pybk.spark.jobs.ledgers import StoreOrUrl, end_of, existing, seal_for, selected_ledgers, where_of
 from pybk.spark.jobs.spreading import spread
+from pybk.values import flag_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -219,7 +220,7 @@ def verify(
         ledger, and keeps at most two numbers per MiB of a replica.
     """
     place = where_of(where, cluster_secret)
-    if repair and place.path is not None:
+    if flag_of(repair, "repair") and place.path is not None:
         raise UsageError(
             f"{place} is a store, which has only one copy of each entry, so it cannot be repaired: restore a backup"
         )
