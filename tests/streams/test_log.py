@@ -31,6 +31,7 @@ from pybk import (
     UnauthorizedError,
     UsageError,
 )
+from pybk.manager.local_backend import StoreBackend
 from tests.waiting import WAIT_S, wait_until
 
 PASSWORD = b"log"
@@ -393,6 +394,33 @@ def test_everything_has_an_asyncio_form(manager: LedgerManager) -> None:
         with pytest.raises(NoSuchLogError):
             await Log.open_async(manager, "orders/eu", password=PASSWORD, create=False)
 
+    asyncio.run(use())
+
+
+def test_a_wait_in_an_event_loop_asks_no_metadata_store(
+    manager: LedgerManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its watch is a request where the store is ZooKeeper, and would stop the loop while that does not answer."""
+    watch_record = StoreBackend.watch_record
+    loops: list[int] = []
+
+    def watched(*arguments: Any) -> Any:
+        assert threading.get_ident() not in loops
+        return watch_record(*arguments)
+
+    async def use() -> None:
+        loops.append(threading.get_ident())
+        async with Log.open_async(manager, "orders", password=PASSWORD) as log, log.writer_async() as writer:
+            reader = await log.reader_async()
+            async with log.subscribe_async("billing") as subscription:
+                calls = (reader.read_async, subscription.read_async)
+                assert [await read(timeout=0.05) for read in calls] == [None, None]
+                coming = [asyncio.create_task(read(timeout=WAIT_S)) for read in calls]
+                await asyncio.sleep(0.05)
+                await writer.append_coro(b"z")
+                assert [record and record.data for record in await asyncio.gather(*coming)] == [b"z", b"z"]
+
+    monkeypatch.setattr(StoreBackend, "watch_record", watched)
     asyncio.run(use())
 
 

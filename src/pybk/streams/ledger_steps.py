@@ -19,7 +19,7 @@ import weakref
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Final, TypeVar, overload
 
@@ -390,6 +390,8 @@ class LedgerSteps:
         self._parts: ListParts | None = None
         self._places: EntryPlaces | None = None
         self._truncation: Watch | None = None
+        self._woken: Final[set[Callable[[], None]]] = set()
+        """What is called after each change of the record, while ``woken_by_change`` is in use."""
         self._kept, self._kept_at = 0, -1
         """The first record that was not truncated, and ``changes`` when that was looked up."""
         self._looks_again = False
@@ -676,8 +678,22 @@ class LedgerSteps:
             self._truncation = watch = self.watch(weakly(LedgerSteps._note_change, self))
             weakref.finalize(self, cancel_elsewhere, watch).atexit = False
 
+    @contextmanager
+    def woken_by_change(self, callback: Callable[[], None]) -> Iterator[None]:
+        """Have a callback called after each change of the record, from some thread, until the ``with`` block ends.
+
+        Needs ``watch_truncation`` before; by its watch an event loop can wait, as no metadata store is asked here.
+        """
+        self._woken.add(callback)
+        try:
+            yield
+        finally:
+            self._woken.discard(callback)
+
     def _note_change(self) -> None:
         self.changes += 1
+        for callback in list(self._woken):
+            callback()
 
     def _look_again(self) -> None:
         self._looks_again = False

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Final
 
 from pybk.deferral import asyncio
@@ -424,15 +424,10 @@ class RecordReader:
     @contextmanager
     def woken_by(self, callback: Callable[[], None]) -> Iterator[None]:
         """Call a callback when more records may be readable, until the ``with`` block ends."""
-        watch = self._steps.watch(callback)
         self._wake = callback
         try:
             reader = self._reader
-            if reader is None:
+            with self._steps.woken_by_change(callback), nullcontext() if reader is None else woken_by(reader, callback):
                 yield
-            else:
-                with woken_by(reader, callback):
-                    yield
         finally:
             self._wake = None
-            watch.cancel()
