@@ -12,14 +12,28 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
+from pybk.errors import ForkedProcessError
 from tests.waiting import WAIT_S
 
 _LOCK = type(threading.Lock())
 _LOCKS = (_LOCK, type(threading.RLock()), threading.Condition)
 
 
+_FORKS_MAX = 20
+_LMDB_IN_USE = 3
+
+
 def in_child(work: Callable[[], object]) -> None:
-    """Call in a forked child; fail if it raises, or takes longer than ten seconds."""
+    """Call in a forked child; fail if it raises, or takes longer than ``WAIT_S``.
+
+    A child cannot open an LMDB environment that another thread of its parent was reading at the fork: then fork again.
+    """
+    statuses = (_status_of_child(work) for _ in range(_FORKS_MAX))
+    status = next((each for each in statuses if os.waitstatus_to_exitcode(each) != _LMDB_IN_USE), _LMDB_IN_USE)
+    assert status == 0, "the forked child failed, or waited for somebody who is not there"
+
+
+def _status_of_child(work: Callable[[], object]) -> int:
     sys.stdout.flush()
     sys.stderr.flush()
     pid = os.fork()
@@ -27,15 +41,18 @@ def in_child(work: Callable[[], object]) -> None:
         status = 1
         try:
             signal.signal(signal.SIGALRM, signal.SIG_DFL)  # a finaliser would ignore the error of a handler
-            signal.alarm(10)
+            signal.alarm(int(WAIT_S))
             work()
             status = 0
+        except ForkedProcessError as error:
+            status = _LMDB_IN_USE if "in use by the process that this one was forked from" in str(error) else 1
+            traceback.print_exc()
         except BaseException:  # noqa: BLE001  # nothing may get out of a child into the test run of its parent
             traceback.print_exc()
         finally:
             sys.stderr.flush()
             os._exit(status)
-    assert os.waitpid(pid, 0)[1] == 0, "the forked child failed, or waited for somebody who is not there"
+    return os.waitpid(pid, 0)[1]
 
 
 @contextmanager
