@@ -549,11 +549,11 @@ class LedgerSteps:
         return max(record.end_seq, record.first_seq) - 1
 
     def last_shown(self, last: int) -> str:
-        """Return the last record for the error of one that does not exist; ``last`` is the result of ``last_seq``."""
+        """Return which record is the last one, for an error; ``last`` is the result of ``last_seq``."""
         first = self.existing().record.first_seq
         if last >= first:
             return f"its last is {last}"
-        return f"it has no records: those before {first} were dropped" if first else "it has no records"
+        return f"it has no records, and the next one is {first}"
 
     def check_truncation(self, seq: int, last: int) -> None:
         """Raise UsageError if records before one are to be dropped, and not all of them exist yet.
