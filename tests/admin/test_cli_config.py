@@ -209,6 +209,7 @@ def test_where_a_bookie_stands_may_be_in_a_file(tmp_path: Path) -> None:
     place.write_text("zone-1\n", encoding="utf-8")
     assert settings_of(resolved({"bookie.rack_file": str(place)}, {}, None)).rack == "zone-1"
     assert settings_of(resolved({"bookie.rack_file": str(place), "bookie.rack": "mine"}, {}, None)).rack == "mine"
+    assert settings_of(resolved({"bookie.rack_file": "/proc/sys/kernel/ostype"}, {}, None)).rack == "Linux"  # of size 0
     with pytest.raises(UsageError, match="is to hold the location of the bookie"):
         settings_of(resolved({"bookie.rack_file": str(tmp_path / "none")}, {}, None))
     os.mkfifo(tmp_path / "fifo")

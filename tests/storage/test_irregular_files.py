@@ -145,5 +145,5 @@ def test_what_is_no_regular_file_is_named(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_bytes(b"12345")
     assert read_regular(str(file), 5) == b"12345"
-    with pytest.raises(OSError, match="has 5 bytes, and at most 4 are read"):
+    with pytest.raises(OSError, match="has more than 4 bytes, and no more are read"):
         read_regular(str(file), 4)

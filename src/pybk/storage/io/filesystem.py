@@ -1143,13 +1143,13 @@ def read_regular(path: str, bytes_max: int) -> bytes:
         bytes_max: The most bytes that it may have.
 
     Raises:
-        OSError: As ``open_regular``; EFBIG: it has more bytes; none were read.
+        OSError: As ``open_regular``; EFBIG: it has more bytes.
     """
     with open(open_regular(path), "rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        if size > bytes_max:
-            raise OSError(errno.EFBIG, f"has {size} bytes, and at most {bytes_max} are read", path)
-        return file.read(size)
+        data = file.read(bytes_max + 1)  # not by its size, which is 0 for a file of /proc
+    if len(data) > bytes_max:
+        raise OSError(errno.EFBIG, f"has more than {bytes_max} bytes, and no more are read", path)
+    return data
 
 
 def _irregular(path: str, mode: int, remedy: str) -> IrregularFileError:
