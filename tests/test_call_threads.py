@@ -10,12 +10,22 @@ import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
 
-from pybk import BlobStore, LedgerManager, Log, LogFencedError, LogLockedError, WriteAheadLog
+from pybk import (
+    BlobStore,
+    ClosedError,
+    LedgerManager,
+    Log,
+    LogFencedError,
+    LogLockedError,
+    UsageError,
+    WriteAheadLog,
+)
 from pybk.errors import StorageRefusedError
 from pybk.manager.ledger_manager import backend_of
 from pybk.testing import TestCluster as Cluster
@@ -323,6 +333,42 @@ def test_waiters_become_the_owner_in_the_order_in_which_they_came(
         asyncio.run(use(manager))
     assert came == [number for number in range(waiters) if number not in (0, 1, 7)]
     assert looks < 5 * waiters
+
+
+def test_what_takes_no_lock_and_what_cannot_be_wait_for_no_turn(tmp_path: Path) -> None:
+    """Others wait for the locks all the while, and so it would be their turn first."""
+
+    async def use(manager: LedgerManager) -> None:
+        log, other = [await Log.open_async(manager, "log", insecure=True) for _ in range(2)]
+        open_wal = partial(WriteAheadLog.open_async, manager, "wal", insecure=True, wait=PROCESS_S)
+        holders: list[Any] = [await log.writer_async(), await log.subscribe_async("s"), await open_wal(), log]
+        openings: list[Any] = [log.writer_async(wait=PROCESS_S), log.subscribe_async("s", wait=PROCESS_S), open_wal()]
+        waiting = [asyncio.ensure_future(each) for each in openings]
+        await asyncio.sleep(0)  # each takes the turn at its lock
+        async with asyncio.timeout(WAIT_S):
+            async with log.subscribe_async("s", durable=False, wait=PROCESS_S), open_wal(mode="r"):
+                pass
+            for call in (partial(log.subscribe_async, "s", wait=PROCESS_S), open_wal):
+                with pytest.raises(UsageError, match="mode is 'both'"):
+                    await call(mode="both")
+            with pytest.raises(UsageError, match="steal is 'no'"):
+                await log.writer_async(wait=PROCESS_S, steal="no")  # type: ignore[arg-type]
+            with pytest.raises(UsageError, match="segment_bytes"):
+                await log.writer_async(wait=PROCESS_S, segment_bytes=0)
+            await other.close_async()
+            with pytest.raises(ClosedError):
+                await other.writer_async(wait=PROCESS_S)
+            with pytest.raises(ClosedError):
+                await other.subscribe_async("s", wait=PROCESS_S)
+        assert not any(each.done() for each in waiting)
+        for each in waiting:
+            each.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+        for holder in holders:
+            await holder.close_async()
+
+    with LedgerManager.open(tmp_path / "store") as manager:
+        asyncio.run(use(manager))
 
 
 def test_a_waiter_that_is_cancelled_while_its_watch_is_made_leaves_no_watch(

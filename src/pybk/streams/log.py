@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from datetime import datetime
 from functools import partial
 from operator import attrgetter
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from pybk import streams
 from pybk.config import StoreConfig
@@ -257,7 +257,15 @@ class Log(NamedList, kinds=(ListKind.LOG, ListKind.CURSOR), first_seq=FIRST_SEQ)
             self._check_open()
         return writer
 
-    def _watched_lock(self, **_: object) -> LockWatch:
+    def _watched_lock(
+        self, *, wait: float = 0.0, steal: bool = False, ordered_txids: bool = True, **rolls: Any
+    ) -> LockWatch:
+        """Return the watch of the writer's lock; checks the arguments now, because its turn at the lock may be late."""
+        self._check_open()
+        duration_of(wait, "wait")
+        flag_of(steal, "steal")
+        flag_of(ordered_txids, "ordered_txids")
+        LogSettings(**rolls)
         return partial(backend_of(self._manager).watch_lock, lock_name(ListKind.LOG, self.name))
 
     writer_async = opening_form(writer, _watched_lock)
@@ -559,9 +567,28 @@ class Log(NamedList, kinds=(ListKind.LOG, ListKind.CURSOR), first_seq=FIRST_SEQ)
         self._subscriptions = (*(each for each in self._subscriptions if not each.closed), subscription)
         return subscription
 
-    def _watched_subscription(self, name: str, **_: object) -> LockWatch:
-        lock = lock_name(ListKind.CURSOR, cursor_list_name(self.name, name))
-        return partial(backend_of(self._manager).watch_lock, lock)
+    def _watched_subscription(
+        self,
+        name: str,
+        *,
+        mode: str = "exclusive",
+        ack_timeout: float | None = None,
+        max_unacked: int = MAX_UNACKED,
+        durable: bool = True,
+        dead_letters: DeadLetters | None = None,
+        wait: float = 0.0,
+        steal: bool = False,
+        **_: object,
+    ) -> LockWatch | None:
+        """Return the watch of its lock, as ``_watched_lock``; None for one that is not durable, which takes no lock."""
+        self._check_open()
+        list_name = cursor_list_name(self.name, checked_subscription(name))
+        Consuming(mode, ack_timeout, max_unacked, dead_letters)
+        duration_of(wait, "wait")
+        flag_of(steal, "steal")
+        if not flag_of(durable, "durable"):
+            return None
+        return partial(backend_of(self._manager).watch_lock, lock_name(ListKind.CURSOR, list_name))
 
     subscribe_async = opening_form(subscribe, _watched_subscription)
 

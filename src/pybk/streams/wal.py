@@ -106,12 +106,17 @@ class WalStats(NamedTuple):
 
 
 def _lock_watch(
-    _: type[WriteAheadLog], where: str | os.PathLike[str] | LedgerManager, name: str = "wal", **__: object
+    _: type[WriteAheadLog],
+    where: str | os.PathLike[str] | LedgerManager,
+    name: str = "wal",
+    *,
+    mode: str = "w",
+    **__: object,
 ) -> LockWatch | None:
-    """Return the watch of the lock of a log that is opened; None in a directory, whose store has a lock of its own."""
-    if not isinstance(where, LedgerManager):
+    """Return the watch of the lock that an opening takes; None for a reader, and in a directory, which has its own."""
+    if mode != "w" or not isinstance(where, LedgerManager):
         return None
-    return partial(backend_of(where).watch_lock, lock_name(ListKind.WAL, name))
+    return partial(backend_of(where).watch_lock, lock_name(ListKind.WAL, checked_name(name)))
 
 
 class WriteAheadLog(RecordWriter[bytes, range], NamedList, kinds=(ListKind.WAL,), first_seq=_FIRST_LSN):
