@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from pybk import LedgerManager, Log, LogEnd
-from pybk.admin.http import AdminServer, BookiePorts, bookie_loads
+from pybk.admin.http import AdminServer, BookiePorts, bookie_loads, view
 from pybk.admin.http.bookie_loads import BookieLoads
 from pybk.admin.http.events import EVENTS_MAX, Events
 from pybk.admin.http.history import LINES_MAX, SAMPLES_MAX, FreeSpace, History, Sample
@@ -201,7 +201,9 @@ def test_logs_are_listed_with_what_their_subscriptions_need(store: LedgerManager
         assert found == [["b"], [], ["a", "b", "c"]]
 
 
-def test_a_cluster_shows_what_its_bookies_do(tmp_path: Path) -> None:
+def test_a_cluster_shows_what_its_bookies_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bookie_loads, "LOADS_SECONDS", 0.1)
+    monkeypatch.setattr(view, "VIEW_SECONDS", 0.3)
     with inside(tmp_path, count=3) as cluster, ExitStack() as stack:
         servers = [stack.enter_context(closing(AdminServer(bookie))) for bookie in cluster.bookies]
         urls = {f"bookie-{number}": server.url for number, server in enumerate(servers)}
