@@ -23,6 +23,7 @@ from pybk import (
     SafetyCheckError,
     UsageError,
 )
+from pybk.errors import NotEnoughBookiesError
 from pybk.healing import auditor_driver
 from pybk.manager.connect import open_cluster
 from pybk.metadata.cluster import ClusterMetadata
@@ -554,6 +555,27 @@ def test_a_cluster_without_a_bookie_that_runs_is_bad(cluster: Inside, admin: Clu
     wait_until(lambda: all(each.absent for each in admin.bookies()), "all bookies are absent")
     status = admin.status()
     assert (status.verdict, status.reasons[0].code) == (ClusterVerdict.BAD, "no_bookie")
+
+
+def test_what_nobody_acknowledged_is_no_loss_and_what_a_bookie_may_have_lost_is(
+    cluster: Inside, admin: ClusterAdmin, metadata: ClusterMetadata
+) -> None:
+    writer = make_writer(cluster.connect())
+    ledger_id, ensemble = writer.ledger_id, writer.metadata.fragments[-1].ensemble
+    cluster.wait_for_copies(ledger_id, 5)
+    for manager in cluster.bookies:
+        manager.close()
+    with pytest.raises(NotEnoughBookiesError):
+        writer.append(b"never acknowledged")
+    wait_until(lambda: len(metadata.marks_of(ledger_id)) == 3)
+    for place in range(4):
+        cluster.open_bookie(place)
+    wait_until(lambda: sum(each.registered for each in admin.bookies()) == 4)
+    assert [mark.causes for mark in metadata.marks_of(ledger_id)] == [((RepairReason.MISSED, 5),)] * 3
+    assert (admin.status().short, admin.orphans().without_copies) == ({"2": 1}, ())
+    for bookie in ensemble:  # as a bookie does that was killed, and may have lost what it acknowledged
+        metadata.mark_under_replicated(ledger_id, bookie, 0)
+    assert (admin.status().short, admin.orphans().without_copies) == ({"0": 1}, (ledger_id,))
 
 
 def test_ledgers_without_copies_and_marks_of_deleted_ledgers_are_orphans(

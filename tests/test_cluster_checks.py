@@ -9,7 +9,7 @@ import pytest
 
 from pybk.admin.cli.check_verb import CHECKS
 from pybk.flags import StorageHint
-from pybk.ledger.ledger_metadata import Bookie
+from pybk.ledger.ledger_metadata import Bookie, LedgerMetadata
 from pybk.metadata.registration import BookieState
 from pybk.metadata.settings import ClusterSettings
 from pybk.metadata.underreplication import RepairReason, UnderReplicatedLedger
@@ -48,10 +48,12 @@ def running(zones: str) -> list[BookieStatus]:
 @pytest.mark.parametrize(
     ("last", "running_ones", "reasons", "fewest"),
     [
-        (None, (0, 1, 2), ("missing", "missing", "missing"), 2),
-        (None, (0, 2), ("missing", "missing", "missing"), 1),
-        (None, (0, 1, 2), ("damaged", "damaged", "missing"), 0),
-        (9, (0, 1, 2), ("missing", "missing", "missing"), 0),
+        (None, (0, 1, 2), ("missed", "missed", "missed"), 2),
+        (None, (0, 2), ("missed", "missed", "missed"), 1),
+        (None, (0, 1, 2), ("missed", "missing", "missed"), 1),
+        (None, (0, 1, 2), ("damaged", "missing", "missed"), 0),
+        (None, (0, 1, 2), ("missing", "missing", "missing"), 0),
+        (9, (0, 1, 2), ("missed", "missed", "missed"), 0),
     ],
 )
 def test_a_ledger_without_an_end_has_the_copies_of_what_was_acknowledged(
@@ -62,6 +64,32 @@ def test_a_ledger_without_an_end_has_the_copies_of_what_was_acknowledged(
     copies = Copies(cluster, {bookie(number) for number in running_ones}, marks)
     assert copies.fewest(7) == fewest
     assert short_by_copies(copies, [7]) == {str(fewest): 1}
+
+
+@pytest.mark.parametrize(
+    ("ack_quorum", "numbers", "causes", "fewest"),
+    [
+        (2, (0, 1, 2), {"missing": 0}, 0),
+        (2, (0, 1, 2), {"missing": 0, "missed": 1}, 0),
+        (2, (0, 1, 2), {"damaged": 0, "missed": 1}, 0),
+        (2, (0, 1, 2), {"lost": 0, "missed": 1}, 2),
+        (3, (0,), {"missing": 0}, 2),
+        (3, (0,), {"missing": 0, "missed": 1}, 2),
+    ],
+)
+def test_what_a_bookie_may_have_acknowledged_and_lost_does_not_count(
+    ack_quorum: int, numbers: tuple[int, ...], causes: dict[str, int], fewest: int
+) -> None:
+    """The bookies mark themselves when they are in limbo, and a rebuild of the metadata marks those that lack entries.
+
+    A writer or a recovery may have reported the same bookies.
+    """
+    found = {RepairReason(reason): first for reason, first in causes.items()}
+    marks = [UnderReplicatedLedger(7, bookie(number), 0).with_causes(found) for number in numbers]
+    copies = Copies(
+        mapped(ledger(7, (0, (0, 1, 2)), quorum=(3, ack_quorum), last=None)), set(map(bookie, range(3))), marks
+    )
+    assert copies.fewest(7) == fewest
 
 
 @pytest.mark.parametrize(
@@ -154,8 +182,21 @@ def test_copies_of_a_bookie_that_has_yet_to_look_at_what_it_lost_do_not_count() 
     assert "bookie b1@01000100 may have lost entries of 3 ledgers" in found.warnings[0]
     assert check(0, 3).ok
     assert check(1, 2).ok
-    marks[2] = marks[2]._replace(reason=RepairReason.DRAINING)
-    assert not check(0, 3).ok, "one of the marks is not about what it lost"
+    for reason in (RepairReason.DRAINING, RepairReason.MISSED):
+        marks[2] = marks[2]._replace(reason=reason)
+        assert not check(0, 3).ok, "one of the marks is not about what it lost"
+
+
+def test_a_large_old_ledger_does_not_stand_for_those_to_come() -> None:
+    large = ledger(1, (0, (0, 1, 2)))
+    small = [ledger(number, (0, (0, 1))) for number in range(2, 22)]
+
+    def check(*ledgers: LedgerMetadata) -> StopCheck:
+        return stop_check(mapped(*ledgers), running("abc"), {bookie(0)}, (), lambda _: True)
+
+    (warning,) = check(large, *small[1:]).warnings
+    assert "2 writable bookies would be left, and ledgers have ensembles of 3" in warning
+    assert check(large, *small).warnings == ()
 
 
 @pytest.mark.parametrize(("age_s", "silent"), [(60, False), (61, True)])

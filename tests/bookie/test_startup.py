@@ -28,6 +28,7 @@ from pybk.flags import StorageHint
 from pybk.ledger.ledger_metadata import Bookie, Fragment, LedgerState
 from pybk.manager.ledger_manager import LedgerManager
 from pybk.manager.ledger_writer import LedgerWriter
+from pybk.metadata.underreplication import RepairReason
 from pybk.operations.store_repair import rebuild_index
 from pybk.replication.bookie import BookieMachine, Respond
 from pybk.replication.messages import NEGATIVE, Add, EntryRun, Read, ReadReply, Reply, Request, Status
@@ -392,6 +393,20 @@ def test_limbo_ends_where_no_lost_fence_lets_a_writer_in(
     repair.stop()
     assert bookie.lifted == lifted
     assert filled == [0] * len(lifted)
+
+
+def test_limbo_that_waits_is_marked_as_entries_that_may_have_been_acknowledged(
+    three: Inside, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limbo_repair, "WAIT_SECONDS", 0.0)
+    client = three.connect()
+    with client.create_ledger(password=PASSWORD) as writer:
+        backend, mine = cluster_backend_of(client), writer.metadata.fragments[0].ensemble[0]
+        repair = LimboRepair(backend.driver, backend.membership, Bystander(mine))
+        assert not repair.repair(writer.ledger_id)
+        repair.stop()
+        (mark,) = backend.membership.metadata.marks_of(writer.ledger_id)
+    assert (mark.bookie, mark.causes_by_reason()) == (mine, {RepairReason.MISSING: 0})
 
 
 def test_limbo_that_begins_later_is_repaired_and_failed_repairs_are_tried_less_often(

@@ -21,6 +21,7 @@ from pybk.metadata.cluster import ClusterMetadata
 from pybk.metadata.registration import BOOKIES_KEY, COOKIES_KEY, BookieRegistration, BookieState, RegisteredBookie
 from pybk.metadata.settings import PlacementSettings, RepairSettings
 from pybk.metadata.store import MetadataStore
+from pybk.metadata.underreplication import RepairReason
 from pybk.metadata.url import open_metadata
 from pybk.metrics import AWAY_MEMBERS, MISPLACED_CHOICES
 from pybk.replication.messages import (
@@ -366,6 +367,15 @@ def test_the_error_says_which_bookies_are_away_and_why_they_are_not_taken(tmp_pa
         leave(cluster, 2)
         with pytest.raises(NotEnoughBookiesError, match=r"there are 1 \(b0\), and 2 that are away \(b1, b2\)"):
             cluster.ensemble()
+
+
+def test_what_a_writer_reports_is_marked_as_what_the_bookie_has_not_acknowledged(tmp_path: Path) -> None:
+    with racks(tmp_path, "", "", "") as cluster:
+        made = metadata()
+        ledger = RemoteLedger(made, 0, cluster.cluster.describe(made))
+        cluster.membership.report_missing(ledger, UnderReplicated(bookie(1), 3))
+        (mark,) = cluster.cluster.marks()
+        assert (mark.ledger_id, mark.bookie, mark.causes) == (made.ledger_id, bookie(1), ((RepairReason.MISSED, 3),))
 
 
 def test_a_read_only_bookie_is_a_member_of_a_new_ledger_as_one_that_is_away(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from pybk.metadata.underreplication import RepairReason, UnderReplicatedLedger
 
 HERE, LEAVING, ABSENT = Presence
 A, B, C, D, OWN = (Bookie(name, name.encode() * 16) for name in "abcdo")
-LOST, DAMAGED, MISSING, DRAINING, MISPLACED, REBALANCE = RepairReason
+LOST, DAMAGED, MISSING, MISSED, DRAINING, MISPLACED, REBALANCE = RepairReason
 
 
 def ledger(*fragments: tuple[int, str], last: int | None = None, recovering: bool = False) -> LedgerMetadata:
@@ -85,8 +85,9 @@ def test_a_bookie_that_is_back_keeps_its_places() -> None:
         assert work(ledger((0, "abc"), last=9), found) == LedgerWork((), (), (), (found,), ())
 
 
-def test_the_own_bookie_is_filled_up_from_the_first_entry_that_it_misses() -> None:
-    found = mark(OWN, missing=12)
+@pytest.mark.parametrize("cause", ["missing", "missed", "damaged"])
+def test_the_own_bookie_is_filled_up_from_the_first_entry_that_it_misses(cause: str) -> None:
+    found = mark(OWN, **{cause: 12})
     done = work(ledger((0, "abo"), (10, "aco"), (20, "abc"), last=30), found)
     assert done == LedgerWork((FragmentWork(10, None),), (found,), (), (), ())
 
@@ -169,7 +170,7 @@ def test_live_copies_are_those_on_bookies_that_serve_and_miss_nothing() -> None:
 
     assert copies() == copies(leaving="abc") == 3
     assert copies(absent="a") == copies(absent="ad") == 2
-    assert copies(absent="ac") == copies(mark(A, missing=3), absent="c") == 1
+    assert copies(absent="ac") == copies(mark(A, missing=3), absent="c") == copies(mark(A, missed=3), absent="c") == 1
     assert copies(mark(A, missing=10)) == 3, "the bookie has no entry from there on"
     assert copies(absent="abc") == 0
 

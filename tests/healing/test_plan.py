@@ -20,7 +20,7 @@ from pybk.replication.quorum import Quorum
 from tests.healing.clusters import GIB, GRACE_NS, NOW, bookie, facts, ledger, mapped, situation
 from tests.replication.zones import short_sets_of
 
-LOST, DAMAGED, MISSING, DRAINING, MISPLACED, _ = RepairReason
+LOST, DAMAGED, MISSING, MISSED, DRAINING, MISPLACED, _ = RepairReason
 LOOSE = RepairSettings(hold_below=0.0)
 
 
@@ -214,11 +214,12 @@ def test_bookies_that_all_miss_entries_may_have_those_of_each_other() -> None:
 @pytest.mark.parametrize(
     ("absent", "reasons", "short"),
     [
-        ({}, (MISSING, MISSING, MISSING), "2"),
-        ({1: 5}, (MISSING, MISSING, MISSING), "1"),
-        ({}, (MISSING, DAMAGED, MISSING), "1"),
-        ({}, (DAMAGED, DAMAGED, MISSING), "0"),
-        ({1: 5, 2: 5}, (MISSING, MISSING, MISSING), "0"),
+        ({}, (MISSED, MISSED, MISSED), "2"),
+        ({1: 5}, (MISSED, MISSED, MISSED), "1"),
+        ({}, (MISSED, DAMAGED, MISSED), "1"),
+        ({}, (MISSED, MISSING, MISSED), "1"),
+        ({}, (DAMAGED, MISSING, MISSED), "0"),
+        ({1: 5, 2: 5}, (MISSED, MISSED, MISSED), "0"),
     ],
 )
 def test_entries_of_an_open_ledger_that_nobody_acknowledged_are_not_lost(
@@ -228,6 +229,30 @@ def test_entries_of_an_open_ledger_that_nobody_acknowledged_are_not_lost(
     marks = [mark(1, number, first=1, reason=reason) for number, reason in enumerate(reasons)]
     result = planned(situation(5, absent=absent, marks=marks), ledger(1, (0, (0, 1, 2)), quorum=(3, 2), last=None))
     assert (result.counts.lost, result.counts.short) == (0, {short: 1})
+
+
+@pytest.mark.parametrize(
+    ("quorum", "numbers", "others", "short"),
+    [
+        ((3, 2), (0, 1, 2), {}, {"0": 1}),
+        ((3, 2), (0, 1, 2), {MISSED: 1}, {"0": 1}),
+        ((3, 2), (0, 1, 2), {MISSED: 1, DAMAGED: 1}, {"0": 1}),
+        ((3, 2), (0, 1, 2), {MISSED: 1, LOST: 0}, {"0": 1}),
+        ((3, 2), (0,), {}, {"2": 1}),
+        ((3, 3), (0,), {}, {"2": 1}),
+        ((3, 3), (0,), {MISSED: 1}, {"2": 1}),
+    ],
+)
+def test_what_a_bookie_may_have_acknowledged_and_lost_does_not_count(
+    quorum: tuple[int, int], numbers: tuple[int, ...], others: dict[RepairReason, int], short: dict[str, int]
+) -> None:
+    """The bookies mark themselves when they are in limbo, and a rebuild of the metadata marks those that lack entries.
+
+    A writer or a recovery may have reported the same bookies.
+    """
+    marks = [mark(1, number).with_causes({MISSING: 0, **others}) for number in numbers]
+    result = planned(situation(5, marks=marks), ledger(1, (0, (0, 1, 2)), quorum=quorum, last=None))
+    assert result.counts.short == short
 
 
 def test_what_was_observed_is_filled_up_where_it_is() -> None:

@@ -58,7 +58,7 @@ def test_a_second_mark_adds_its_cause_and_keeps_what_repairs_recorded(world: Wor
 
 def test_reasons_are_ordered_by_urgency() -> None:
     assert sorted(RepairReason, key=lambda reason: reason.rank) == [
-        *("lost", "damaged", "missing", "draining", "misplaced", "rebalance"),
+        *("lost", "damaged", "missing", "missed", "draining", "misplaced", "rebalance"),
     ]
 
 
@@ -78,7 +78,7 @@ def test_only_derived_causes_are_withdrawn(world: World) -> None:
     before = payload(world.open())
     assert not cluster.withdraw_mark(7, bookie(1), {RepairReason.LOST})
     assert payload(world.open()) == before
-    for reason in (RepairReason.MISSING, RepairReason.DAMAGED):
+    for reason in (RepairReason.MISSING, RepairReason.MISSED, RepairReason.DAMAGED):
         with pytest.raises(UsageError, match="observed"):
             cluster.withdraw_mark(7, bookie(1), {reason})
 
@@ -180,6 +180,35 @@ def test_a_mark_without_reason_is_read_as_missing_entries() -> None:
             decode_record({**values, name: "\ud800"})
     with pytest.raises(ValueError, match="causes"):
         decode_record({**values, "causes": {}})
+
+
+def test_a_report_of_a_writer_is_distinguished_and_one_of_missing_entries_to_older_members() -> None:
+    """They do not know the reason, and write another one: the bookie then counts as one that may have lost entries."""
+    world = SimWorld()
+    cluster = cluster_on(world.open())
+    cluster.mark_under_replicated(7, bookie(1), 5, reason=RepairReason.MISSED)
+    assert only(cluster).causes == ((RepairReason.MISSED, 5),)
+    found = payload(world.open())
+    assert (found["first_entry_id"], found["causes"]) == (5, {"missed": 5})
+    theirs = decode_record({**found, "causes": {"a name that they do not know": 5}})
+    assert theirs.causes == ((RepairReason.MISSING, 5),)
+    assert decode_record(json.loads(record_json(theirs))).causes == theirs.causes
+    cluster.mark_under_replicated(7, bookie(1), 3)
+    cluster.mark_under_replicated(7, bookie(1), 8, reason=RepairReason.MISSED)
+    assert only(cluster).causes == ((RepairReason.MISSING, 3), (RepairReason.MISSED, 5))
+    assert cluster.update_mark(only(cluster), missing_from=6) is not None
+    assert only(cluster).causes == ((RepairReason.MISSING, 6), (RepairReason.MISSED, 6))
+
+
+def test_a_damaged_mark_is_replaced_by_one_of_entries_that_may_be_lost(world: World) -> None:
+    store = world.open()
+    cluster = cluster_on(store)
+    cluster.mark_under_replicated(7, bookie(1), 5, reason=RepairReason.MISSED)
+    found = store.get(missing_key(7, bookie(1)))
+    assert found is not None
+    store.put(missing_key(7, bookie(1)), b"no mark", found.version)
+    cluster.mark_under_replicated(7, bookie(1), 5, reason=RepairReason.MISSED)
+    assert only(cluster).causes == ((RepairReason.MISSING, 0), (RepairReason.MISSED, 0))
 
 
 @given(

@@ -719,7 +719,7 @@ class World:
             if each.serves or self.now == BEGIN_NS:
                 each.units.add((ledger_id, 0))
             else:
-                self.add_cause(MarkKey(ledger_id, each.bookie), RepairReason.MISSING, 0, self.now, 0)
+                self.add_cause(MarkKey(ledger_id, each.bookie), RepairReason.MISSED, 0, self.now, 0)
         if not closed:
             self.writers[ledger_id] = SimWriter(ledger_id, f"b{ledger_id % len(self.bookies)}")
         self.feed(lambda auditor: self._send_ledgers(auditor, [ledger_id]))
@@ -810,7 +810,7 @@ class World:
                 enough = len(self.sound(unit, rest)) > metadata.ensemble_size - metadata.write_quorum
                 if enough and self.random.random() < 0.5:
                     key = MarkKey(writer.ledger_id, bookie)
-                    self.add_cause(key, RepairReason.MISSING, old.first_entry_id, self.now, 0)
+                    self.add_cause(key, RepairReason.MISSED, old.first_entry_id, self.now, 0)
                     if each.bookie == bookie:
                         each.units.discard(unit)
         made = replace(metadata, fragments=(*kept, Fragment(first, ensemble)))

@@ -24,6 +24,7 @@ from pybk.errors import (
 )
 from pybk.ledger.ledger_metadata import Bookie, Fragment, LedgerMetadata
 from pybk.metadata.registration import BookieState
+from pybk.metadata.underreplication import RepairReason
 from pybk.metrics import AWAY_MEMBERS, MISPLACED_CHOICES, Metrics
 from pybk.replication.locations import NOWHERE, Location, PlacementPolicy, gains_zones, keeps_spread, write_sets
 from pybk.replication.messages import (
@@ -563,8 +564,10 @@ class Membership:
         return cookie is not None and (cookie.bookie != bookie or cookie.state.read_only)
 
     def report_missing(self, ledger: RemoteLedger, effect: UnderReplicated) -> None:
-        """Mark a ledger as under-replicated: a bookie misses its entries."""
-        self.metadata.mark_under_replicated(ledger.ledger_id, effect.bookie, effect.first_entry_id)
+        """Mark a ledger as under-replicated: a bookie has not acknowledged its entries to a writer or a recovery."""
+        self.metadata.mark_under_replicated(
+            ledger.ledger_id, effect.bookie, effect.first_entry_id, reason=RepairReason.MISSED
+        )
 
     def close(self) -> None:
         """Cancel the watches of registrations and cookies."""

@@ -5,14 +5,14 @@ fragment that has an end:
 
 | bookie of the fragment | cause of its mark | the worker of |
 |---|---|---|
-| is the own one and serves | missing, damaged | this bookie fills it up |
+| is the own one and serves | damaged, missing, missed | this bookie fills it up |
 | is absent | lost | any bookie that fits takes its place |
 | is leaving | draining | any bookie that fits takes its place |
 | serves | misplaced | any bookie takes its place that fits, and gives a write set a zone more |
 | serves | rebalance, from the fragment's first entry on | the mark's target takes its place |
 | serves | lost, draining | nobody: it is back, and the cause is over |
-| absent | missing, damaged alone | nobody yet: it may come back within the grace |
-| any | missing, damaged, from an entry after its end on | nobody: without other fragments the cause is over |
+| absent | damaged, missing, missed alone | nobody yet: it may come back within the grace |
+| any | damaged, missing, missed, from an entry after its end on | nobody: without other fragments the cause is over |
 
 A rebalance moves one fragment, and is over once that fragment no longer names the bookie, or names the target.
 
@@ -36,7 +36,7 @@ from pybk.replication.quorum import Quorum
 _AWAY: Final = frozenset({RepairReason.LOST, RepairReason.DRAINING})
 _MISPLACED: Final = frozenset({RepairReason.MISPLACED})
 _REBALANCE: Final = frozenset({RepairReason.REBALANCE})
-_FILLED: Final = frozenset({RepairReason.MISSING, RepairReason.DAMAGED})
+_FILLED: Final = frozenset(reason for reason in RepairReason if reason.observed)
 
 
 class Presence(Enum):

@@ -160,8 +160,8 @@ class _Draft:
 class _Bits(NamedTuple):
     """The places of a fragment, as bits.
 
-    ``sound`` have sound copies of all entries. ``partial`` serve, and lack some. ``kept`` serve, and no entry is known
-    to be damaged there. ``hopeful`` may come back with sound copies. ``candidates`` are to be repaired.
+    ``sound`` have sound copies of all entries. ``partial`` serve, and lack some. ``kept`` serve, and have all that they
+    acknowledged. ``hopeful`` may come back with sound copies. ``candidates`` are to be repaired.
     """
 
     sound: int
@@ -236,7 +236,7 @@ class _Judge:
         )
 
     def _observations(self, marks: Mapping[Bookie, UnderReplicatedLedger]) -> dict[int, tuple[int, RepairReason, int]]:
-        """Return the first entry, the reason and the time of the observations of each bookie, by its number."""
+        """Return the first entry, the most urgent reason and the time of the observations of each bookie, by number."""
         found = {}
         for bookie, mark in marks.items():
             number = self._cluster.number_of(bookie)
@@ -280,8 +280,8 @@ class _Judge:
         """Return the fewest live sound copies of an entry of a write set.
 
         In a fragment without an end, all bookies may miss entries because nobody acknowledged these: a writer that
-        fails marks each bookie from the first such entry on. Whether they exist is up to the recovery, so the entries
-        that were acknowledged count.
+        fails marks each bookie from the first such entry on (``MISSED``). Whether they exist is up to the recovery, so
+        the entries that were acknowledged count.
         """
         sound = (bits.sound & mask).bit_count()
         return sound if ended else max(sound, self._ledger.shape.quorum.kept(mask, bits.kept))
@@ -296,7 +296,7 @@ class _Judge:
             if found is not None and (last is None or found[0] <= last):
                 # A bookie within its grace is filled up when it is back.
                 partial |= bit if standing.sound else 0
-                kept |= bit if standing.sound and found[1] is not RepairReason.DAMAGED else 0
+                kept |= bit if standing.sound and found[1] is RepairReason.MISSED else 0
                 candidates |= bit if standing.sound else 0
             elif standing.sound:
                 sound |= bit

@@ -6,6 +6,10 @@ recoveries and scrubs *observe* that entries are missing or damaged; this is rec
 stays until the entries were replicated. The auditor *derives* the other reasons from the state of the cluster, and
 withdraws them when they no longer hold. A reader of a mark sees the most urgent reason and the lowest first entry.
 
+A writer or a recovery reports entries that a bookie has *not* acknowledged (``MISSED``); the bookie has kept all that
+it did acknowledge. Every other observation may be about entries that it acknowledged. So a reason that is not known is
+read as ``MISSING``: one of a newer pybk, and one that an older pybk has written again without its name.
+
 Removing a mark must not lose a cause that was added meanwhile. So each change of a mark draws a new random token, and a
 second observation of the same entries is a change, too. ``unmark_under_replicated`` and ``update_mark`` take effect
 only on the mark whose token their caller has read. The token also distinguishes a mark from one that was removed and
@@ -72,7 +76,10 @@ class RepairReason(StrEnum):
     """Entries cannot be read, or have a wrong checksum."""
 
     MISSING = "missing"
-    """The bookie does not have the entries."""
+    """The bookie does not have the entries. It may have had them, and acknowledged them."""
+
+    MISSED = "missed"
+    """The bookie has not acknowledged the entries to a writer or a recovery; it has kept what it acknowledged."""
 
     DRAINING = "draining"
     """The bookie is being emptied."""
@@ -86,7 +93,7 @@ class RepairReason(StrEnum):
     @property
     def observed(self) -> bool:
         """True if a process observed it at the bookie; it cannot be derived from the state of the cluster."""
-        return self in (RepairReason.DAMAGED, RepairReason.MISSING)
+        return self in (RepairReason.DAMAGED, RepairReason.MISSING, RepairReason.MISSED)
 
     @property
     def rank(self) -> int:

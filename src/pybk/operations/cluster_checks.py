@@ -41,6 +41,14 @@ from pybk.values import LISTED_MAX, FrozenDict, listed
 SPACE_FACTOR: Final = 1.2
 """The multiple of a drained bookie's bytes that must be free on the bookies that stay."""
 
+_MAY_HAVE_LOST: Final = frozenset(
+    reason for reason in RepairReason if reason.observed and reason is not RepairReason.MISSED
+)
+"""The reasons of marks of copies that may lack entries which their bookies have acknowledged."""
+
+_RECENT_LEDGERS: Final = 20
+"""The number of ledgers whose ensembles are taken for those of the ledgers to come."""
+
 _PASSING: Final = frozenset(reason.value for reason in HoldReason if reason.blind)
 """The holds that end by themselves."""
 
@@ -368,14 +376,13 @@ class Copies:
         self._damaged: Final[dict[int, dict[int, int]]] = {}
         """The first entry of each copy that is not sound, by ledger and bookie."""
         self._kept: Final[set[tuple[int, int]]] = set()
-        """Of these, the ledger and the bookie of each copy that only lacks entries, and has no damaged ones."""
+        """Of these, the ledger and the bookie of each copy that lacks only what its bookie has not acknowledged."""
         for mark in marks:
-            causes = mark.causes_by_reason()
-            first = min((first for reason, first in causes.items() if reason.observed), default=None)
+            observed = {reason: first for reason, first in mark.causes_by_reason().items() if reason.observed}
             number = cluster.number_of(mark.bookie)
-            if first is not None and number is not None:
-                self._damaged.setdefault(mark.ledger_id, {})[number] = first
-                if RepairReason.DAMAGED not in causes:
+            if observed and number is not None:
+                self._damaged.setdefault(mark.ledger_id, {})[number] = min(observed.values())
+                if observed.keys() == {RepairReason.MISSED}:
                     self._kept.add((mark.ledger_id, number))
 
     def live_places(self, fragment: MappedFragment) -> int:
@@ -414,7 +421,7 @@ class Copies:
         return None if found is None or found >= quorum.write_quorum else found
 
     def _kept_places(self, ledger_id: int, fragment: MappedFragment) -> int:
-        """Return the places of a fragment whose bookies serve and only lack entries, as bits."""
+        """Return the places of marked bookies that serve, and have all that they acknowledged, as bits."""
         bits = (1 << place for place, number in enumerate(fragment.places) if (ledger_id, number) in self._kept)
         return sum(bits) & self.live_places(fragment)
 
@@ -582,8 +589,8 @@ def stop_check(
         return len(refusals) >= LISTED_MAX or has_writer(ledger_id)
 
     running = {each.bookie for each in bookies if each.registered}
-    observed = (mark for mark in marks if any(reason.observed for reason in mark.causes_by_reason()))
-    marked = Counter(mark.bookie for mark in observed)  # others are about copies that are there
+    examined = (mark for mark in marks if mark.causes_by_reason().keys() & _MAY_HAVE_LOST)
+    marked = Counter(mark.bookie for mark in examined)  # others are about copies that are there, or were never
     doubtful = {bookie for bookie, count in in_limbo.items() if count > marked[bookie]} & running
     after = Copies(cluster, running.difference(stopped, doubtful), marks)
     takers = [each for each in bookies if each.writable and each.bookie not in stopped]
@@ -604,7 +611,7 @@ def stop_check(
             f"{len(takers)} writable bookies would be left, and open ledgers have ensembles of "
             f"{cluster.largest_open_ensemble}: their writers could not replace a bookie that fails meanwhile"
         )
-    elif len(takers) < (largest := _largest_ensemble(cluster, affected)):
+    elif len(takers) < (largest := _largest_ensemble(cluster, affected[-_RECENT_LEDGERS:])):
         general.append(
             f"{len(takers)} writable bookies would be left, and ledgers have ensembles of {largest}: a writer that "
             "needs a new ledger of that size could not make it"

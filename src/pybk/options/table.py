@@ -153,7 +153,7 @@ ledger delete @either @ledgers @password | delete ledgers for good; exit 5 if so
 
 repair | list, run, pause and resume the repairs of a cluster
 repair list @cluster @watch | list the ledgers that wait for a repair, the most urgent first
-  --reason :lost,damaged,missing,draining,misplaced,rebalance | list only ledgers with this reason
+  --reason :lost,damaged,missing,missed,draining,misplaced,rebalance | list only ledgers with this reason
   --stuck | list only ledgers that no worker can repair now
 repair status @cluster @watch | show how many ledgers wait by reason and state, the bytes to copy, and why repairs wait
 repair run @cluster | copy the missing entries of ledgers now, or all entries of a bookie; exit 5 if some are left

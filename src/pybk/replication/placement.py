@@ -2,8 +2,8 @@
 
 ``client/membership.py`` calls ``choose_first`` for the first ensemble of a ledger, and ``choose`` for each
 ``ChooseBookies`` of a writer, a recovery or a re-replication; ``usable`` filters each of these choices against the
-ensemble as it is then. ``locations.judge`` judges ensembles by the same policy, and ``remedy`` finds the fewest moves
-that put a misplaced one right.
+ensemble as it is then. Which place of a misplaced ensemble has to move is found by ``misplaced_place`` in
+``healing/plan.py``.
 
 Theory of operation. Each place gets the best bookie that is left. Preferred is, in this order:
 
