@@ -5,7 +5,7 @@ meanwhile, except for the moment in which the appender switches.
 
 If the ledger of the open segment is lost, because bookies or the metadata store did not answer, the list is repaired:
 by the next append, by an operation, or in the background, because futures for which no thread waits have to end as
-well. The repair is tried every ``_REPAIR_SECONDS`` until ``bookie_patience_seconds`` have passed. Then the appends that
+well. The repair is tried every ``REPAIR_SECONDS`` until ``bookie_patience_seconds`` have passed. Then the appends that
 were lost fail; later appends try once more. An append that does not wait is refused meanwhile, and has the background
 try as long again, so that a program whose appends never wait continues once the bookies are back.
 """
@@ -68,7 +68,7 @@ OPEN_REMEDY: Final = (
 LOCK_LOOK_SECONDS: Final = 0.05
 """The interval between two checks whether a live writer has released a log or a store."""
 
-_REPAIR_SECONDS: Final = 0.5
+REPAIR_SECONDS: Final = 0.5
 """The interval between two attempts to repair a lost segment."""
 
 WITHOUT_BOOKIES: Final = (NotEnoughBookiesError, LedgerRecoveryError, EntryUnknownError, MetadataUnreachableError)
@@ -124,6 +124,8 @@ class ListWriter:
         """The time, by the monotonic clock, of the last failed attempt to repair a lost segment, and its error."""
         self._replacing = False
         """Whether a lost ledger is being replaced in the background."""
+        self._rests_until = 0.0
+        """When appends that do not wait may have a lost ledger replaced again, after an attempt that failed."""
         self.appender.on_lost = weakly(ListWriter._notice_loss, self)
         self._backlog = CoroutineBacklog()
         self._abandoned: list[int] = []
@@ -378,16 +380,20 @@ class ListWriter:
     def operate(self, operation: Callable[[], T]) -> T:
         """Perform an owner's operation, one at a time."""
         with self._operation:
-            if self.closed:
-                raise self.closed_error()
-            if self._ended is not None:
-                raise not_done(self._ended)
+            self._check_owner()
             self._give_up_abandoned()
             try:
                 return operation()
             except (LogFencedError, NoSuchLogError) as error:
                 self._ended = without_frames(error)
                 raise
+
+    def _check_owner(self) -> None:
+        """Raise if this writer was closed, or may no longer change the log."""
+        if self.closed:
+            raise self.closed_error()
+        if self._ended is not None:
+            raise not_done(self._ended)
 
     def abandon_blob(self, ledger_id: int) -> None:
         """Leave a blob to be given up by the next operation, unless a listed checkpoint has it.
@@ -431,12 +437,15 @@ class ListWriter:
 
         Raises:
             TooManyRequestsError: ``wait`` is False, and a ledger was lost, which is replaced in the background.
+            ClosedError: This writer was closed.
+            LogFencedError: Another writer has the log.
             NotEnoughBookiesError: A ledger was lost, and too few bookies were available for a new one until the
                 patience was over.
             MetadataUnreachableError: A ledger was lost, and at the last attempt the metadata store did not answer.
         """
         if not wait and self.appender.lost:
-            if not self._replacing:
+            self._check_owner()
+            if not self._replacing and time.monotonic() >= self._rests_until:
                 self._notice_loss()
             raise TooManyRequestsError(
                 f"{self._title} continues in another ledger, because too few bookies answered: append later, or wait"
@@ -446,7 +455,7 @@ class ListWriter:
             left = until - time.monotonic()
             if left <= 0:
                 raise bookies_error(self._title, cause, self.patience_s, outcome_unknown=False)
-            time.sleep(min(_REPAIR_SECONDS, left))
+            time.sleep(min(REPAIR_SECONDS, left))
 
     def _repaired(self) -> PybkError | None:
         """Repair the list, if that is due; return why a lost ledger cannot be replaced now."""
@@ -454,7 +463,7 @@ class ListWriter:
             self.appender.notice_loss()
             if not self.appender.needs_repair:  # another thread has done it
                 return None
-            if self._tried is not None and time.monotonic() < self._tried[0] + _REPAIR_SECONDS / 2:
+            if self._tried is not None and time.monotonic() < self._tried[0] + REPAIR_SECONDS / 2:
                 return self._tried[1]  # by another thread, just now
             try:
                 self.operate(self._repair)
@@ -465,6 +474,7 @@ class ListWriter:
                 self._tried = time.monotonic(), cause
                 return cause
             except (PybkError, OSError) as error:
+                self._rests_until = time.monotonic() + REPAIR_SECONDS
                 self._give_up(error)
                 raise
             self._tried = None
@@ -498,7 +508,7 @@ class ListWriter:
         again = False
         try:
             if self._is_to_be_tried_again(until):
-                background().call_later(_REPAIR_SECONDS, partial(weakly(ListWriter.repair_lost, self), until))
+                background().call_later(REPAIR_SECONDS, partial(weakly(ListWriter.repair_lost, self), until))
                 again = True
         finally:
             if not again:
