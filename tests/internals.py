@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -166,9 +167,44 @@ def locked_elsewhere(subscription: Subscription) -> Iterator[None]:
     assert ended == [True], "what is done meanwhile waits for the lock"
 
 
-def wake_consumers(subscription: Subscription) -> None:
-    """Have the consumers that wait for records look again."""
-    subscription._wake_all()
+@contextmanager
+def looked_by(look: Callable[[Callable[[], bool]], bool]) -> Iterator[None]:
+    """Have subscriptions look for fresh records by a function, which gets what looks for them otherwise."""
+    real = Subscription._fetch
+    with patch.object(Subscription, "_fetch", lambda self: look(partial(real, self))):
+        yield
+
+
+async def wait_for_lock_wait(subscription: Subscription) -> asyncio.Future[None]:
+    """Return what the tasks of the running loop wait for that wait for the lock of a subscription, once one does."""
+    waits, loop = subscription._lock_waits, asyncio.get_running_loop()
+    async with asyncio.timeout(WAIT_S):
+        while loop not in waits:
+            await asyncio.sleep(0)
+    return waits[loop]
+
+
+@contextmanager
+def lock_never_free(subscription: Subscription) -> Iterator[None]:
+    """Have another thread take the lock of a subscription again before those that waited for it have seen it free."""
+    with patch.object(subscription, "_wait_for_lock", lambda: None), locked_elsewhere(subscription):
+        yield
+
+
+@contextmanager
+def note_repairs(subscription: Subscription) -> Iterator[list[bool]]:
+    """Note, for each repair by this thread of the list of a subscription, whether this thread had the lock."""
+    cursor: Any = subscription._cursor
+    lock: Any = subscription._lock
+    repair, me, noted = cursor._writer.repair, threading.current_thread(), list[bool]()
+
+    def note_and_repair() -> None:
+        if threading.current_thread() is me:
+            noted.append(lock._is_owned())
+        repair()
+
+    with patch.object(cursor._writer, "repair", note_and_repair):
+        yield noted
 
 
 def changes_of(log: Log) -> int:

@@ -315,7 +315,7 @@ def test_deliveries_of_an_owner_that_did_not_close_count_as_far_as_its_lease(
     second = opened(manager, log, counts=True, steal=True)
     assert [second.state.deliveries(seq) for seq in (5, 7, 8, 39, 40)] == [1, 2, 2, 1, 0]
     second.lease(1000)
-    second.settle(50)
+    second.settle(lambda: 50)
     assert second.leased_end == 0
     with pytest.raises(ClosedError):
         second.lease(60)

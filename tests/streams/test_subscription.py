@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import math
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +20,7 @@ from pybk import (
     Acked,
     ClosedError,
     DeadLetters,
+    EntryUnknownError,
     IllegalOperationError,
     LedgerManager,
     Log,
@@ -39,7 +43,13 @@ from pybk import (
     WriteAheadLog,
 )
 from pybk.streams import subscription as subscription_module
-from tests.internals import locked_elsewhere, wake_consumers
+from tests.internals import (
+    lock_never_free,
+    locked_elsewhere,
+    looked_by,
+    note_repairs,
+    wait_for_lock_wait,
+)
 from tests.waiting import wait_until
 
 PASSWORD = b"subscription"
@@ -437,17 +447,210 @@ def test_an_event_loop_does_not_wait_for_the_lock(log: Log) -> None:
 def test_an_event_loop_does_not_wait_for_the_lock_before_it_waits_for_records(log: Log) -> None:
     async def run() -> list[int]:
         async with log.subscribe_async("sub", start=LogEnd.LATEST) as subscription:
-            reading = asyncio.create_task(subscription.read_many_async(1, timeout=SOON))
-            for _ in range(30):
-                await asyncio.sleep(0.01)
-                with locked_elsewhere(subscription):
-                    wake_consumers(subscription)
-                    for _ in range(3):
-                        await asyncio.sleep(0)
+            looks = 0
+            with ExitStack() as stack:
+
+                def look(fetch: Callable[[], bool]) -> bool:
+                    nonlocal looks
+                    looks += 1
+                    found = fetch()
+                    if looks == 1:  # the consumer goes to wait now
+                        stack.enter_context(locked_elsewhere(subscription))
+                    return found
+
+                with looked_by(look):
+                    reading = asyncio.create_task(subscription.read_many_async(1, timeout=SOON))
+                    _ = await wait_for_lock_wait(subscription)
             await asyncio.to_thread(append, log.writer(steal=True), 1)
             return seqs_of(await reading)
 
     assert asyncio.run(run()) == [20]
+
+
+@pytest.mark.usefixtures("writer")
+def test_an_event_loop_runs_while_threads_take_the_lock_from_each_other(log: Log) -> None:
+    """A task looks for the lock when the wait for it has ended, but another thread has taken it again."""
+
+    async def run() -> list[int]:
+        async with log.subscribe_async("sub", start=0, mode="shared") as subscription:
+            reads = asyncio.Event()
+
+            async def read_as_a_wait_ends() -> list[LogRecord]:
+                waiting = await wait_for_lock_wait(subscription)
+                while not waiting.done():
+                    await asyncio.sleep(0)
+                reads.set()
+                return await subscription.read_many_async(1)
+
+            with lock_never_free(subscription):
+                tasks = [
+                    asyncio.create_task(subscription.read_many_async(1)),
+                    asyncio.create_task(read_as_a_wait_ends()),
+                ]
+                await reads.wait()
+            return sorted(seq for found in await asyncio.gather(*tasks) for seq in seqs_of(found))
+
+    assert asyncio.run(run()) == [0, 1]
+
+
+@pytest.mark.usefixtures("writer")
+def test_acknowledgements_that_wait_for_the_lock_share_a_thread(log: Log) -> None:
+    async def run() -> int:
+        async with log.subscribe_async("sub", start=0) as subscription:
+            await subscription.read_many_async(20)
+            with locked_elsewhere(subscription):
+                before = set(threading.enumerate())
+                acking = [asyncio.create_task(subscription.ack_coro(seq)) for seq in range(20)]
+                await asyncio.sleep(0)
+                made = set(threading.enumerate()) - before
+            await asyncio.gather(*acking)
+            assert await subscription.first_unacked_async() == 20
+            return len(made)
+
+    assert asyncio.run(run()) == 1
+
+
+@pytest.mark.usefixtures("writer")
+def test_a_cancelled_read_whose_subscription_is_closed_meanwhile_logs_no_error(
+    log: Log, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    give_back = subscription_module.give_back
+
+    def close_and_give_back(subscription: Subscription, held: list[tuple[int, int]]) -> int:
+        closing = threading.Thread(target=subscription.close)  # from outside of the call that gives back
+        closing.start()
+        closing.join()
+        return give_back(subscription, held)
+
+    monkeypatch.setattr(subscription_module, "give_back", close_and_give_back)
+
+    async def run() -> None:
+        subscription = await log.subscribe_async("sub", start=0, mode="shared")
+        subscription.nack(await subscription.read_many_async(20))
+        task = asyncio.create_task(subscription.read_many_async(1))
+        await asyncio.sleep(0)  # a thread has begun to read again
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        while not subscription.closed:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.1)  # so that the thread has ended
+
+    asyncio.run(run())
+    gc.collect()
+    assert [record.getMessage() for record in caplog.records if record.name == "asyncio"] == []
+
+
+CALLS_THAT_REPAIR: dict[str, Callable[[Log, Subscription], object]] = {
+    "seek": lambda _, subscription: subscription.seek(2),
+    "skip": lambda _, subscription: subscription.skip(2),
+    "truncation": lambda log, subscription: (log.truncate(10, force=True), subscription.first_unacked()),
+    "dead letter": lambda _, subscription: (subscription.nack(0), subscription.read_many(1)),
+    "close": lambda _, subscription: subscription.close(),
+}
+
+
+@pytest.mark.usefixtures("writer")
+@pytest.mark.parametrize("call", CALLS_THAT_REPAIR)
+def test_the_list_of_a_subscription_is_repaired_before_the_lock_is_taken(
+    manager: LedgerManager, log: Log, call: str
+) -> None:
+    """The repair may wait for bookies, and the lock is what other consumers need."""
+    with (
+        opened(manager, "dead") as dead,
+        dead.writer() as letters,
+        subscribed(log, dead_letters=DeadLetters(letters, 1)) as subscription,
+    ):
+        assert seqs_of(subscription.read_many(1)) == [0]
+        with note_repairs(subscription) as with_lock:
+            CALLS_THAT_REPAIR[call](log, subscription)
+        assert with_lock[0] is False
+
+
+# ---- bookies that do not answer --------------------------------------------------------------------------------------
+
+
+def consume(subscription: Subscription, form: str, count: int = 1, timeout: float | None = None) -> list[LogRecord]:
+    """Read as several consumers do that have a thread each, or are tasks of one event loop."""
+
+    async def consume_async() -> list[list[LogRecord]]:
+        return await asyncio.gather(*(subscription.read_many_async(1, timeout) for _ in range(count)))
+
+    if form == "async":
+        found = asyncio.run(consume_async())
+    else:
+        with ThreadPoolExecutor(count) as threads:
+            found = [*threads.map(lambda _: subscription.read_many(1, timeout), range(count))]
+    return [record for records in found for record in records]
+
+
+@pytest.mark.parametrize("form", ["sync", "async"])
+def test_consumers_that_wait_for_bookies_do_not_have_each_other_look(
+    log: Log, monkeypatch: pytest.MonkeyPatch, form: str
+) -> None:
+    monkeypatch.setattr(subscription_module, "RETRY_SECONDS", SOON)
+    looks = 0
+
+    def look(_: object) -> bool:
+        nonlocal looks
+        looks += 1
+        raise EntryUnknownError("no bookie answers")
+
+    with ThreadPoolExecutor(1) as thread, subscribed(log, mode="shared") as subscription, looked_by(look):
+        consuming = thread.submit(consume, subscription, form, 2, SOON)
+        wait_until(lambda: looks >= 2)
+        time.sleep(0.2)
+        assert looks == 2
+        subscription.close()
+        with pytest.raises(ClosedError):
+            consuming.result(SOON)
+
+
+@pytest.mark.parametrize("form", ["sync", "async"])
+def test_a_read_begins_no_look_at_bookies_that_would_end_too_late(
+    log: Log, monkeypatch: pytest.MonkeyPatch, form: str
+) -> None:
+    now = 1000.0
+
+    def look(_: object) -> bool:
+        nonlocal now
+        now += 6.0
+        raise EntryUnknownError("no bookie answers")
+
+    clock = SimpleNamespace(monotonic=lambda: now, time=time.time, time_ns=time.time_ns)
+    with subscribed(log) as subscription, looked_by(look), monkeypatch.context() as patched:
+        patched.setattr(subscription_module, "RETRY_SECONDS", 0.001)
+        patched.setattr(subscription_module, "time", clock)
+        with pytest.raises(EntryUnknownError):
+            consume(subscription, form, timeout=32.0)
+    assert now == 1030.0
+
+
+@pytest.mark.parametrize("form", ["sync", "async"])
+def test_a_consumer_is_woken_by_a_segment_that_begins_as_it_goes_to_wait(
+    log: Log, writer: LogWriter, form: str
+) -> None:
+    waits, looks = threading.Event(), 0
+
+    def look(fetch: Callable[[], bool]) -> bool:
+        nonlocal looks
+        found = fetch()
+        looks += 1
+        if looks == 1:
+            threads.submit(writer.roll).result()  # the next look enters another ledger than that of the wake-up
+        elif looks == 2:
+            waits.set()
+        return found
+
+    with (
+        ThreadPoolExecutor(2) as threads,
+        subscribed(log, start=LogEnd.LATEST) as subscription,
+        looked_by(look),
+    ):
+        consuming = threads.submit(consume, subscription, form)
+        assert waits.wait(SOON)
+        append(writer, 1)
+        assert seqs_of(consuming.result(SOON)) == [20]
 
 
 # ---- handed out again ------------------------------------------------------------------------------------------------

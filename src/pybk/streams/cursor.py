@@ -263,17 +263,22 @@ class Cursor:
         finally:
             self._writer.close()
 
-    def settle(self, handed_end: int) -> None:
-        """Record that the records from ``handed_end`` on were not handed out, if deliveries are recorded.
+    def settle(self, handed_end: Callable[[], int]) -> None:
+        """Record that the records from one on were not handed out, if deliveries are recorded.
 
         An error is logged; then all leased records count as handed out.
+
+        Args:
+            handed_end: Returns that record; called with the lock, once no further one can be handed out.
         """
         with self.lock:
             if not self.counts or self._settled or self.closed:
                 return
             self._settled, self.leased_end = True, 0
+            end = handed_end()
         try:
-            self._record([encode_handed(handed_end)]).result()
+            self.repair()
+            self._record([encode_handed(end)]).result()
         except (PybkError, OSError) as error:
             if not isinstance(error, LogFencedError):
                 logger.warning(
@@ -397,6 +402,7 @@ class Cursor:
                 seq = self._log.perform(ledger_list.lower_cursor(self._log.name, bound))
                 self._bound, self._raised = bound._replace(seq=seq), seq
             seq = max(seq, self._log.existing().record.first_seq)
+            self.repair()
             with self.lock:
                 self._append(lambda: [encode_seek(seq)], kick=False).result()
                 self.state.seek(seq)
@@ -453,6 +459,7 @@ class Cursor:
         first_seq = self._log.existing().record.first_seq
         if first_seq <= self.state.first_unacked:
             return 0
+        self.repair()
         return self.ack([(0, first_seq)], {}, kick=False).result()
 
     def raise_bound(self) -> None:
@@ -637,7 +644,7 @@ class MemoryCursor:
         """Release it."""
         self.closed = True
 
-    def settle(self, handed_end: int) -> None:
+    def settle(self, handed_end: Callable[[], int]) -> None:
         """Do nothing: no deliveries are recorded."""
 
     def lease(self, end: int) -> None:

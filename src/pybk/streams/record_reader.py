@@ -193,10 +193,9 @@ class RecordReader:
             if left is not None and left <= 0:
                 return None
             changed.sleep()
-            reader = self._reader
-            with self.woken_by(changed.wake):  # before the look, so that no change is missed in between
+            with self.woken_by(changed.wake) as is_woken:  # before the look, so that no change is missed in between
                 found = self._found(last)
-                if found is None and self._reader is reader and self._may_come(last):
+                if found is None and is_woken() and self._may_come(last):
                     changed.wait(self.patience(left))
         return found
 
@@ -214,10 +213,9 @@ class RecordReader:
             if left is not None and left <= 0:
                 return None
             changed.clear()
-            reader = self._reader
-            with self.woken_by(wake):
+            with self.woken_by(wake) as is_woken:
                 found = await in_thread(self._found, last)
-                if found is None and self._reader is reader and self._may_come(last):
+                if found is None and is_woken() and self._may_come(last):
                     with suppress(TimeoutError):
                         await asyncio.wait_for(changed.wait(), self.patience(left))
         return found
@@ -422,12 +420,15 @@ class RecordReader:
         return True
 
     @contextmanager
-    def woken_by(self, callback: Callable[[], None]) -> Iterator[None]:
-        """Call a callback when more records may be readable, until the ``with`` block ends."""
+    def woken_by(self, callback: Callable[[], None]) -> Iterator[Callable[[], bool]]:
+        """Call a callback when more records may be readable, until the ``with`` block ends.
+
+        The context is a function: whether that is so; it is not once a look has entered another ledger.
+        """
         self._wake = callback
         try:
             reader = self._reader
             with self._steps.woken_by_change(callback), nullcontext() if reader is None else woken_by(reader, callback):
-                yield
+                yield lambda: self._reader is reader
         finally:
             self._wake = None

@@ -69,8 +69,11 @@ MOST_RECORDS: Final = 1000
 HELD_MAX: Final = 10_000
 """The number of held records from which on records that others have acknowledged are forgotten."""
 
-GRACE_SECONDS: Final = 5.0
-"""Seconds after its timeout after which a ``read`` concludes that the process that serves it is stopped."""
+GRACE_SECONDS: Final = 10.0
+"""Seconds after its timeout after which a ``read`` concludes that the process that serves it is stopped.
+
+A look at bookies that hang takes up to 6 of them.
+"""
 
 ANSWER_SECONDS: Final = 60.0
 """Seconds after which any other call concludes that the process that serves it is stopped."""
@@ -438,7 +441,7 @@ class RemoteConsumer(RecordSource):
 
         Raises:
             ClosedError: The server has ended, or this was closed. It is also raised, and this consumer closed, if there
-                is no response 5 seconds after the timeout, because the process that serves it is stopped.
+                is no response 10 seconds after the timeout, because the process that serves it is stopped.
             TooManyRequestsError: A call of another thread has not ended in that time; nothing was done.
             PybkError: As ``Subscription.read_many``.
         """

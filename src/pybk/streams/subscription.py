@@ -8,7 +8,8 @@ cursor. Fresh records are read in batches into ``_ready``, from which each consu
 
 **Waiting.** Consumers that find no records wait. One of them leads: it alone reads the log, which wakes it. It wakes
 the others when it has read a batch, or stops leading. All consumers are woken when records are handed out again, after
-a seek and on close, and after an acknowledgement if one of them waits for that.
+a seek and on close, and after an acknowledgement if one of them waits for that. Consumers that wait for bookies are not
+woken when another stops leading: they would have each other look again, without a pause.
 
 **Locks.** ``_reading`` is held while the log's reader is used. The lock of the cursor is held for moments, or as long
 as the store or bookies take to say where the log ends. They are taken in this order. An event loop does not wait for
@@ -27,6 +28,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from typing import Final, NamedTuple, TypeVar
 
 from pybk.deferral import without
@@ -178,9 +180,20 @@ class SubscriptionStats(NamedTuple):
 
 
 class _Token:
-    """Stands for one call; a seat that it holds is free once the token is dropped."""
+    """Stands for one call; a seat that it holds is free once the token is dropped.
 
-    __slots__ = ("__weakref__",)
+    Attributes:
+        looked: When the call began to look for records last, seconds of the monotonic clock.
+    """
+
+    __slots__ = ("__weakref__", "looked")
+
+    def __init__(self) -> None:
+        self.look()
+
+    def look(self) -> None:
+        """Note that the call looks for records from now on."""
+        self.looked = time.monotonic()
 
 
 class _Seat:
@@ -297,9 +310,12 @@ class Subscription(RecordSource):
         self._moves = 0
         """The number of times that the records which were read ahead became void."""
         self._consuming = _Seat(self._wake_all)
-        self._leading = _Seat(self._wake_all)
+        self._leading = _Seat(self._wake_waiting)
         self._reading = threading.Lock()
         self._wakers: set[Callable[[], None]] = set()
+        """Wake the consumers that wait for records."""
+        self._pausing: set[Callable[[], None]] = set()
+        """Wake the consumers that wait for bookies."""
         self._wake_on_ack = False
         self._batches: dict[asyncio.AbstractEventLoop, _Batch] = {}
         """The acknowledgements of each event loop in its present turn."""
@@ -335,8 +351,7 @@ class Subscription(RecordSource):
             return
         where_called("Subscription.close()", of_log=True)
         try:
-            with self._lock:
-                self._cursor.settle(self._deliveries.read_seq)
+            self._cursor.settle(lambda: self._deliveries.read_seq)
             self._cursor.close()
         finally:
             self._end()
@@ -447,8 +462,9 @@ class Subscription(RecordSource):
 
         Args:
             most: The most records to return.
-            timeout: Seconds to wait for a record, and for bookies or a metadata store that do not answer; 0 does not
-                wait; None waits for a record without a limit, and not for bookies.
+            timeout: Seconds to wait for a record, and for bookies or a metadata store that do not answer, which are not
+                asked again if that may take longer; 0 does not wait; None waits for a record without a limit, and not
+                for bookies.
 
         Returns:
             The records; an empty list if none came in time.
@@ -470,20 +486,22 @@ class Subscription(RecordSource):
                 try:
                     return self._read_by(deadline, wanted, token)
                 except WITHOUT_BOOKIES:
-                    if not (pause := _pause(deadline)):
+                    if not (pause := _pause(deadline, token)):
                         raise
                 changed = WakeUp()
-                with self._woken_by(changed.wake):
+                with self._woken_by(changed.wake, self._pausing):
                     changed.wait(pause)
+                token.look()
 
     def _read_by(self, deadline: float | None, wanted: int, token: _Token) -> list[LogRecord]:
         """Read as ``read_many`` does, once; errors of bookies are raised at once."""
         if (found := self._take(wanted)).records:
             return found.records
         changed = WakeUp()
-        with self._woken_by(changed.wake):
+        with self._woken_by(changed.wake, self._wakers):
             while True:
                 changed.sleep()
+                token.look()
                 if (found := self._take(wanted)).records:
                     return found.records
                 with self._led(token) as leads:
@@ -492,8 +510,8 @@ class Subscription(RecordSource):
                     left = self._left(deadline)
                     if left == 0:
                         return []
-                    with self._woken_by_log(changed.wake, leads=leads):
-                        if not (leads and self._fetch()):
+                    with self._woken_by_log(changed.wake, leads=leads) as is_woken:
+                        if not (leads and self._fetch()) and is_woken():
                             changed.wait(left)
 
     async def read_many_async(self, most: int, timeout: float | None = None) -> list[LogRecord]:
@@ -514,11 +532,12 @@ class Subscription(RecordSource):
                 try:
                     return await self._taken_by(deadline, wanted, token)
                 except WITHOUT_BOOKIES:
-                    if not (pause := _pause(deadline)):
+                    if not (pause := _pause(deadline, token)):
                         raise
                 changed.clear()
-                with self._woken_by(wake), suppress(TimeoutError):
+                with self._woken_by(wake, self._pausing), suppress(TimeoutError):
                     await asyncio.wait_for(changed.wait(), pause)
+                token.look()
 
     async def _taken_by(self, deadline: float | None, wanted: int, token: _Token) -> Taken:
         """Read as ``_taken_async`` does, once; errors of bookies are raised at once."""
@@ -529,9 +548,10 @@ class Subscription(RecordSource):
         def wake() -> None:
             call_in(loop, changed.set)
 
-        with self._woken_by(wake):
+        with self._woken_by(wake, self._wakers):
             while True:
                 changed.clear()
+                token.look()
                 if (found := await self._take_async(wanted)).records:
                     return found
                 with self._led(token) as leads:
@@ -540,8 +560,8 @@ class Subscription(RecordSource):
                     left = await self._left_async(deadline)
                     if left == 0:
                         return _NOTHING
-                    with self._woken_by_log(wake, leads=leads):
-                        if not (leads and await in_thread(self._fetch)):
+                    with self._woken_by_log(wake, leads=leads) as is_woken:
+                        if not (leads and await in_thread(self._fetch)) and is_woken():
                             with suppress(TimeoutError):
                                 await asyncio.wait_for(changed.wait(), left)
 
@@ -572,20 +592,29 @@ class Subscription(RecordSource):
                 self._leading.release(token)
 
     @contextmanager
-    def _woken_by(self, wake: Callable[[], None]) -> Iterator[None]:
+    def _woken_by(self, wake: Callable[[], None], wakers: set[Callable[[], None]]) -> Iterator[None]:
         """Have a callback called when there may be something to read, until the ``with`` block ends."""
-        self._wakers.add(wake)
+        wakers.add(wake)
         try:
             yield
         finally:
-            self._wakers.discard(wake)
+            wakers.discard(wake)
 
-    def _woken_by_log(self, wake: Callable[[], None], *, leads: bool) -> AbstractContextManager[None]:
-        """Have a callback called when the log may have more records, if this consumer leads."""
+    def _woken_by_log(self, wake: Callable[[], None], *, leads: bool) -> AbstractContextManager[Callable[[], bool]]:
+        """Have a callback called when the log may have more records, if this consumer leads.
+
+        The context is a function: whether that is so, and not because the reader entered another ledger meanwhile.
+        """
         reader = self._reader
-        return reader.woken_by(wake) if leads and reader is not None else nullcontext()
+        return reader.woken_by(wake) if leads and reader is not None else nullcontext(lambda: True)
 
     def _wake_all(self) -> None:
+        self._wake_waiting()
+        for wake in list(self._pausing):
+            wake()
+
+    def _wake_waiting(self) -> None:
+        """Wake the consumers that wait for records."""
         for wake in list(self._wakers):
             wake()
 
@@ -626,10 +655,14 @@ class Subscription(RecordSource):
         loop = asyncio.get_running_loop()
         while not self._lock.acquire(blocking=False):
             waiting = self._lock_waits.get(loop)
-            if waiting is None:
+            if waiting is None or waiting.done():  # another thread has taken the lock again since
                 waiting = self._lock_waits[loop] = begun_in_own_thread(self._wait_for_lock)
-                waiting.add_done_callback(lambda _: self._lock_waits.pop(loop))
+                waiting.add_done_callback(partial(self._forget_wait, loop))
             await asyncio.shield(waiting)
+
+    def _forget_wait(self, loop: asyncio.AbstractEventLoop, done: asyncio.Future[None]) -> None:
+        if self._lock_waits.get(loop) is done:
+            del self._lock_waits[loop]
 
     def _wait_for_lock(self) -> None:
         with self._lock:
@@ -689,7 +722,11 @@ class Subscription(RecordSource):
     def _give_back(self, taking: asyncio.Future[Taken]) -> None:
         """Have records handed out again that were handed out to a task which was cancelled meanwhile."""
         if not taking.cancelled() and taking.exception() is None and not self.closed:
-            _ = begun_in_own_thread(give_back, self, taking.result().held)
+            _ = begun_in_own_thread(self._give_back_unless_closed, list(taking.result().held))
+
+    def _give_back_unless_closed(self, held: list[tuple[int, int]]) -> None:
+        with suppress(ClosedError):
+            give_back(self, held)
 
     def _take_fresh(self, most: int) -> Taken:
         """Hand out records that were read; the caller holds the lock."""
@@ -738,6 +775,7 @@ class Subscription(RecordSource):
                 writer.append(record.data, key=record.key, headers=headers, time_ns=record.time_ns)
             except UsageError:  # too long with these headers
                 writer.append(record.data, key=record.key, headers=record.headers, time_ns=record.time_ns)
+            self._cursor.repair()
             self._cursor.ack([(record.seq, record.seq + 1)], {}, kick=False).result()
             with self._lock:
                 self._counts["dead"] += 1
@@ -890,14 +928,14 @@ class Subscription(RecordSource):
 
         Cost: All acknowledgements of one turn of the event loop become durable together, as one record of the cursor.
         """
-        ranges, at_once = ranges_of_acked(records), False
-        if self._lock.acquire(blocking=False):
-            try:
-                at_once = _end_of(ranges) <= self._deliveries.read_seq  # else the log is looked at
-                if at_once:
-                    self._check(ranges, properties)
-            finally:
-                self._lock.release()
+        ranges = ranges_of_acked(records)
+        await self._take_lock()
+        try:
+            at_once = _end_of(ranges) <= self._deliveries.read_seq  # else the log is looked at
+            if at_once:
+                self._check(ranges, properties)
+        finally:
+            self._lock.release()
         if not at_once:
             await in_own_thread(self._check, ranges, properties)
         if ranges:
@@ -1088,6 +1126,8 @@ class Subscription(RecordSource):
         number = whole_from(count, 0, "count", "a number of records")
         self._look()
         end = self._steps.last_seq() + 1
+        self._check_open()
+        self._cursor.repair()
         with self._lock:
             stop, left = 0, number
             for low, high in self._cursor.state.unacked_ranges(0, end):
@@ -1261,9 +1301,13 @@ def _end_of(ranges: Ranges) -> int:
     return ranges[-1][1] if ranges else 0
 
 
-def _pause(deadline: float | None) -> float:
-    """Return the seconds before the next look for bookies that did not answer; 0 if a consumer waits no longer."""
-    return 0.0 if deadline is None else min(RETRY_SECONDS, max(0.0, deadline - time.monotonic()))
+def _pause(deadline: float | None, token: _Token) -> float:
+    """Return the seconds before the next look for bookies that did not answer; 0 if a consumer waits no longer.
+
+    It waits no longer if a look as long as the last one would end too late: bookies that hang take seconds.
+    """
+    now = time.monotonic()
+    return 0.0 if deadline is None else min(RETRY_SECONDS, max(0.0, deadline - now - (now - token.looked)))
 
 
 def _is_over(deadline: float | None) -> bool:
