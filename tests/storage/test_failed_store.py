@@ -6,6 +6,7 @@ import asyncio
 import errno
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 from pybk.errors import StorageFailedError
 from pybk.flags import StorageHint, WriteFlag
 from pybk.manager.ledger_manager import LedgerManager
+from pybk.storage.descriptor import LedgerDescriptor
 from pybk.storage.io.filesystem import OsFile
 from tests.internals import store_of
 from tests.storage.real_store import contents, numbered, open_quick, payloads, stop_syncing
@@ -116,6 +118,29 @@ def test_the_next_open_has_everything_acknowledged(
         assert found == numbered(len(found))
         assert manager.health().state == "ok"
         assert manager.create_ledger(insecure=True).append(b"goes on") == 0
+
+
+def test_a_store_opens_again_whatever_is_raised_after_a_commit_was_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The commit is durable then and counts as such, so its bytes have to stay."""
+    manager = open_quick(tmp_path / "store")
+    writer = manager.create_ledger(insecure=True)
+    writer.append(b"entry 0")
+    with monkeypatch.context() as patched:
+
+        def publish(*_: object) -> None:
+            raise MemoryError("no memory")
+
+        patched.setattr(LedgerDescriptor, "publish", publish)
+        with pytest.raises(StorageFailedError, match="no memory"):
+            writer.append(b"entry 1")
+    with pytest.raises(StorageFailedError, match="no memory"):
+        writer.append(b"entry 2")
+    with suppress(StorageFailedError):
+        manager.close()
+    with open_quick(tmp_path / "store") as again, again.open_ledger(writer.ledger_id, recover=True) as reader:
+        assert [entry.payload for entry in reader.read(0)] == [b"entry 0", b"entry 1"]
 
 
 def test_waiters_of_any_kind_get_the_error(manager: LedgerManager, break_disk: Callable[[], None]) -> None:

@@ -56,6 +56,29 @@ def test_a_record_is_changed_only_from_the_version_that_it_has(tmp_path: Path) -
         assert row.value == b""
 
 
+def test_a_callback_that_raises_ends_neither_the_store_nor_the_calls_of_others(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    called: list[str | None] = []
+
+    def failing(*_: object) -> None:
+        raise RuntimeError("Event loop is closed")
+
+    with open_quick(tmp_path / "store") as manager:
+        named = store_of(manager).named
+        for callback in (failing, lambda: called.append("record")):
+            named.watch("group/a", callback)
+        for group_callback in (failing, called.append):
+            named.watch_group("group", group_callback)
+        put(manager, "group/a", b"1")
+        put(manager, "group/a", b"2")
+        assert called == ["record", "group/a"] * 2
+        assert caplog.text.count("the callback of a watch of a named record failed") == 4
+        manager.create_ledger(insecure=True).append(b"x")
+    with open_quick(tmp_path / "store") as manager:
+        assert values(manager) == {"group/a": b"2"}
+
+
 def test_records_are_listed_by_prefix(tmp_path: Path) -> None:
     with open_quick(tmp_path / "store") as manager:
         for name in ("b/2", "a", "b/1", "c"):

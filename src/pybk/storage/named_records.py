@@ -7,7 +7,9 @@ even after the record was removed.
 
 from __future__ import annotations
 
+import logging
 import threading
+from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from pybk.errors import IllegalOperationError, UsageError, VersionConflictError, without_frames
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
     from pybk.storage.index.index import Index
     from pybk.storage.log.commit import Commit, Control
     from pybk.storage.log.log import Log
+
+logger = logging.getLogger(__name__)
 
 NAME_BYTES_MAX: Final = 500
 """A name in UTF-8; a key of the index has at most 511 bytes."""
@@ -257,10 +261,7 @@ class NamedRecords:
             callbacks = list(self._watchers.get(row.name, ()))
             group = row.name.partition("/")[0] if self._group_watchers else ""
             group_callbacks = list(self._group_watchers.get(group, ()))
-        for callback in callbacks:
-            callback()
-        for group_callback in group_callbacks:
-            group_callback(row.name)
+        _call_all([*callbacks, *(partial(each, row.name) for each in group_callbacks)])
 
     def tail(self) -> list[NamedRow]:
         """Return the records that changed since the last checkpoint; called while the log stands still."""
@@ -280,14 +281,20 @@ class NamedRecords:
             self._tail.clear()
             callbacks = [callback for each in self._watchers.values() for callback in each]
             group_callbacks = [callback for each in self._group_watchers.values() for callback in each]
-        for callback in callbacks:
-            callback()
-        for group_callback in group_callbacks:
-            group_callback(None)
+        _call_all([*callbacks, *(partial(each, None) for each in group_callbacks)])
 
     def after_fork(self) -> None:
         """Replace the lock in a forked child, because a thread that does not exist there may have held it."""
         self._lock = threading.Lock()
+
+
+def _call_all(callbacks: Sequence[Callable[[], None]]) -> None:
+    """Make calls of watches, which are the application's code: what one raises concerns neither the log nor others."""
+    for callback in callbacks:
+        try:
+            callback()
+        except Exception:
+            logger.exception("the callback of a watch of a named record failed; the change itself is done")
 
 
 def check_level(level: FeatureLevel, what: str) -> None:

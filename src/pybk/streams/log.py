@@ -734,9 +734,14 @@ class Log(NamedList, kinds=(ListKind.LOG, ListKind.CURSOR), first_seq=FIRST_SEQ)
         """Call ``callback`` after a roll, truncation, seal, take-over, deletion or change of properties of the log.
 
         It is called in some thread, may be called without a change, and must not block; ``cancel`` of the result ends
-        the calls.
+        the calls. What it raises is logged.
+
+        Raises:
+            UsageError: ``callback`` is no function.
         """
         self._check_open()
+        if not callable(callback):
+            raise UsageError(f"callback is {callback!r:.50}; it takes a function without arguments")
         return self._steps.watch(callback)
 
     # ---- changing what there is ----------------------------------------------------------------------------------

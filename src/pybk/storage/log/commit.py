@@ -481,22 +481,24 @@ class CommitWriter:
     def publish(self, commit: Commit) -> None:
         """Publish a durable commit: pass entry locations to ledgers, apply control records."""
         self._watermark.advance(commit.lsn)
-        for _, _, apply in commit.creations:
-            apply()
-        location = commit.base | commit.file_id << 32
-        for entries, at, body_bytes in commit.written:
-            first, count = entries.first, len(entries.sizes)
-            entries.descriptor.publish(
-                first, count, entries.length_at_end, (first, count | 1 << 32, location + at, body_bytes)
-            )
-        self._observer.changed(commit)  # before it is done: a checkpoint drops the files of what it does not know
-        for group in commit.groups:
-            for _, apply in group.controls if group.staged else ():
+        try:
+            for _, _, apply in commit.creations:
                 apply()
-        for _, apply in commit.controls:
-            apply()
-        self.next_lsn = commit.lsn + 1
-        self._file_offset = commit.base + commit.padded
+            location = commit.base | commit.file_id << 32
+            for entries, at, body_bytes in commit.written:
+                first, count = entries.first, len(entries.sizes)
+                entries.descriptor.publish(
+                    first, count, entries.length_at_end, (first, count | 1 << 32, location + at, body_bytes)
+                )
+            self._observer.changed(commit)  # before it is done: a checkpoint drops the files of what it does not know
+            for group in commit.groups:
+                for _, apply in group.controls if group.staged else ():
+                    apply()
+            for _, apply in commit.controls:
+                apply()
+        finally:  # the commit is durable, so its bytes stay in the file, whatever is raised
+            self.next_lsn = commit.lsn + 1
+            self._file_offset = commit.base + commit.padded
         commit.done = True
         self._observer.committed(commit, self._durable_ns, self._took_ns)
 
