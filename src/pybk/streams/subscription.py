@@ -916,6 +916,9 @@ class Subscription(RecordSource):
     ) -> RecordFuture[int]:
         """Acknowledge as ``ack`` does, without waiting for it to be durable.
 
+        While bookies do not answer, it waits for them as long as ``bookie_patience_seconds``: in an event loop take
+        ``ack_coro``.
+
         Returns:
             A future of the number of records that were not acknowledged before: ``result()``, or ``await`` it.
         """
