@@ -511,43 +511,48 @@ def locate_entries(
         raise CorruptError(f"{where}: a run without entries, or of stride 0")
     if int((body_starts + bodies).max()) > len(buffer):
         raise CorruptError(f"{where}: a record ends beyond the {len(buffer)} bytes that are there")
-    if len(runs) == 1 and counts[0] > 1:
-        return _entries_of(buffer, runs[0], int(body_starts[0]), where)
+    several = np.flatnonzero(counts > 1)
+    wide = several[4 * counts[several] > bodies[several]]
+    if len(wide):
+        count, body = counts[wide[0]], bodies[wide[0]]
+        raise CorruptError(f"{where}: a table of {count} entries does not fit a record of {body} bytes")
     starts = np.cumsum(counts) - counts
     total = int(counts.sum())
-    ids = np.empty(total, np.int64)
-    offsets = np.empty(total, np.int64)
-    sizes = np.empty(total, np.int64)
-    single = counts == 1
-    at = starts[single]
-    ids[at] = runs["first"][single]
-    offsets[at] = body_starts[single]
-    sizes[at] = bodies[single]
-    for number in np.flatnonzero(~single).tolist():
-        low, count = int(starts[number]), int(counts[number])
-        part = slice(low, low + count)
-        ids[part], offsets[part], sizes[part] = _entries_of(buffer, runs[number], int(body_starts[number]), where)
+    if len(runs) == 1:
+        first, stride = int(runs["first"][0]), int(runs["stride"][0])
+        ids = np.arange(first, first + stride * total, stride)
+    else:
+        ids = np.repeat(runs["stride"].astype(np.int64), counts)
+        ids *= np.arange(total) - np.repeat(starts, counts)
+        ids += np.repeat(runs["first"].astype(np.int64), counts)
+    offsets = np.repeat(body_starts, counts)
+    sizes = np.repeat(bodies, counts)
+    rows = zip(*(each[several].tolist() for each in (starts, counts, body_starts, bodies)), strict=True)
+    for low, count, base, body in rows:
+        if not _take_table(buffer, base, body, offsets[low : low + count], sizes[low : low + count]):
+            raise _damaged_table(ids[low : low + count], where)
+    if int(sizes.min()) < 0:
+        number = int(np.searchsorted(starts, int(np.argmax(sizes < 0)), side="right")) - 1
+        raise _damaged_table(ids[starts[number] :][: counts[number]], where)
     return ids, offsets, sizes
 
 
-def _entries_of(
-    buffer: memoryview, run: np.void, base: int, where: str
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Locate the entries of one record that has several, whose body starts at ``base``, as ``locate_entries`` does."""
-    count, stride, first_id, body = int(run["count"]), int(run["stride"]), int(run["first"]), int(run["body"])
-    if 4 * count > body:
-        raise CorruptError(f"{where}: a table of {count} entries does not fit a record of {body} bytes")
+def _take_table(
+    buffer: memoryview, base: int, body: int, offsets: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64]
+) -> bool:
+    """Set where the entries of one record lie, from the table at ``base``; return whether it ends with the record."""
+    count = len(offsets)
     first = base + 4 * count
     ends = np.frombuffer(buffer, "<u4", count, base).astype(np.int64)
     ends += first
-    offsets = np.empty(count, np.int64)
     offsets[0] = first
     offsets[1:] = ends[:-1]
-    sizes: npt.NDArray[np.int64] = ends - offsets
-    if int(ends[-1]) != base + body or int(sizes.min()) < 0:
-        last_id = first_id + stride * (count - 1)
-        raise CorruptError(f"{where}: the table of entries {first_id} to {last_id} is damaged")
-    return np.arange(first_id, first_id + stride * count, stride), offsets, sizes
+    np.subtract(ends, offsets, sizes)
+    return int(ends[-1]) == base + body
+
+
+def _damaged_table(ids: npt.NDArray[np.int64], where: str) -> CorruptError:
+    return CorruptError(f"{where}: the table of entries {ids[0]} to {ids[-1]} is damaged")
 
 
 def make_batch(
